@@ -1,0 +1,1 @@
+"""The config: pydantic sections, presets, and loading from YAML. Imports no torch."""

@@ -1,0 +1,56 @@
+"""`optim:` -- optimizer, decay, clipping and the learning-rate schedule."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pretrain.config.base import Section
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a pure function of the step.
+
+    Attributes:
+        kind: Shape after warm-up.
+        warmup_steps: Steps of linear rise from 0.
+        min_ratio: Final learning rate over the peak.
+        decay_steps: Step at which the final rate is reached. None: `train.steps`.
+    """
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    decay_steps: int | None = Field(default=None, ge=1)
+
+
+class OptimConfig(Section):
+    """AdamW (Loshchilov and Hutter 2019) and its schedule.
+
+    Attributes:
+        kind: Entry of `optim/build.py`.
+        lr: Peak learning rate.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: On matrices only: none on norms, biases and embeddings.
+        grad_clip: Largest global gradient norm; 0: no clipping.
+        schedule: Learning rate over the steps.
+        max_bad_steps: Non-finite steps in a row, each skipped, after which the run stops (exit code 77).
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    grad_clip: float = Field(default=1.0, ge=0)
+    schedule: ScheduleConfig = ScheduleConfig()
+    max_bad_steps: int = Field(default=10, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "OptimConfig":
+        end = self.schedule.decay_steps
+        if end is not None and end <= self.schedule.warmup_steps:
+            raise ValueError(f"schedule.decay_steps={end} must exceed schedule.warmup_steps={self.schedule.warmup_steps}")
+        return self

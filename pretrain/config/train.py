@@ -1,0 +1,91 @@
+"""`train:`, `eval:`, `checkpoint:`, `tracking:`, `run:`, `init:`, `resume:` -- the course of a run and what it leaves behind."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pretrain.config.base import Section
+
+
+class TrainConfig(Section):
+    """How long.
+
+    Attributes:
+        steps: Optimizer steps of the whole run; the schedule is laid over them.
+        stop_after: Stop early at this step with a checkpoint, the schedule unchanged. None: run to `steps`.
+    """
+
+    steps: int = Field(ge=1)
+    stop_after: int | None = Field(default=None, ge=1)
+
+
+class EvalConfig(Section):
+    """Validation loss during training.
+
+    Attributes:
+        every_steps: Interval; 0: never.
+        max_tokens: Tokens of the validation split to use, from its beginning. None: all.
+    """
+
+    every_steps: int = Field(default=0, ge=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+
+
+class CheckpointConfig(Section):
+    """Checkpoints.
+
+    Attributes:
+        every_steps: Interval; 0: only when the run ends or is stopped.
+        keep: Newest ones kept.
+    """
+
+    every_steps: int = Field(default=0, ge=0)
+    keep: int = Field(default=2, ge=2)
+
+
+class TrackingConfig(Section):
+    """Where metrics go, besides `metrics.jsonl` and the console.
+
+    Attributes:
+        log_every_steps: Interval of metric rows.
+        wandb: `auto` is online with a key and offline without one.
+        project: Weights & Biases project.
+        entity: Weights & Biases team or user. None: the key's default.
+    """
+
+    log_every_steps: int = Field(default=10, ge=1)
+    wandb: Literal["auto", "online", "offline", "off"] = "auto"
+    project: str = "pretrain"
+    entity: str | None = None
+
+
+class RunSection(Section):
+    """Identity. The run folder is `dir/name`.
+
+    Attributes:
+        dir: Folder of runs.
+        name: Letters, digits, `.`, `_` and `-`.
+    """
+
+    dir: str = "runs"
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+
+
+class InitConfig(Section):
+    """Where weights start.
+
+    Attributes:
+        from_: (`from`) A run or checkpoint folder to take the weights of. None: random.
+    """
+
+    from_: str | None = Field(default=None, alias="from")
+
+
+class ResumeConfig(Section):
+    """What may differ from the run that is resumed.
+
+    Attributes:
+        allow: Dotted keys, such as `optim.lr` or `data`, whose change is intended.
+    """
+
+    allow: list[str] = []

@@ -1,0 +1,80 @@
+"""Errors a user can act on, and the exit code of each.
+
+An error of this family is printed as one line (what is wrong, where, how to fix it) and ends the process with its
+exit code; no traceback, unless `--debug` is given. Every other exception is a bug of ours: traceback and exit code 70.
+"""
+
+EXIT_OK = 0
+EXIT_USAGE = 64
+EXIT_DATA = 65
+EXIT_CHECKPOINT = 66
+EXIT_UNAVAILABLE = 69
+EXIT_BUG = 70
+EXIT_LOCKED = 73
+EXIT_DISK = 74
+EXIT_RESUME_ME = 75
+EXIT_HANG = 76
+EXIT_DIVERGED = 77
+
+
+class PretrainError(Exception):
+    """A condition that the user can mend.
+
+    Args:
+        what: What is wrong, one clause, with the offending value.
+        where: File, `file:line:column`, key, shard or rank it was found at; empty when `what` already says it.
+        fix: What to do about it, imperative.
+    """
+
+    exit_code = EXIT_BUG
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(self.line())
+
+    def line(self) -> str:
+        """Returns the message as a user sees it: `where: what; fix`."""
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.fix}" if self.fix else text
+
+
+class ConfigError(PretrainError):
+    """A bad config or command line (exit code 64)."""
+
+    exit_code = EXIT_USAGE
+
+
+class DataError(PretrainError):
+    """Input text, shards or a tokenizer that cannot be used (exit code 65)."""
+
+    exit_code = EXIT_DATA
+
+
+class CheckpointError(PretrainError):
+    """A checkpoint that is missing, damaged, or not of this model (exit code 66)."""
+
+    exit_code = EXIT_CHECKPOINT
+
+
+class LaunchError(PretrainError):
+    """Ranks that cannot be started or cannot reach each other, or a missing dependency (exit code 69)."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class LockedError(PretrainError):
+    """A folder that another live process owns (exit code 73)."""
+
+    exit_code = EXIT_LOCKED
+
+
+class DiskError(PretrainError):
+    """A write that the disk refused: full, over quota, read-only (exit code 74)."""
+
+    exit_code = EXIT_DISK
+
+
+class DivergedError(PretrainError):
+    """A run whose loss or gradient stays non-finite (exit code 77)."""
+
+    exit_code = EXIT_DIVERGED

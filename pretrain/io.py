@@ -1,0 +1,171 @@
+"""The one layer for durable writes: temporary name, fsync, rename, CRC32.
+
+    write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
+    write_chunks              ->  write in place (inside a folder that is itself renamed later), fsync, CRCs returned
+    publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
+
+Every operation passes through `_operation` first, so that a test can make any single one of them fail, or kill the
+process there (`set_fault_hook`). Nothing else in this package opens a file for writing that must survive a crash.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import DiskError
+
+CRC_CHUNK_BYTES = 16 * 1024 * 1024
+
+FaultHook = Callable[[str, Path], None]
+_fault_hook: FaultHook | None = None
+
+
+def set_fault_hook(hook: FaultHook | None) -> None:
+    """Installs a function called as `hook(operation, path)` before each write operation; `None` removes it."""
+    global _fault_hook
+    _fault_hook = hook
+
+
+def _operation(name: str, path: Path) -> None:
+    if _fault_hook is not None:
+        _fault_hook(name, path)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a written file must look like when read back: its size and the CRC32 of each 16 MiB chunk."""
+
+    name: str
+    num_bytes: int
+    crc32s: list[int]
+
+
+def _disk_error(action: str, path: Path, error: OSError) -> DiskError:
+    return DiskError(f"cannot {action}: {error.strerror or error}", where=str(path), fix="free space or fix permissions")
+
+
+def make_dir(path: Path) -> Path:
+    """Creates `path` and its parents. Raises: DiskError."""
+    try:
+        _operation("mkdir", path)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _disk_error("create the folder", path, error) from error
+    return path
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes the entries of folder `path` durable."""
+    _operation("fsync_dir", path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rechunk(chunks: Iterable[memoryview], size: int) -> Iterator[memoryview]:
+    """Cuts a sequence of buffers at multiples of `size` bytes of their concatenation."""
+    room = size
+    for chunk in chunks:
+        view = chunk.cast("B")
+        while len(view):
+            yield view[:room]
+            taken = min(room, len(view))
+            view, room = view[taken:], (room - taken) or size
+
+
+def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
+    """Writes buffers one after another to a new file and fsyncs it.
+
+    The CRCs are computed from memory while writing, so that a record describes what was meant, not what the disk kept.
+
+    Raises:
+        DiskError: The disk refused; the half-written file is removed.
+    """
+    crc32s: list[int] = []
+    total = 0
+    try:
+        _operation("open", path)
+        with path.open("xb") as file:
+            for piece in _rechunk(chunks, CRC_CHUNK_BYTES):
+                if total % CRC_CHUNK_BYTES == 0:
+                    crc32s.append(0)
+                crc32s[-1] = zlib.crc32(piece, crc32s[-1])
+                _operation("write", path)
+                file.write(piece)
+                total += len(piece)
+            file.flush()
+            _operation("fsync", path)
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _disk_error("write", path, error) from error
+    return FileRecord(path.name, total, crc32s)
+
+
+def write_file(path: Path, content: bytes) -> FileRecord:
+    """Writes `content` to `path` so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        DiskError: The disk refused; the old file, if any, is untouched.
+    """
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    record = write_chunks(temporary, [memoryview(content)])
+    try:
+        _operation("rename", path)
+        temporary.rename(path)
+        fsync_dir(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _disk_error("write", path, error) from error
+    return FileRecord(path.name, record.num_bytes, record.crc32s)
+
+
+def write_json(path: Path, value: Any) -> FileRecord:
+    """Writes `value` as indented JSON with sorted keys, atomically. Raises: DiskError."""
+    return write_file(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def publish_dir(temporary: Path, final: Path) -> None:
+    """Makes a finished folder visible under its final name: the commit point of a checkpoint or a shard set.
+
+    Raises:
+        DiskError: The disk refused; `temporary` stays where it is.
+    """
+    try:
+        fsync_dir(temporary)
+        _operation("rename", final)
+        temporary.rename(final)
+        fsync_dir(final.parent)
+    except OSError as error:
+        raise _disk_error("commit", final, error) from error
+
+
+def remove_dir(path: Path) -> None:
+    """Removes a folder in two steps, so that a crash half-way leaves a name that nothing reads (`.trash-*`)."""
+    trash = path.with_name(f".trash-{path.name}")
+    _operation("rename", trash)
+    path.rename(trash)
+    _operation("unlink", trash)
+    shutil.rmtree(trash)
+
+
+def check_file(path: Path, record: FileRecord) -> str | None:
+    """Compares a file with its record; returns what is wrong, or None."""
+    try:
+        size = path.stat().st_size
+        if size != record.num_bytes:
+            return f"{path.name} has {size} bytes, the manifest says {record.num_bytes}"
+        with path.open("rb") as file:
+            for number, expected in enumerate(record.crc32s):
+                if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:
+                    return f"{path.name}: CRC32 of chunk {number} (at byte {number * CRC_CHUNK_BYTES}) does not match"
+    except OSError as error:
+        return f"{path.name}: {error.strerror or error}"
+    return None
