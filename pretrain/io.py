@@ -1,6 +1,7 @@
 """The one layer for durable writes: temporary name, fsync, rename, CRC32.
 
     write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
+    AtomicWriter              ->  the same, for content that comes piece by piece
     write_chunks              ->  write in place (inside a folder that is itself renamed later), fsync, CRCs returned
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
 
@@ -13,9 +14,10 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pretrain.errors import DiskError
 
@@ -46,7 +48,9 @@ class FileRecord:
 
 
 def _disk_error(action: str, path: Path, error: OSError) -> DiskError:
-    return DiskError(f"cannot {action}: {error.strerror or error}", where=str(path), fix="free space or fix permissions")
+    return DiskError(
+        f"cannot {action}: {error.strerror or error}", where=str(path), fix="free space or fix permissions"
+    )
 
 
 def make_dir(path: Path) -> Path:
@@ -125,6 +129,57 @@ def write_file(path: Path, content: bytes) -> FileRecord:
         temporary.unlink(missing_ok=True)
         raise _disk_error("write", path, error) from error
     return FileRecord(path.name, record.num_bytes, record.crc32s)
+
+
+class AtomicWriter:
+    """A file written piece by piece, which appears under its name only when `commit` returns.
+
+    A crash before that leaves `name.tmp-<pid>`, which nothing reads. Raises: DiskError from every method; the
+    temporary file is then removed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        self._file: BinaryIO | None = None
+        with self._guard():
+            _operation("open", self._temporary)
+            self._file = self._temporary.open("wb")
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.discard()
+            raise _disk_error("write", self.path, error) from error
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Appends `piece`."""
+        assert self._file is not None
+        with self._guard():
+            _operation("write", self._temporary)
+            self._file.write(piece)
+
+    def commit(self) -> None:
+        """Makes the file durable and visible."""
+        assert self._file is not None
+        with self._guard():
+            self._file.flush()
+            _operation("fsync", self._temporary)
+            os.fsync(self._file.fileno())
+            self._file.close()
+            _operation("rename", self.path)
+            self._temporary.rename(self.path)
+            fsync_dir(self.path.parent)
+
+    def discard(self) -> None:
+        """Gives the file up; harmless when it was committed or discarded before."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> FileRecord:

@@ -1,0 +1,1 @@
+"""From text to batches: tokenizer, prepare, shards, order (pure), pack, stream, loader."""

@@ -1,0 +1,236 @@
+"""One token shard: a webdataset tar of whole documents, and the table of offsets that makes it random access.
+
+    ShardWriter.add_document -> member buffer -> at the first document end at or past member_tokens:
+        00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
+        00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
+    ShardWriter.close        -> NAME.idx.npy (one row of COLUMNS a member), then the tar under its final name
+    ShardReader.tokens(i)    -> a view into the mapped tar, its CRC32 checked once
+
+Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
+of a shard are a pure function of its documents. Deliberately not here: text, tokenizers, and the order of anything.
+"""
+
+import hashlib
+import mmap
+import os
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.errors import DataError
+from pretrain.index import NPY_HEADER_BYTES, ShardIndex, TableFile
+from pretrain.io import AtomicWriter, write_file
+
+MEMBER_TOKENS = 2**18
+MAX_DOCUMENT_TOKENS = 2**30
+TAR_BLOCK = tarfile.BLOCKSIZE
+
+COLUMNS = ("tokens_offset", "num_tokens", "docs_offset", "num_docs", "tokens_crc32", "docs_crc32")
+"""Columns of the table, int64. Offsets are bytes from the start of the tar to the array's data, past its npy header."""
+
+
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Returns an npy 1.0 header of exactly NPY_HEADER_BYTES, the same bytes under every numpy version."""
+    text = f"{{'descr': '{dtype.newbyteorder('<').str}', 'fortran_order': False, 'shape': {shape}, }}"
+    room = NPY_HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.ljust(room - 1).encode("ascii") + b"\n"
+
+
+def tar_header(name: str, num_bytes: int) -> bytes:
+    """Returns the 512-byte ustar header of a regular file, without time, owner or anything else that varies."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = num_bytes, 0, 0o444
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+class ShardWriter:
+    """Writes one shard; nothing appears under its name, nor its sidecar's, before `close`.
+
+    Memory: one member. A document is never split between members.
+    """
+
+    def __init__(self, path: Path, dtype: str, member_tokens: int = MEMBER_TOKENS) -> None:
+        """Starts a shard.
+
+        Args:
+            path: DIR/SPLIT/NAME.tar; its folder exists. The last two parts become the name in the index.
+            dtype: `uint16` or `uint32`.
+            member_tokens: A member is closed at the first document end at or past this many tokens.
+
+        Raises:
+            DiskError: Also from every method.
+        """
+        assert path.suffix == ".tar" and 1 <= member_tokens <= MAX_DOCUMENT_TOKENS
+        self.path, self.member_tokens = path, member_tokens
+        self.num_tokens = self.num_documents = 0
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._documents: list[np.ndarray] = []
+        self._starts: list[int] = []
+        self._member_size = 0
+        self._rows: list[tuple[int, ...]] = []
+        self._offset = 0
+        self._sha256 = hashlib.sha256()
+        self._tar = AtomicWriter(path)
+
+    def add_document(self, tokens: np.ndarray) -> None:
+        """Appends one document.
+
+        Args:
+            tokens: 1-D, at least one, any integer dtype; the values must fit the shard's dtype. Copied.
+
+        Raises:
+            DataError: The document has more than MAX_DOCUMENT_TOKENS tokens.
+        """
+        assert tokens.ndim == 1 and len(tokens), "a document is 1-D and has at least its end-of-document token"
+        if len(tokens) > MAX_DOCUMENT_TOKENS:
+            raise DataError(
+                f"document {self.num_documents} has {len(tokens)} tokens, more than {MAX_DOCUMENT_TOKENS}",
+                where=str(self.path),
+                fix="split it in the source text",
+            )
+        limits = np.iinfo(self._dtype)
+        assert limits.min <= tokens.min() and tokens.max() <= limits.max, f"a token does not fit {self._dtype}"
+        self._starts.append(self._member_size)
+        self._documents.append(tokens.astype(self._dtype))
+        self._member_size += len(tokens)
+        self.num_tokens += len(tokens)
+        self.num_documents += 1
+        if self._member_size >= self.member_tokens:
+            self._flush_member()
+
+    def close(self) -> ShardIndex:
+        """Writes the rest and the sidecar, and commits the tar. Returns its entry for the index."""
+        assert self.num_documents, "a shard has at least one document"
+        if self._documents:
+            self._flush_member()
+        # Two zero blocks end a tar; readers expect whole records of 20 blocks.
+        end = self._offset + 2 * TAR_BLOCK
+        self._write(bytes(2 * TAR_BLOCK + -end % tarfile.RECORDSIZE))
+        table = np.array(self._rows, dtype="<i8")
+        sidecar = npy_header(table.dtype, table.shape) + table.tobytes()
+        sidecar_path = self.path.with_suffix(".idx.npy")
+        write_file(sidecar_path, sidecar)
+        self._tar.commit()
+        split = self.path.parent.name
+        return ShardIndex(
+            name=f"{split}/{self.path.name}",
+            num_bytes=self._offset,
+            sha256=self._sha256.hexdigest(),
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            num_members=len(table),
+            table=TableFile(f"{split}/{sidecar_path.name}", zlib.crc32(sidecar)),
+        )
+
+    def discard(self) -> None:
+        """Gives the shard up and removes what was written."""
+        self._tar.discard()
+
+    def _flush_member(self) -> None:
+        key = f"{len(self._rows):08d}"
+        tokens = np.concatenate(self._documents)
+        starts = np.array(self._starts, dtype="<u4")
+        tokens_offset, tokens_crc32 = self._write_array(f"{key}.tokens.npy", tokens)
+        docs_offset, docs_crc32 = self._write_array(f"{key}.docs.npy", starts)
+        self._rows.append((tokens_offset, len(tokens), docs_offset, len(starts), tokens_crc32, docs_crc32))
+        self._documents, self._starts, self._member_size = [], [], 0
+
+    def _write_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
+        """Writes one tar entry; returns where its data starts and the CRC32 of the data."""
+        data = array.tobytes()
+        size = NPY_HEADER_BYTES + len(data)
+        self._write(tar_header(name, size) + npy_header(array.dtype, array.shape))
+        offset = self._offset
+        self._write(data)
+        self._write(bytes(-size % TAR_BLOCK))
+        return offset, zlib.crc32(data)
+
+    def _write(self, piece: bytes) -> None:
+        self._tar.write(piece)
+        self._sha256.update(piece)
+        self._offset += len(piece)
+
+
+class ShardReader:
+    """Random access to the arrays of one shard, mapped into memory, without a copy.
+
+    Each array's CRC32 is checked the first time it is asked for; after that a call is a few integer operations. Safe
+    to use from several threads. The mapping lives as long as the reader or any view that it handed out.
+    """
+
+    def __init__(self, folder: Path, shard: ShardIndex, dtype: str) -> None:
+        """Opens a shard.
+
+        Args:
+            folder: The shard folder.
+            shard: Its entry in the index.
+            dtype: Of its tokens.
+
+        Raises:
+            DataError: The tar or its sidecar is missing, has another size, or the sidecar is damaged.
+        """
+        self.name = shard.name
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._map = _map_file(folder / shard.name, shard.num_bytes)
+        table = _load_table(folder, shard, self._dtype.itemsize)
+        columns = [column.tolist() for column in table.T]
+        self._entries = {"tokens": list(zip(*columns[0:2], columns[4], strict=True))}
+        self._entries["docs"] = list(zip(*columns[2:4], columns[5], strict=True))
+        self._verified: set[tuple[str, int]] = set()
+        self.member_starts = np.concatenate(([0], np.cumsum(table[:, 1])))
+        """int64 [num_members + 1]: position of each member's first token in the shard; last, the shard's size."""
+
+    def tokens(self, member: int) -> np.ndarray:
+        """Returns the tokens of a member, 1-D, read-only, a view. Raises: DataError if they are damaged."""
+        return self._array("tokens", member, self._dtype)
+
+    def docs(self, member: int) -> np.ndarray:
+        """Returns where each document of a member starts, 1-D uint32, a view. Raises: DataError if damaged."""
+        return self._array("docs", member, np.dtype("<u4"))
+
+    def _array(self, kind: str, member: int, dtype: np.dtype) -> np.ndarray:
+        offset, count, crc32 = self._entries[kind][member]
+        array = np.frombuffer(self._map, dtype, count, offset)
+        if (kind, member) not in self._verified:
+            if zlib.crc32(array.data) != crc32:
+                raise DataError(
+                    f"member {member:08d}.{kind}.npy is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} "
+                    f"does not match",
+                    where=self.name,
+                    fix="copy this shard again or run `pretrain prepare` again",
+                )
+            self._verified.add((kind, member))
+        return array
+
+
+def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    fix = "copy this shard again or run `pretrain prepare` again"
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != num_bytes:
+                raise DataError(f"has {size} bytes, the index says {num_bytes}", where=str(path), fix=fix)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", where=str(path), fix=fix) from None
+
+
+def _load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
+    """Reads the sidecar, int64 [num_members, 6], and checks it against the index."""
+    path = folder / shard.table.name
+    fix = "copy this file again or run `pretrain prepare` again"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+    header = npy_header(np.dtype("<i8"), (shard.num_members, len(COLUMNS)))
+    if zlib.crc32(content) != shard.table.crc32 or not content.startswith(header):
+        raise DataError("its CRC32 or its shape is not what the index says", where=str(path), fix=fix)
+    table = np.frombuffer(content, "<i8", offset=len(header)).reshape(-1, len(COLUMNS))
+    ends = np.maximum(table[:, 0] + table[:, 1] * token_bytes, table[:, 2] + table[:, 3] * 4)
+    counts = (shard.num_tokens, shard.num_documents)
+    if (table < 0).any() or (ends > shard.num_bytes).any() or (table[:, 1].sum(), table[:, 3].sum()) != counts:
+        raise DataError("its offsets or counts contradict the index", where=str(path), fix=fix)
+    return table
