@@ -8,7 +8,6 @@ Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours 
 closed or broken stderr never raises: the run goes on without it. Metrics are not logged here, see `pretrain.tracking`.
 """
 
-import contextlib
 import functools
 import logging
 import netrc
@@ -70,24 +69,11 @@ class _RedactingFormatter(logging.Formatter):
         return redact(super().format(record), self._hidden)
 
 
-def abandon_stderr() -> None:
-    """Points a broken stderr at the null device, so that neither later writes nor the flush at exit fail.
-
-    Without it Python would end the process with code 120, whatever the run returned.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stderr.fileno())
-        os.close(null)
-
-
 class _SurvivesStderr(logging.Handler):
-    """Mixin: a stderr that breaks is abandoned, not reported to itself."""
+    """Mixin: a stderr that is gone is no error. logging itself would report it there, and raise if it is closed."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
-        if isinstance(sys.exc_info()[1], (OSError, ValueError)):
-            abandon_stderr()
-        else:
+        if not isinstance(sys.exc_info()[1], OSError) and not sys.stderr.closed:
             super().handleError(record)
 
 
@@ -113,7 +99,6 @@ def stderr_console() -> Any:
         def on_broken_pipe(self) -> None:
             """Goes quiet."""
             self.quiet = True
-            abandon_stderr()
 
     return StderrConsole(stderr=True)
 
