@@ -1,0 +1,78 @@
+"""Decay groups on a toy model, and the partition property on any model."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pretrain.optim.groups import group_parameters
+
+
+class Toy(nn.Module):
+    """An embedding, a block with a norm, and a head that may share the embedding's weight."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        # The head is registered first, so that the shared weight's first name is not the embedding's.
+        self.head = nn.Linear(8, 16, bias=False)
+        self.tokens = nn.Embedding(16, 8)
+        self.positions = nn.Embedding(4, 8)
+        self.norm = nn.LayerNorm(8)
+        self.qkv = nn.Linear(8, 24)
+        self.gain = nn.RMSNorm(8)
+        if tied:
+            self.tokens.weight = self.head.weight
+
+
+def names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    return {group.name: group.names for group in group_parameters(model)}
+
+
+def test_matrices_decay_and_norms_biases_embeddings_do_not():
+    assert names(Toy(tied=False)) == {
+        "decay": ("head.weight", "qkv.weight"),
+        "no_decay": ("tokens.weight", "positions.weight", "norm.weight", "norm.bias", "qkv.bias", "gain.weight"),
+    }
+
+
+def test_a_tied_head_is_an_embedding_and_counts_once():
+    assert names(Toy(tied=True)) == {
+        "decay": ("qkv.weight",),
+        "no_decay": ("head.weight", "positions.weight", "norm.weight", "norm.bias", "qkv.bias", "gain.weight"),
+    }
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = Toy(tied=False)
+    model.qkv.requires_grad_(False)
+    assert names(model)["decay"] == ("head.weight",)
+    assert "qkv.bias" not in names(model)["no_decay"]
+
+
+def test_a_group_without_members_is_left_out():
+    assert [group.name for group in group_parameters(nn.Linear(2, 2, bias=False))] == ["decay"]
+    assert [group.name for group in group_parameters(nn.LayerNorm(2))] == ["no_decay"]
+    assert group_parameters(nn.ReLU()) == []
+
+
+LAYERS = [
+    lambda: nn.Linear(3, 5),
+    lambda: nn.Linear(3, 5, bias=False),
+    lambda: nn.Embedding(7, 3),
+    lambda: nn.LayerNorm(3),
+    lambda: nn.Conv1d(2, 2, 3),
+    lambda: nn.ParameterList([torch.zeros(2)]),
+]
+
+
+@given(st.lists(st.sampled_from(LAYERS), max_size=8))
+def test_every_parameter_is_in_exactly_one_group_in_registration_order(makers):
+    model = nn.Sequential(*(make() for make in makers))
+    groups = group_parameters(model)
+    order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+    flat = [name for group in groups for name in group.names]
+    assert sorted(flat) == sorted(order)
+    for group in groups:
+        assert [order[name] for name in group.names] == sorted(order[name] for name in group.names)
+        assert all(model.get_parameter(name) is p for name, p in zip(group.names, group.parameters, strict=True))
+        assert group.decays == (group.name == "decay")
