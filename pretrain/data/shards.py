@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.errors import DataError
+from pretrain.errors import DataError, DiskError
 from pretrain.index import NPY_HEADER_BYTES, ShardIndex, TableFile
 from pretrain.io import AtomicWriter, write_file
 
@@ -111,7 +111,11 @@ class ShardWriter:
         table = np.array(self._rows, dtype="<i8")
         sidecar = npy_header(table.dtype, table.shape) + table.tobytes()
         sidecar_path = self.path.with_suffix(".idx.npy")
-        write_file(sidecar_path, sidecar)
+        try:
+            write_file(sidecar_path, sidecar)
+        except DiskError:
+            self.discard()
+            raise
         self._tar.commit()
         split = self.path.parent.name
         return ShardIndex(
@@ -178,9 +182,9 @@ class ShardReader:
         columns = [column.tolist() for column in table.T]
         self._entries = {"tokens": list(zip(*columns[0:2], columns[4], strict=True))}
         self._entries["docs"] = list(zip(*columns[2:4], columns[5], strict=True))
-        self._verified: set[tuple[str, int]] = set()
-        self.member_starts = np.concatenate(([0], np.cumsum(table[:, 1])))
-        """int64 [num_members + 1]: position of each member's first token in the shard; last, the shard's size."""
+        self._verified: dict[tuple[str, int], np.ndarray] = {}
+        self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
+        """Position of each member's first token in the shard."""
 
     def tokens(self, member: int) -> np.ndarray:
         """Returns the tokens of a member, 1-D, read-only, a view. Raises: DataError if they are damaged."""
@@ -191,17 +195,19 @@ class ShardReader:
         return self._array("docs", member, np.dtype("<u4"))
 
     def _array(self, kind: str, member: int, dtype: np.dtype) -> np.ndarray:
+        array = self._verified.get((kind, member))
+        if array is not None:
+            return array
         offset, count, crc32 = self._entries[kind][member]
         array = np.frombuffer(self._map, dtype, count, offset)
-        if (kind, member) not in self._verified:
-            if zlib.crc32(array.data) != crc32:
-                raise DataError(
-                    f"member {member:08d}.{kind}.npy is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} "
-                    f"does not match",
-                    where=self.name,
-                    fix="copy this shard again or run `pretrain prepare` again",
-                )
-            self._verified.add((kind, member))
+        if zlib.crc32(array.data) != crc32:
+            raise DataError(
+                f"member {member:08d}.{kind}.npy is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} "
+                f"does not match",
+                where=self.name,
+                fix="copy this shard again or run `pretrain prepare` again",
+            )
+        self._verified[kind, member] = array
         return array
 
 

@@ -1,0 +1,193 @@
+"""Batches for the model: which rows this rank reads, assembled ahead of time.
+
+    step at position p  -->  global batch = positions [p, p + rows)
+    rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
+    stream.read         -->  pack_rows  -->  Batch of tensors, on `workers` threads, `prefetch` micro-batches ahead
+
+The cursor of a run is one integer, the position of the next step that was not trained; it is the trainer's, and what
+was prefetched beyond it is forgotten. Deliberately not here: state to save, and any order of its own (order.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pretrain.config.data import BatchPlan
+from pretrain.data.digest import digest_rows
+from pretrain.data.pack import TokenRows, pack_rows
+from pretrain.data.prefetch import Prefetcher
+from pretrain.data.stream import TokenStream
+from pretrain.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One optimizer step of one rank.
+
+    Attributes:
+        position: Of the first row of the global batch.
+        next_position: The cursor once this step is trained.
+        micro_batches: To accumulate over.
+        num_targets: Targets with a loss in this rank's micro-batches.
+        sample_ids: Of this rank's rows, in order.
+        digest: Of this rank's rows; the sum over the ranks mod 2**64 is the step's (digest.py).
+    """
+
+    position: int
+    next_position: int
+    micro_batches: list[Batch]
+    num_targets: int
+    sample_ids: tuple[int, ...]
+    digest: int
+
+
+class TrainLoader:
+    """Iterates for ever over the steps of one rank, from any position."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        plan: BatchPlan,
+        *,
+        rank: int,
+        world_size: int,
+        start_position: int = 0,
+        workers: int = 1,
+        prefetch: int = 4,
+        document_mask: bool = True,
+        pin_memory: bool = False,
+    ) -> None:
+        """Starts reading.
+
+        Args:
+            stream: The training split.
+            plan: How a global batch is cut.
+            rank: This rank.
+            world_size: Ranks.
+            start_position: The cursor: `next_position` of the last step trained.
+            workers: Threads.
+            prefetch: Micro-batches kept ready; at least those of one step are.
+            document_mask: See pack.py.
+            pin_memory: Pin the tensors, for asynchronous copies to a GPU.
+        """
+        assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
+        self._stream, self._plan, self._rank, self._start = stream, plan, rank, start_position
+        self._document_mask, self._pin_memory = document_mask, pin_memory
+        self._steps_taken = 0
+        depth = max(prefetch, plan.accumulation)
+        self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that `next` has waited for data so far."""
+        return self._prefetcher.wait_s
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        return self
+
+    def __next__(self) -> StepBatch:
+        """Returns the next step.
+
+        Raises:
+            DataError: A shard is missing or damaged.
+            StopIteration: The loader was closed.
+        """
+        plan = self._plan
+        position = self._start + self._steps_taken * plan.rows
+        parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
+        self._steps_taken += 1
+        micro_batches = [batch for batch, _ in parts]
+        sample_ids = tuple(sample for batch in micro_batches for sample in batch.sample_ids)
+        first_row = self._rank * plan.rows_per_rank
+        rows = np.arange(first_row, first_row + plan.rows_per_rank)
+        return StepBatch(
+            position=position,
+            next_position=position + plan.rows,
+            micro_batches=micro_batches,
+            num_targets=sum(num_targets for _, num_targets in parts),
+            sample_ids=sample_ids,
+            digest=digest_rows(np.array(sample_ids, dtype=np.int64), rows),
+        )
+
+    def close(self) -> None:
+        """Stops the threads and joins them."""
+        self._prefetcher.close()
+
+    def _assemble(self, number: int) -> tuple[Batch, int]:
+        """Reads the micro-batch `number` of this rank, counted from where the loader started."""
+        step, micro = divmod(number, self._plan.accumulation)
+        first = self._start + step * self._plan.rows + self._rank * self._plan.rows_per_rank + micro * self._plan.micro
+        rows = self._stream.read(range(first, first + self._plan.micro))
+        return _build_batch(rows, self._document_mask, self._pin_memory)
+
+
+class ValidationLoader:
+    """Iterates over a split in its fixed order; every rank gets the same number of batches.
+
+    ZeRO-3 gathers weights in each forward, so all ranks must run as many: those that have run out of windows get rows
+    without targets. Each iteration starts from the beginning.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        *,
+        micro: int,
+        rank: int,
+        world_size: int,
+        max_tokens: int | None = None,
+        document_mask: bool = True,
+        pin_memory: bool = False,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            stream: The validation split.
+            micro: Rows a batch.
+            rank: This rank.
+            world_size: Ranks.
+            max_tokens: Only the first tokens of the split. None: all.
+            document_mask: See pack.py.
+            pin_memory: As TrainLoader.
+        """
+        self._stream, self._micro, self._rank, self._world_size = stream, micro, rank, world_size
+        self._max_tokens, self._document_mask, self._pin_memory = max_tokens, document_mask, pin_memory
+
+    def __len__(self) -> int:
+        """Returns the number of batches, the same on every rank."""
+        return -(-self._stream.num_windows(self._max_tokens) // (self._micro * self._world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches. Raises: DataError: A shard is missing or damaged."""
+        prefetcher = Prefetcher(self._assemble, depth=2, workers=1, total=len(self))
+        try:
+            for _ in range(len(self)):
+                yield prefetcher.take()
+        finally:
+            prefetcher.close()
+
+    def _assemble(self, number: int) -> Batch:
+        first = (number * self._world_size + self._rank) * self._micro
+        rows = self._stream.read_windows(range(first, first + self._micro), self._max_tokens)
+        return _build_batch(rows, self._document_mask, self._pin_memory)[0]
+
+
+def _build_batch(rows: TokenRows, document_mask: bool, pin_memory: bool) -> tuple[Batch, int]:
+    """Returns the batch of some rows and its number of targets."""
+
+    def tensor(array: np.ndarray) -> Tensor:
+        result = torch.from_numpy(array)
+        return result.pin_memory() if pin_memory else result
+
+    packed = pack_rows(rows, document_mask)
+    batch = Batch(
+        tokens_BT=tensor(packed.inputs),
+        targets_BT=tensor(packed.targets),
+        positions_BT=None if packed.positions is None else tensor(packed.positions),
+        documents_BT=None if packed.documents is None else tensor(packed.documents),
+        sample_ids=tuple(rows.sample_ids.tolist()),
+    )
+    return batch, packed.num_targets

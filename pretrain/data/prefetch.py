@@ -1,0 +1,64 @@
+"""Work done ahead on background threads, handed out in order.
+
+    make(0), make(1), ...  up to `depth` ahead of the consumer  -->  take() returns them by index
+
+The order of results is the order of indices, whichever thread is faster. numpy copies, CRC32 and page faults release
+the interpreter lock, so threads do; there are no worker processes to start, to feed or to leave behind.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Prefetcher(Generic[Item]):
+    """Calls `make` with 0, 1, 2, ... ahead of the consumer."""
+
+    def __init__(self, make: Callable[[int], Item], *, depth: int, workers: int, total: int | None = None) -> None:
+        """Starts the threads and the first items.
+
+        Args:
+            make: Called from several threads at once, once an index.
+            depth: Items kept in flight or ready.
+            workers: Threads.
+            total: Number of items. None: no end.
+        """
+        self.wait_s = 0.0
+        """Time that `take` has waited, seconds: above zero means that the consumer is faster than the threads."""
+        self._make, self._total, self._next = make, total, 0
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
+        self._queue: deque[Future[Item]] = deque()
+        for _ in range(depth):
+            self._submit()
+
+    def take(self) -> Item:
+        """Returns the next item; what `make` raised for it is raised here, and ends the work.
+
+        Raises:
+            StopIteration: There are no more, or it was closed.
+        """
+        if not self._queue:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            item = self._queue.popleft().result()
+        except BaseException:
+            self.close()
+            raise
+        self.wait_s += time.perf_counter() - started
+        self._submit()
+        return item
+
+    def close(self) -> None:
+        """Drops what was not taken and joins the threads; harmless the second time."""
+        self._queue.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self) -> None:
+        if self._total is None or self._next < self._total:
+            self._queue.append(self._pool.submit(self._make, self._next))
+            self._next += 1

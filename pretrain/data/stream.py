@@ -1,0 +1,185 @@
+"""Rows of tokens by number: finds each sample's bytes in the shards by arithmetic, and copies them.
+
+    position  --SampleOrder-->  sample j  -->  tokens [j*T, j*T + T] of X
+    x in X    -->  epoch x div N, offset x mod N  --bisect-->  shard  --bisect-->  member  -->  a view of the tar
+    window w  -->  tokens [w*T, w*T + T] of the shards in their fixed order                      (validation)
+
+Holds no state but caches: any row can be read at any time, from any thread, at the same cost. Deliberately not here:
+batches, ranks and threads (loader.py).
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from pretrain.data.order import SampleOrder, shard_order
+from pretrain.data.pack import TokenRows
+from pretrain.data.shards import ShardReader
+from pretrain.errors import DataError
+from pretrain.index import DataIndex
+
+MAX_OPEN_SHARDS = 256
+EPOCHS_KEPT = 4
+
+Layout = tuple[list[int], list[int]]
+"""Shards in the order of an epoch, and the offset at which each starts."""
+
+
+class TokenStream:
+    """The samples of one split: in training order by position, or in the fixed order of windows."""
+
+    def __init__(
+        self,
+        folder: Path,
+        index: DataIndex,
+        split: str,
+        *,
+        seq_len: int,
+        seed: int = 0,
+        lanes: int = 1,
+        block_samples: int = 1,
+        max_open_shards: int = MAX_OPEN_SHARDS,
+    ) -> None:
+        """Opens no shard yet.
+
+        Args:
+            folder: The shard folder.
+            index: Its index.
+            split: Name of the split.
+            seq_len: Tokens a sample, T.
+            seed: Of the order, as are `lanes` and `block_samples`; windows do not depend on them.
+            lanes: See order.py.
+            block_samples: See order.py.
+            max_open_shards: Mapped files kept; each also holds a file descriptor.
+
+        Raises:
+            DataError: There is no such split, or it is empty.
+        """
+        self.split = index.split(split)
+        if not self.split.num_tokens:
+            raise DataError(
+                f"split {split!r} has no tokens", where=str(folder), fix="give `pretrain prepare` more text"
+            )
+        self.folder, self.index, self.seq_len = folder, index, seq_len
+        num_tokens = self.split.num_tokens
+        self.order = SampleOrder(num_tokens, seq_len, seed=seed, lanes=lanes, block_samples=block_samples)
+        self._max_open_shards = max_open_shards
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._lock = Lock()
+        self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
+        self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
+        self._fixed_layout = self._build_layout(np.arange(len(self._sizes)))
+
+    def read(self, positions: range) -> TokenRows:
+        """Reads the samples at some positions of the run.
+
+        Raises:
+            DataError: A shard is missing or damaged; names shard and member.
+        """
+        samples = self.order.samples(positions)
+        copier = _RowCopier(len(samples), self.seq_len + 1, self.index.dtype)
+        for sample in samples.tolist():
+            self._copy_sample(copier, sample * self.seq_len)
+        return copier.finish(samples, None)
+
+    def num_windows(self, max_tokens: int | None = None) -> int:
+        """Returns how many windows cover the first `max_tokens` tokens (None: all), so that each but the first token
+        is a target once."""
+        num_tokens = min(self.split.num_tokens, max_tokens or self.split.num_tokens)
+        return -(-(num_tokens - 1) // self.seq_len)
+
+    def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows:
+        """Reads windows of the fixed order; what lies past the end is padded with the end-of-document token.
+
+        Raises:
+            DataError: A shard is missing or damaged; names shard and member.
+        """
+        num_tokens = min(self.split.num_tokens, max_tokens or self.split.num_tokens)
+        copier = _RowCopier(len(windows), self.seq_len + 1, self.index.dtype, fill=self.index.eos_id)
+        starts = np.array(windows, dtype=np.int64) * self.seq_len
+        sizes = np.clip(num_tokens - starts, 0, self.seq_len + 1)
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            self._copy(copier, self._fixed_layout, start, size)
+            copier.end_row()
+        return copier.finish(np.array(windows, dtype=np.int64), sizes)
+
+    def _copy_sample(self, copier: "_RowCopier", start: int) -> None:
+        """Copies the T + 1 tokens of X from `start`, through as many epochs as they reach into."""
+        wanted = self.seq_len + 1
+        while wanted:
+            epoch, offset = divmod(start, self.split.num_tokens)
+            size = min(wanted, self.split.num_tokens - offset)
+            self._copy(copier, self._epoch_layout(epoch), offset, size)
+            start, wanted = start + size, wanted - size
+        copier.end_row()
+
+    def _copy(self, copier: "_RowCopier", layout: Layout, offset: int, wanted: int) -> None:
+        """Copies `wanted` tokens of a sequence of shards from `offset`, through members and shards."""
+        shards, shard_starts = layout
+        while wanted:
+            slot = bisect_right(shard_starts, offset) - 1
+            reader = self._reader(shards[slot])
+            within = offset - shard_starts[slot]
+            member = bisect_right(reader.member_starts, within) - 1
+            within -= reader.member_starts[member]
+            size = copier.copy(reader.tokens(member), reader.docs(member), within, wanted)
+            offset, wanted = offset + size, wanted - size
+
+    def _reader(self, shard: int) -> ShardReader:
+        """Returns the open shard; the one unused for longest makes room."""
+        with self._lock:
+            reader = self._readers.get(shard)
+            if reader is not None:
+                self._readers.move_to_end(shard)
+                return reader
+        reader = ShardReader(self.folder, self.split.shards[shard], self.index.dtype)
+        with self._lock:
+            self._readers[shard] = reader
+            while len(self._readers) > self._max_open_shards:
+                self._readers.popitem(last=False)
+        return reader
+
+    def _build_epoch_layout(self, epoch: int) -> Layout:
+        return self._build_layout(shard_order(len(self._sizes), self.order.seed, epoch))
+
+    def _build_layout(self, order: np.ndarray) -> Layout:
+        ends = np.cumsum(self._sizes[order])
+        return order.tolist(), (ends - self._sizes[order]).tolist()
+
+
+class _RowCopier:
+    """Fills rows piece by piece and collects where documents start in them."""
+
+    def __init__(self, num_rows: int, width: int, dtype: str, fill: int = 0) -> None:
+        self._tokens = np.full((num_rows, width), fill, dtype=dtype)
+        self._flat = self._tokens.reshape(-1)
+        self._width, self._row_end, self._at = width, width, 0
+        self._starts: list[np.ndarray] = []
+        self._shifts: list[int] = []
+
+    def copy(self, tokens: np.ndarray, docs: np.ndarray, within: int, wanted: int) -> int:
+        """Appends up to `wanted` tokens of a member, from `within`; returns how many."""
+        end = min(within + wanted, len(tokens))
+        size = end - within
+        self._flat[self._at : self._at + size] = tokens[within:end]
+        low, high = docs.searchsorted(np.array((within, end), dtype=docs.dtype))
+        if high > low:
+            self._starts.append(docs[low:high])
+            self._shifts.append(self._at - within)
+        self._at += size
+        return size
+
+    def end_row(self) -> None:
+        """Moves to the start of the next row."""
+        self._at, self._row_end = self._row_end, self._row_end + self._width
+
+    def finish(self, sample_ids: np.ndarray, num_tokens: np.ndarray | None) -> TokenRows:
+        starts = np.empty(0, np.int64)
+        if self._starts:
+            shifts = np.repeat(self._shifts, [len(part) for part in self._starts])
+            starts = np.concatenate(self._starts).astype(np.int64) + shifts
+        return TokenRows(self._tokens, starts, num_tokens, sample_ids)

@@ -1,0 +1,174 @@
+"""One shard: what is written is what is read, by us and by plain webdataset, and damage is always found."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrain import io
+from pretrain.data.shards import MAX_DOCUMENT_TOKENS, ShardReader, ShardWriter
+from pretrain.errors import DataError, DiskError
+from tests.helpers.shards import make_documents, write_shard
+
+NAME = "part-00000-0000.tar"
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """A shard of 500 tokens in 8 or so members."""
+    return write_shard(tmp_path / "train" / NAME, make_documents(500))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40), member_tokens=st.integers(1, 100))
+def test_documents_are_read_back_whole_and_in_order(tmp_path_factory, dtype, sizes, member_tokens):
+    folder = tmp_path_factory.mktemp("shard")
+    top = np.iinfo(dtype).max
+    documents = [np.arange(top - size, top, dtype=np.int64) for size in sizes]
+    shard = write_shard(folder / "train" / NAME, documents, dtype, member_tokens)
+    reader = ShardReader(folder, shard, dtype)
+    got = []
+    for member in range(shard.num_members):
+        tokens, docs = reader.tokens(member), reader.docs(member)
+        assert docs[0] == 0 and docs[-1] < member_tokens  # the last document to start reaches the limit
+        assert len(tokens) >= member_tokens or member == shard.num_members - 1
+        got += np.split(tokens, docs[1:].tolist())
+    assert [part.tolist() for part in got] == [document.tolist() for document in documents]
+    assert (shard.num_tokens, shard.num_documents) == (sum(sizes), len(sizes))
+
+
+def test_plain_webdataset_reads_a_shard_in_secure_mode(tmp_path, shard):
+    code = f"""
+import numpy as np, webdataset as wds
+samples = list(wds.WebDataset({str(tmp_path / shard.name)!r}, shardshuffle=False).decode())
+np.savez({str(tmp_path / "seen.npz")!r}, keys=[s["__key__"] for s in samples],
+         tokens=np.concatenate([s["tokens.npy"] for s in samples]), docs=[len(s["docs.npy"]) for s in samples])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "WDS_SECURE": "1"})
+    seen = np.load(tmp_path / "seen.npz")
+    assert seen["tokens"].dtype == np.uint16
+    assert seen["tokens"].tolist() == np.concatenate(make_documents(500)).tolist()
+    assert seen["keys"].tolist() == [f"{member:08d}" for member in range(shard.num_members)]
+    assert seen["docs"].sum() == shard.num_documents
+
+
+def test_a_shard_holds_regular_files_without_time_or_owner(tmp_path, shard):
+    with tarfile.open(tmp_path / shard.name) as tar:
+        for entry in tar:
+            assert entry.isreg() and (entry.mtime, entry.uid, entry.gid, entry.mode) == (0, 0, 0, 0o444)
+
+
+def test_the_bytes_of_a_shard_depend_on_its_documents_only(tmp_path, shard):
+    again = write_shard(tmp_path / "other" / "train" / NAME, make_documents(500))
+    assert again == shard
+    assert (tmp_path / "other" / shard.name).read_bytes() == (tmp_path / shard.name).read_bytes()
+
+
+def test_arrays_are_views_of_the_file(tmp_path, shard):
+    reader = ShardReader(tmp_path, shard, "uint16")
+    tokens = reader.tokens(3)
+    assert not tokens.flags.owndata and not tokens.flags.writeable
+    del reader
+    assert tokens.sum() > 0  # a view outlives its reader
+
+
+def test_many_threads_read_the_same_shard(tmp_path, shard):
+    reader = ShardReader(tmp_path, shard, "uint16")
+    with ThreadPoolExecutor(8) as pool:
+        members = list(range(shard.num_members)) * 50
+        sums = list(pool.map(lambda member: int(reader.tokens(member).sum()), members))
+    assert sum(sums) == 50 * int(np.concatenate(make_documents(500)).sum())
+
+
+def test_nothing_is_visible_before_close_and_nothing_is_left_by_discard(tmp_path):
+    writer = ShardWriter(tmp_path / NAME, "uint16", 10)
+    writer.add_document(np.arange(30))
+    assert not (tmp_path / NAME).exists()
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_file_left_by_a_crash_is_no_obstacle(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / f"{NAME}.tmp-{os.getpid()}").write_bytes(bytes(10**6))
+    shard = write_shard(tmp_path / "train" / NAME, make_documents(100))
+    assert (tmp_path / shard.name).stat().st_size == shard.num_bytes
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync", "rename"])
+def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, operation):
+    def refuse(name, path):
+        if name == operation:
+            raise OSError(28, "No space left on device")
+
+    io.set_fault_hook(refuse)
+    try:
+        with pytest.raises(DiskError, match="No space left on device"):
+            write_shard(tmp_path / "train" / NAME, make_documents(100))
+    finally:
+        io.set_fault_hook(None)
+    assert not list((tmp_path / "train").glob("*.tar*"))
+
+
+def test_a_document_beyond_the_limit_is_refused(tmp_path):
+    writer = ShardWriter(tmp_path / NAME, "uint16")
+    huge = np.broadcast_to(np.uint16(1), MAX_DOCUMENT_TOKENS + 1)  # one element in memory
+    with pytest.raises(DataError, match=r"document 0 has 1073741825 tokens, more than 1073741824"):
+        writer.add_document(huge)
+
+
+@pytest.mark.parametrize("which", ["tar", "sidecar"])
+def test_a_missing_file_is_named(tmp_path, shard, which):
+    name = shard.name if which == "tar" else shard.table.name
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=f"{name}: cannot be read: No such file"):
+        ShardReader(tmp_path, shard, "uint16")
+
+
+def test_a_truncated_shard_is_named_with_both_sizes(tmp_path, shard):
+    with (tmp_path / shard.name).open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(DataError, match=rf"{NAME}: has 5000 bytes, the index says {shard.num_bytes}"):
+        ShardReader(tmp_path, shard, "uint16")
+
+
+def test_every_flipped_bit_of_the_arrays_is_found_and_nothing_else_is_blamed(tmp_path, shard):
+    path = tmp_path / shard.name
+    good = path.read_bytes()
+    clean = ShardReader(tmp_path, shard, "uint16")
+    for kind, member in (("tokens", 0), ("tokens", 4), ("docs", 2)):
+        array = getattr(clean, kind)(member)
+        offset = good.index(array.tobytes())
+        damaged = bytearray(good)
+        damaged[offset + array.nbytes - 1] ^= 0x10
+        path.write_bytes(damaged)
+        reader = ShardReader(tmp_path, shard, "uint16")
+        message = rf"{NAME}: member {member:08d}\.{kind}\.npy is damaged: .* at byte {offset} "
+        for _ in range(2):
+            with pytest.raises(DataError, match=message):
+                getattr(reader, kind)(member)
+        assert reader.tokens(member + 1).size
+        path.write_bytes(good)
+        clean = ShardReader(tmp_path, shard, "uint16")
+
+
+@pytest.mark.parametrize("place", [3, 130, -1])
+def test_a_damaged_sidecar_is_refused(tmp_path, shard, place):
+    path = tmp_path / shard.table.name
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"idx\.npy: its CRC32 or its shape is not what the index says"):
+        ShardReader(tmp_path, shard, "uint16")
+
+
+def test_a_sidecar_read_under_the_wrong_dtype_is_refused(tmp_path):
+    shard = write_shard(tmp_path / "train" / NAME, [np.arange(5000)], "uint16", 10_000)
+    with pytest.raises(DataError, match=r"idx\.npy: its offsets or counts contradict the index"):
+        ShardReader(tmp_path, shard, "uint32")
