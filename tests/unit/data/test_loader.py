@@ -1,0 +1,169 @@
+"""Steps of every rank: the same rows whatever the topology, resumed anywhere, with errors as themselves."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrain.config.data import BatchConfig, plan_batch
+from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader
+from pretrain.data.stream import TokenStream
+from pretrain.errors import DataError
+from pretrain.types import IGNORE_INDEX
+from tests.helpers.shards import make_shards, read_split
+
+SEQ_LEN = 16
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_shards(folder, train=(700, 300, 500), validation=(250,))
+
+
+def build_stream(data, split="train") -> TokenStream:
+    return TokenStream(*data, split, seq_len=SEQ_LEN, seed=3, lanes=4, block_samples=8)
+
+
+def load_steps(data, num_steps, *, rank=0, world_size=1, micro=1, start=0, **options) -> list[StepBatch]:
+    plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world_size)
+    loader = TrainLoader(build_stream(data), plan, rank=rank, world_size=world_size, start_position=start, **options)
+    steps = list(itertools.islice(loader, num_steps))
+    loader.close()
+    return steps
+
+
+def row_contents(step: StepBatch) -> list[tuple]:
+    """Each row of a step as plain values, document arrays filled in where they are None."""
+    rows = []
+    for batch in step.micro_batches:
+        shape = batch.tokens_BT.shape
+        positions = torch.arange(shape[1]).expand(shape) if batch.positions_BT is None else batch.positions_BT
+        documents = torch.zeros(shape) if batch.documents_BT is None else batch.documents_BT
+        parts = (batch.tokens_BT, batch.targets_BT, positions, documents)
+        rows += zip(batch.sample_ids, *(part.tolist() for part in parts), strict=True)
+    return rows
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    world_and_micro=st.sampled_from([(w, m) for w in (1, 2, 3, 4) for m in (1, 2, 3, 6) if ROWS % (w * m) == 0]),
+    workers=st.integers(1, 3),
+    prefetch=st.integers(1, 9),
+    document_mask=st.booleans(),
+)
+def test_rows_targets_and_digest_do_not_depend_on_topology_or_threads(
+    data, world_and_micro, workers, prefetch, document_mask
+):
+    world_size, micro = world_and_micro
+    options = {"workers": workers, "prefetch": prefetch, "document_mask": document_mask}
+    ranks = [
+        load_steps(data, 6, rank=rank, world_size=world_size, micro=micro, **options) for rank in range(world_size)
+    ]
+    expected = load_steps(data, 6, document_mask=document_mask)
+    for number, whole in enumerate(expected):
+        steps = [rank[number] for rank in ranks]
+        assert sum((row_contents(step) for step in steps), []) == row_contents(whole)
+        assert sum(step.num_targets for step in steps) == whole.num_targets
+        assert sum(step.digest for step in steps) % 2**64 == whole.digest
+        assert {step.position for step in steps} == {whole.position}
+        assert {len(step.micro_batches) for step in steps} == {ROWS // (world_size * micro)}
+
+
+def test_every_sample_is_read_once_an_epoch_over_all_ranks(data):
+    order = build_stream(data).order
+    num_steps = -(-order.epoch_start(3) // ROWS)
+    ranks = [load_steps(data, num_steps, rank=rank, world_size=3, micro=4) for rank in range(3)]
+    samples = [sample for rank in ranks for step in rank for sample in step.sample_ids]
+    assert len(samples) == len(set(samples)) == num_steps * ROWS
+    assert set(range(order.epoch_start(3))) <= set(samples)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 11])
+def test_resume_yields_same_rows_with_another_world_size(data, stop):
+    """Steps 3 and 11 of 24 rows lie before and behind the end of the first epoch, of 93 samples."""
+    whole = load_steps(data, 14)
+    position = whole[stop - 1].next_position
+    resumed = [load_steps(data, 14 - stop, rank=rank, world_size=2, micro=3, start=position) for rank in range(2)]
+    for number, expected in enumerate(whole[stop:]):
+        assert sum((row_contents(rank[number]) for rank in resumed), []) == row_contents(expected)
+        assert resumed[0][number].position == expected.position
+
+
+def test_resume_works_at_a_position_that_is_no_multiple_of_the_batch(data):
+    stream = build_stream(data)
+    for position in (1, 23, 92, 93, 94, 1000):
+        (step,) = load_steps(data, 1, start=position)
+        assert list(step.sample_ids) == stream.order.samples(range(position, position + ROWS)).tolist()
+        assert (step.position, step.next_position) == (position, position + ROWS)
+
+
+def test_an_epoch_shorter_than_a_batch_is_repeated(tmp_path):
+    data = tmp_path, make_shards(tmp_path, train=(40,))
+    steps = load_steps(data, 4)
+    assert sorted(sum((step.sample_ids for step in steps), ())) == list(range(4 * ROWS))
+
+
+def test_num_targets_is_what_the_tensors_say(data):
+    for step in load_steps(data, 5, micro=4):
+        assert step.num_targets == sum(batch.num_targets() for batch in step.micro_batches) < ROWS * SEQ_LEN
+    for step in load_steps(data, 5, document_mask=False):
+        assert step.num_targets == ROWS * SEQ_LEN
+
+
+def test_a_damaged_member_surfaces_at_next_as_itself(tmp_path):
+    data = tmp_path, make_shards(tmp_path, train=(700,))
+    path = tmp_path / "train/part-00000-0000.tar"
+    content = bytearray(path.read_bytes())
+    content[512 + 128 + 5] ^= 4
+    path.write_bytes(content)
+    before = threading.active_count()
+    with pytest.raises(DataError, match=r"part-00000-0000\.tar: member 00000000\.tokens\.npy is damaged"):
+        load_steps(data, 50, workers=2)
+    assert threading.active_count() == before
+
+
+def test_a_closed_loader_ends_and_leaves_no_thread(data):
+    before = threading.active_count()
+    plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=8), 1)
+    loader = TrainLoader(build_stream(data), plan, rank=0, world_size=1, workers=3)
+    next(loader)
+    loader.close()
+    assert list(loader) == []
+    assert threading.active_count() == before
+    assert loader.wait_s >= 0
+
+
+@pytest.mark.parametrize(("world_size", "micro"), [(1, 1), (1, 4), (2, 3), (3, 2), (4, 5), (4, 16)])
+def test_validation_reads_each_target_once_in_as_many_batches_on_every_rank(data, world_size, micro):
+    stream = build_stream(data, "validation")
+    loaders = [
+        ValidationLoader(stream, micro=micro, rank=rank, world_size=world_size, document_mask=False)
+        for rank in range(world_size)
+    ]
+    ranks = [list(loader) for loader in loaders]
+    assert {len(batches) for batches in ranks} == {len(loaders[0])}
+    assert all(batch.tokens_BT.shape == (micro, SEQ_LEN) for batches in ranks for batch in batches)
+    in_order = [ranks[rank][number] for number in range(len(loaders[0])) for rank in range(world_size)]
+    targets = torch.cat([batch.targets_BT.reshape(-1) for batch in in_order])
+    tokens, _ = read_split(*data, "validation")
+    assert targets[targets != IGNORE_INDEX].tolist() == tokens[1:].tolist()
+    assert [batch.tokens_BT.tolist() for batch in loaders[0]] == [batch.tokens_BT.tolist() for batch in ranks[0]]
+
+
+def test_validation_can_be_cut_short(data):
+    loader = ValidationLoader(
+        build_stream(data, "validation"), micro=2, rank=0, world_size=1, max_tokens=50, document_mask=False
+    )
+    assert sum(batch.num_targets() for batch in loader) == 49
+
+
+def test_leaving_validation_early_leaves_no_thread(data):
+    before = threading.active_count()
+    for _ in ValidationLoader(build_stream(data, "validation"), micro=1, rank=0, world_size=1):
+        break
+    assert threading.active_count() == before

@@ -1,0 +1,90 @@
+"""Concat packing against a slow reference, one token at a time."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrain.data.pack import TokenRows, pack_rows
+from pretrain.types import IGNORE_INDEX
+
+
+def make_rows(num_rows: int, seq_len: int, starts: set[int], num_tokens: list[int] | None = None) -> TokenRows:
+    width = seq_len + 1
+    tokens = np.arange(1, num_rows * width + 1, dtype=np.uint16).reshape(num_rows, width)
+    flat = np.array(sorted(starts), dtype=np.int64)
+    sizes = None if num_tokens is None else np.array(num_tokens, dtype=np.int64)
+    return TokenRows(tokens, flat, sizes, np.arange(num_rows))
+
+
+def pack_slowly(rows: TokenRows):
+    """Walks over the tokens of each row; returns inputs, targets, positions and documents as nested lists."""
+    starts = set(rows.starts.tolist())
+    packed = ([], [], [], [])
+    for number, row in enumerate(rows.tokens.tolist()):
+        real = len(row) if rows.num_tokens is None else int(rows.num_tokens[number])
+        position, document = -1, 0
+        targets, positions, documents = [], [], []
+        for column in range(len(row) - 1):
+            begins = column > 0 and number * len(row) + column in starts
+            position, document = (0, document + 1) if begins else (position + 1, document)
+            next_begins = number * len(row) + column + 1 in starts
+            targets.append(IGNORE_INDEX if next_begins or column + 1 >= real else row[column + 1])
+            positions.append(position)
+            documents.append(document)
+        for whole, part in zip(packed, (row[:-1], targets, positions, documents), strict=True):
+            whole.append(part)
+    return packed
+
+
+@st.composite
+def rows(draw, padded: bool = False) -> TokenRows:
+    num_rows, seq_len = draw(st.integers(1, 5)), draw(st.integers(1, 12))
+    starts = draw(st.sets(st.integers(0, num_rows * (seq_len + 1) - 1)))
+    sizes = st.lists(st.integers(0, seq_len + 1), min_size=num_rows, max_size=num_rows)
+    return make_rows(num_rows, seq_len, starts, draw(sizes) if padded else None)
+
+
+@given(st.one_of(rows(), rows(padded=True)))
+def test_packing_equals_the_slow_reference(raw):
+    packed = pack_rows(raw, document_mask=True)
+    inputs, targets, positions, documents = pack_slowly(raw)
+    assert packed.inputs.tolist() == inputs
+    assert packed.targets.tolist() == targets
+    assert packed.num_targets == sum(target != IGNORE_INDEX for row in targets for target in row)
+    if packed.documents is None:
+        assert packed.positions is None
+        assert not np.any(documents)  # None says what the arrays would have said
+        assert positions == [list(range(len(row))) for row in positions]
+    else:
+        assert packed.positions.tolist() == positions
+        assert packed.documents.tolist() == documents
+        assert np.any(documents)
+
+
+@given(rows())
+def test_without_a_document_mask_rows_are_shifted_and_nothing_else(raw):
+    packed = pack_rows(raw, document_mask=False)
+    assert packed.inputs.tolist() == raw.tokens[:, :-1].tolist()
+    assert packed.targets.tolist() == raw.tokens[:, 1:].tolist()
+    assert packed.positions is None and packed.documents is None
+    assert packed.num_targets == packed.targets.size
+
+
+def test_a_border_is_never_a_target():
+    packed = pack_rows(make_rows(1, 6, {0, 3}), document_mask=True)
+    assert packed.targets.tolist() == [[2, 3, IGNORE_INDEX, 5, 6, 7]]
+    assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert packed.documents.tolist() == [[0, 0, 0, 1, 1, 1]]
+
+
+def test_a_document_that_starts_right_after_a_row_leaves_the_dense_path():
+    packed = pack_rows(make_rows(2, 3, {0, 3, 4}), document_mask=True)
+    assert packed.targets.tolist() == [[2, 3, IGNORE_INDEX], [6, 7, 8]]
+    assert packed.positions is None and packed.documents is None
+
+
+def test_dtypes_and_layout_are_those_of_the_batch_contract():
+    packed = pack_rows(make_rows(3, 5, {2, 9}), document_mask=True)
+    dtypes = [array.dtype for array in (packed.inputs, packed.targets, packed.positions, packed.documents)]
+    assert dtypes == [np.int64, np.int64, np.int64, np.int32]
+    assert all(array.flags.c_contiguous for array in (packed.inputs, packed.targets, packed.positions))

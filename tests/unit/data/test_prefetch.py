@@ -1,0 +1,69 @@
+"""Work done ahead: in order, bounded, with errors as themselves."""
+
+import threading
+import time
+
+import pytest
+
+from pretrain.data.prefetch import Prefetcher
+
+
+def test_items_come_in_order_however_long_each_takes():
+    def make(number: int) -> int:
+        time.sleep(0.002 * (number % 3 == 0))
+        return number
+
+    prefetcher = Prefetcher(make, depth=6, workers=4)
+    assert [prefetcher.take() for _ in range(30)] == list(range(30))
+    prefetcher.close()
+
+
+def test_no_more_than_depth_items_are_made_ahead():
+    made = []
+    prefetcher = Prefetcher(made.append, depth=3, workers=1)
+    for taken in range(1, 5):
+        prefetcher.take()
+        assert len(made) <= taken + 3
+    prefetcher.close()
+
+
+def test_a_finite_one_ends():
+    prefetcher = Prefetcher(lambda number: number, depth=4, workers=2, total=3)
+    assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+    prefetcher.close()
+
+
+def test_an_error_is_raised_as_itself_in_its_turn_and_ends_the_work():
+    def make(number: int) -> int:
+        if number == 2:
+            raise KeyError("the third")
+        return number
+
+    prefetcher = Prefetcher(make, depth=4, workers=2)
+    assert [prefetcher.take(), prefetcher.take()] == [0, 1]
+    with pytest.raises(KeyError, match="the third"):
+        prefetcher.take()
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+
+
+def test_close_joins_the_threads():
+    before = threading.active_count()
+    prefetcher = Prefetcher(lambda number: number, depth=8, workers=4)
+    prefetcher.take()
+    prefetcher.close()
+    prefetcher.close()
+    assert threading.active_count() == before
+
+
+def test_waiting_is_measured():
+    prefetcher = Prefetcher(lambda number: time.sleep(0.05), depth=1, workers=1)
+    prefetcher.take()
+    assert 0.03 < prefetcher.wait_s < 1
+    waited = prefetcher.wait_s
+    time.sleep(0.1)  # the next one is ready by now
+    prefetcher.take()
+    assert prefetcher.wait_s < waited + 0.03
+    prefetcher.close()
