@@ -1,0 +1,113 @@
+"""audit.jsonl: the ledger that proves what a run trained on, one row a step.
+
+    {"step": 7, "tokens": 65536, "digest": "9f0c...", "loss": "0x1.0p+1", "grad_norm": null, "attempt": 1}
+
+Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to a committed step
+are durable before the commit (`sync`), those after it are cut off on resume (`rewind`), so that a ledger has every
+step exactly once, however often the run was killed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from pretrain.errors import DataError
+from pretrain.tracking.jsonl import JsonLines, read_rows
+
+COMPARED_FIELDS = ("tokens", "digest", "loss", "grad_norm")
+"""What must be equal in two runs of the same config on the same topology. Not `attempt`: it counts restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One step.
+
+    Attributes:
+        step: Number of the step, from 1: how many are done with it.
+        tokens: Target tokens of its global batch.
+        digest: 16 hex digits over the sample ids of the global batch, in order.
+        loss: Mean over its tokens, `float.hex()`.
+        grad_norm: Global norm before clipping, `float.hex()`; None when the step was skipped.
+        attempt: Which start of the run did it, from 1.
+    """
+
+    step: int
+    tokens: int
+    digest: str
+    loss: str
+    grad_norm: str | None
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditDifference:
+    """Where two ledgers part. A side without a row at all has the field `step` and the value None."""
+
+    step: int
+    field: str
+    left: str | int | None
+    right: str | int | None
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.field} is {self.left} in the first ledger, {self.right} in the second"
+
+
+class AuditLedger:
+    """The ledger of a run in progress; rank 0 owns it. Raises DiskError where the disk refuses."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonLines(path)
+
+    def append(
+        self, *, step: int, tokens: int, digest: str, loss: float, grad_norm: float | None, attempt: int
+    ) -> None:
+        """Adds the row of a step; see AuditRow. `grad_norm` is None when the step was skipped."""
+        norm = None if grad_norm is None else float(grad_norm).hex()
+        self._lines.append(asdict(AuditRow(step, tokens, digest, float(loss).hex(), norm, attempt)))
+
+    def sync(self) -> None:
+        """Makes the rows so far durable; called before the manifest of a checkpoint is written."""
+        self._lines.sync()
+
+    def rewind(self, step: int) -> None:
+        """Cuts off the rows after a committed step."""
+        self._lines.rewind(step)
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        self._lines.close()
+
+
+def read_audit(path: Path) -> list[AuditRow]:
+    """Reads a ledger; a torn last line is left out.
+
+    Raises:
+        DataError: A line is damaged, or lacks a field.
+    """
+    try:
+        return [AuditRow(**row) for row in read_rows(path)]
+    except TypeError as error:
+        raise DataError(f"a row is not of an audit ledger: {error}", where=str(path), fix="restore the file") from None
+
+
+def compare(left: Path, right: Path, fields: Sequence[str] = COMPARED_FIELDS) -> AuditDifference | None:
+    """Returns the first difference of two ledgers, or None when they tell of the same steps.
+
+    Args:
+        left: One ledger.
+        right: The other.
+        fields: Fields of AuditRow to compare besides `step`. Across topologies, where sums round differently, use
+            `("tokens", "digest")`.
+
+    Raises:
+        DataError: A ledger is damaged.
+    """
+    for one, other in zip_longest(read_audit(left), read_audit(right)):
+        if one is None or other is None or one.step != other.step:
+            steps = [row.step if row else None for row in (one, other)]
+            return AuditDifference(min(step for step in steps if step is not None), "step", *steps)
+        for field in fields:
+            if getattr(one, field) != getattr(other, field):
+                return AuditDifference(one.step, field, getattr(one, field), getattr(other, field))
+    return None

@@ -1,0 +1,113 @@
+"""What rank 0 shows of the metrics: a progress bar where stderr is a terminal, else one aligned line a row.
+
+Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
+stay above the bar. The bar has no thread of its own: it moves when a row is logged. A terminal that goes away stops the
+showing, not the run.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.log import stderr_console
+
+logger = logging.getLogger(__name__)
+
+
+def _duration(seconds: float) -> str:
+    """Returns `h:mm:ss`, or `d days h:mm:ss`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}d " if days else "") + f"{hour}:{minute:02}:{second:02}"
+
+
+def _count(value: float) -> str:
+    """Returns a number with three digits and a unit: 950, 12.3k, 1.20M."""
+    for limit, unit in ((1e3, ""), (1e6, "k"), (1e9, "M")):
+        if value < limit:
+            scaled = value / limit * 1e3
+            return f"{scaled:.0f}{unit}" if not unit or scaled >= 100 else f"{scaled:.3g}{unit}"
+    return f"{value / 1e9:.3g}G"
+
+
+_COLUMNS: dict[str, tuple[str, Any]] = {
+    "loss": ("loss", lambda value: f"{value:.4f}"),
+    "val_loss": ("val_loss", lambda value: f"{value:.4f}"),
+    "lr": ("lr", lambda value: f"{value:.2e}"),
+    "grad_norm": ("grad", lambda value: f"{value:.2f}"),
+    "tokens_per_s": ("tok/s", _count),
+    "mfu": ("mfu", lambda value: f"{value:.1%}"),
+    "data_wait": ("wait", lambda value: f"{value:.1%}"),
+    "eta_s": ("eta", _duration),
+}
+"""Shown metrics, in order: label and format. A row shows those that it has; rows without a loss show all they have."""
+
+_WIDTHS = {"loss": 8, "lr": 8, "grad_norm": 7, "tokens_per_s": 6, "data_wait": 6, "mfu": 5, "eta_s": 8}
+
+
+def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
+    """Returns `loss   3.2145  lr 3.00e-04 ...`; aligned: each value in a column of fixed width."""
+    shown = [name for name in _COLUMNS if name in metrics]
+    if "loss" not in metrics:
+        shown += [name for name in metrics if name not in _COLUMNS]
+    parts = []
+    for name in shown:
+        label, form = _COLUMNS.get(name, (name, lambda value: f"{value:.4g}"))
+        value = metrics[name]
+        text = form(value) if math.isfinite(value) else str(value)
+        parts.append(f"{label} {text:>{_WIDTHS.get(name, 0) if aligned else 0}}")
+    return ("  " if aligned else " ").join(parts)
+
+
+class Console:
+    """Shows rows as they come.
+
+    Args:
+        total_steps: Length of the bar.
+    """
+
+    def __init__(self, total_steps: int) -> None:
+        self._total_steps = total_steps
+        console = stderr_console()
+        self._progress = self._start_bar(console) if console.is_terminal else None
+
+    def _start_bar(self, console: Any) -> Any:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        progress = Progress(
+            TextColumn("{task.completed}/{task.total} {task.fields[metrics]}"),
+            BarColumn(bar_width=None),
+            console=console,
+            expand=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = progress.add_task("", total=self._total_steps, metrics="")
+        try:
+            progress.start()
+        except (OSError, ValueError):
+            return None
+        return progress
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows a row."""
+        if self._progress is None or "loss" not in metrics:
+            width = len(str(self._total_steps))
+            logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
+            return
+        try:
+            text = format_metrics(metrics, aligned=False)
+            self._progress.update(self._task, completed=step, metrics=text, refresh=True)
+        except (OSError, ValueError):
+            self._progress = None
+
+    def close(self) -> None:
+        """Leaves the last state of the bar on the screen. Idempotent."""
+        if self._progress is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._progress.stop()
+            self._progress = None

@@ -1,0 +1,144 @@
+"""A file of JSON objects, one a line, in order of `step`: appended while a run goes on, cut back when it resumes.
+
+    JsonLines(path)  ->  a torn last line (a crash while writing) is cut off
+    append(row)      ->  one unbuffered write; a killed process loses no row, a killed machine those since sync()
+    rewind(step)     ->  rows after a committed step are gone; the file is replaced atomically, never edited in place
+
+Not here: what rows mean. `metrics.jsonl` takes any row (`Tracker`), `audit.jsonl` has its own (`audit.py`).
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import DataError, DiskError
+from pretrain.io import write_file
+
+_TAIL_BYTES = 1 << 16
+
+
+def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yields each whole row and the offset of the byte after it. Stops at a last line that is torn."""
+    end = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            try:
+                row = json.loads(line)
+                int(row["step"])
+            except (ValueError, KeyError, TypeError):
+                raise DataError(
+                    "this line is not a JSON object with a step",
+                    where=f"{path}:{number}",
+                    fix="restore the file, or move it away: it only records the run",
+                ) from None
+            yield row, end
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads every whole row; a torn last line is left out, a file that does not exist has none.
+
+    Raises:
+        DataError: A line other than the last is damaged; names it.
+    """
+    return [row for row, _ in _parse(path)] if path.exists() else []
+
+
+class JsonLines:
+    """An append-only file of rows. One process owns it.
+
+    Args:
+        path: Made if it does not exist. A torn last line is removed, by an atomic rewrite.
+
+    Raises:
+        DiskError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            content_end = self._whole_lines_end()
+            if content_end is not None:
+                write_file(self._path, self._path.read_bytes()[:content_end])
+            # Unbuffered: each row is one write(2), so that a kill between two rows leaves whole lines.
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise self._disk_error("open", error) from error
+
+    def _whole_lines_end(self) -> int | None:
+        """Returns where the last whole line ends if something torn follows it, else None."""
+        if not self._path.exists():
+            return None
+        with self._path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read() in (b"", b"\n"):
+                return None
+            file.seek(0)
+            return file.read().rfind(b"\n") + 1
+
+    def _disk_error(self, action: str, error: OSError) -> DiskError:
+        reason = error.strerror or str(error)
+        return DiskError(f"cannot {action}: {reason}", where=str(self._path), fix="free space or fix permissions")
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes a row. `step` must be its first key, and never smaller than the last row's. About 10 us.
+
+        Raises:
+            DiskError: The disk refused; the file still ends with the row before.
+        """
+        assert next(iter(row)) == "step", "rows are found by step, and read by people: it comes first"
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        start = os.fstat(self._file.fileno()).st_size
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(28, "no space left for a whole row")
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), start)
+            raise self._disk_error("append", error) from error
+
+    def sync(self) -> None:
+        """Makes all rows so far survive a crash of the machine. Raises: DiskError."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._disk_error("sync", error) from error
+
+    def last_step(self) -> int | None:
+        """Returns the step of the last row, or None. Reads the end of the file only."""
+        with self._path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+        return int(json.loads(lines[-1])["step"]) if lines else None
+
+    def rewind(self, step: int) -> None:
+        """Removes the rows after `step`, and leaves the file alone if there are none.
+
+        Raises:
+            DataError: A line is damaged.
+            DiskError: The disk refused; the file is as it was.
+        """
+        kept = 0
+        for row, end in _parse(self._path):
+            if row["step"] > step:
+                content = self._path.read_bytes()[:kept]
+                self._file.close()
+                try:
+                    write_file(self._path, content)
+                finally:
+                    self._open()
+                return
+            kept = end
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        self._file.close()

@@ -1,0 +1,175 @@
+"""Appending, tearing and rewinding rows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrain import io
+from pretrain.errors import DataError, DiskError
+from pretrain.tracking.jsonl import JsonLines, read_rows
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def write(path: Path, steps) -> JsonLines:
+    lines = JsonLines(path)
+    for step in steps:
+        lines.append({"step": step, "loss": step / 7})
+    return lines
+
+
+def steps_of(path: Path) -> list[int]:
+    return [row["step"] for row in read_rows(path)]
+
+
+def test_rows_are_one_json_object_a_line_with_step_first_and_readable_at_once(path):
+    lines = write(path, [1, 2])
+    assert path.read_text() == f'{{"step":1,"loss":{1 / 7}}}\n{{"step":2,"loss":{2 / 7}}}\n'
+    lines.close()
+
+
+def test_a_file_that_does_not_exist_has_no_rows(path):
+    assert read_rows(path) == []
+    assert JsonLines(path).last_step() is None
+
+
+def test_reopening_appends(path):
+    write(path, [1]).close()
+    write(path, [2]).close()
+    assert steps_of(path) == [1, 2]
+
+
+@given(st.lists(st.integers(0, 30), max_size=20).map(sorted), st.integers(-1, 31), st.integers(0, 40))
+def test_after_a_rewind_exactly_the_rows_up_to_the_step_are_left(tmp_path_factory, steps, cut, torn):
+    path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
+    write(path, steps).close()
+    with path.open("ab") as file:
+        file.write(b'{"step":99,"loss":1.0,"more":"......"}'[:torn])
+    lines = JsonLines(path)
+    lines.rewind(cut)
+    expected = [step for step in steps if step <= cut]
+    assert lines.last_step() == (expected[-1] if expected else None)
+    lines.append({"step": 99})
+    lines.close()
+    assert steps_of(path) == [*expected, 99]
+
+
+def test_a_rewind_that_removes_nothing_does_not_touch_the_file(path):
+    lines = write(path, [1, 2])
+    before = path.stat().st_ino
+    lines.rewind(2)
+    assert path.stat().st_ino == before
+
+
+def test_a_torn_last_line_is_left_out_on_read_and_removed_on_open(path):
+    write(path, [1, 2]).close()
+    path.write_bytes(path.read_bytes()[:-5])
+    assert steps_of(path) == [1]
+    write(path, [3]).close()
+    assert steps_of(path) == [1, 3]
+
+
+def test_zero_bytes_after_a_power_cut_are_torn_too(path):
+    write(path, [1]).close()
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+    write(path, [2]).close()
+    assert steps_of(path) == [1, 2]
+
+
+@pytest.mark.parametrize("bad", ["not json", '{"loss": 1}', "[1]", "7", '{"step": null}'])
+def test_a_damaged_line_in_the_middle_is_named(path, bad):
+    path.write_text(f'{{"step":1}}\n{bad}\n{{"step":3}}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2: this line is not a JSON object with a step; restore"):
+        read_rows(path)
+
+
+def test_last_step_reads_the_end_of_a_long_file(path):
+    lines = write(path, range(5000))
+    assert path.stat().st_size > 1 << 16
+    assert lines.last_step() == 4999
+
+
+def test_a_failed_rewind_keeps_the_rows_and_the_file_open(path):
+    lines = write(path, [1, 2, 3])
+
+    def fail(operation: str, _: Path) -> None:
+        if operation == "rename":
+            raise OSError(28, "No space left on device")
+
+    io.set_fault_hook(fail)
+    try:
+        with pytest.raises(DiskError, match="cannot write: No space left on device"):
+            lines.rewind(1)
+    finally:
+        io.set_fault_hook(None)
+    lines.append({"step": 4})
+    assert steps_of(path) == [1, 2, 3, 4]
+
+
+def test_a_full_disk_is_a_disk_error_and_leaves_whole_lines(path):
+    """RLIMIT_FSIZE stands for the full disk: the kernel cuts the write short in the same way."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from pretrain.errors import DiskError
+from pretrain.tracking.jsonl import JsonLines
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+lines = JsonLines(Path({str(path)!r}))
+lines.append({{"step": 1}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+for attempt in range(2):
+    try:
+        lines.append({{"step": 2, "text": "x" * 100}})
+    except DiskError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    errors = done.stdout.splitlines()
+    assert len(errors) == 2, done.stderr
+    assert all(line.startswith(f"{path}: cannot append: ") for line in errors)
+    assert path.read_text() == '{"step":1}\n'
+
+
+def test_a_killed_process_loses_no_row_that_it_wrote(path):
+    code = f"""
+import sys
+from pathlib import Path
+from pretrain.tracking.jsonl import JsonLines
+lines = JsonLines(Path({str(path)!r}))
+step = 0
+while True:
+    step += 1
+    lines.append({{"step": step, "loss": 1.0}})
+    print(step, flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    time.sleep(0.3)
+    os.kill(child.pid, signal.SIGKILL)
+    printed = [int(line) for line in child.communicate(timeout=60)[0].split()]
+    steps = steps_of(path)
+    assert steps == list(range(1, len(steps) + 1))
+    assert printed
+    assert len(steps) >= printed[-1]
+
+
+def test_a_folder_that_is_not_there_is_a_disk_error(tmp_path):
+    with pytest.raises(DiskError, match="cannot open: No such file or directory; free space or fix permissions"):
+        JsonLines(tmp_path / "nowhere" / "metrics.jsonl")
+
+
+def test_sync_reaches_the_disk_without_error(path):
+    lines = write(path, [1])
+    lines.sync()
+    assert json.loads(path.read_text()) == {"step": 1, "loss": 1 / 7}

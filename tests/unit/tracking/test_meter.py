@@ -1,0 +1,79 @@
+"""The meter under a clock that the test owns."""
+
+import pytest
+
+from pretrain.tracking.meter import Meter, peak_flops
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(**kwargs) -> tuple[Meter, Clock]:
+    clock = Clock()
+    return Meter(10, clock=clock, **kwargs), clock
+
+
+def test_figures_of_two_steps():
+    meter, clock = make(flops_per_token=6.0, peak=1200.0)
+    for wait, work in ((0.5, 1.5), (0.0, 2.0)):
+        with meter.data_wait():
+            clock.now += wait
+        clock.now += work
+        meter.end_step(tokens=64)
+    assert meter.read(2) == {
+        "tokens_per_s": 32.0,
+        "step_time_s": 2.0,
+        "data_wait": 0.125,
+        "eta_s": 16.0,
+        "mfu": 32.0 * 6.0 / 1200.0,
+    }
+
+
+def test_nothing_is_claimed_before_the_first_step():
+    assert make()[0].read(0) == {}
+
+
+def test_the_window_forgets_old_steps():
+    meter, clock = make(window_steps=2)
+    for seconds in (100.0, 1.0, 3.0):
+        clock.now += seconds
+        meter.end_step(tokens=8)
+    assert meter.read(3)["step_time_s"] == 2.0
+    assert meter.read(3)["tokens_per_s"] == 4.0
+
+
+def test_excluded_time_is_no_part_of_a_step():
+    meter, clock = make()
+    clock.now += 1.0
+    with meter.excluded():
+        clock.now += 50.0
+    clock.now += 1.0
+    meter.end_step(tokens=8)
+    assert meter.read(1)["step_time_s"] == 2.0
+
+
+def test_time_left_is_zero_at_the_end_and_beyond():
+    meter, clock = make()
+    clock.now += 1.0
+    meter.end_step(tokens=8)
+    assert [meter.read(step)["eta_s"] for step in (9, 10, 11)] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("known", [{}, {"flops_per_token": 6.0}, {"peak": 1e12}])
+def test_no_mfu_unless_both_flops_and_peak_are_known(known):
+    meter, clock = make(**known)
+    clock.now += 1.0
+    meter.end_step(tokens=8)
+    assert "mfu" not in meter.read(1)
+
+
+def test_peaks_by_device_name():
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "cpu"]
+    assert [peak_flops(name) for name in names] == [989e12, 989e12, 312e12, None, None]

@@ -1,0 +1,254 @@
+"""The mirror against the real wandb, offline, with real signals to its children and a server that is not there."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain.tracking import wandb_tracker
+from pretrain.tracking.wandb_tracker import choose_mode
+from tests.unit.tracking.wandb_file import read_history
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+PREAMBLE = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from pretrain.config.train import TrackingConfig
+    from pretrain.log import setup_logging
+    from pretrain.tracking.wandb_tracker import WandbMirror
+
+    setup_logging(0, 1)
+
+    def mirror(mode="offline", after_step=-1, run_config={}):
+        return WandbMirror(
+            Path("run"), TrackingConfig(wandb=mode), run_id="abc123", run_name="name", run_config=run_config,
+            after_step=after_step,
+        )
+
+    def children():
+        tasks = Path("/proc/self/task").iterdir()
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+    def wait_for_children():
+        for _ in range(600):
+            if Path("run/wandb/SYNC.txt").exists():  # the run is open
+                return children()
+            time.sleep(0.05)
+        raise SystemExit("wandb did not start")
+"""
+
+
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+    """Runs code after the preamble in a process of its own, in `tmp_path`, with no wandb account."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+    def run(code: str, **env: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(PREAMBLE) + textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, **env},
+        )
+
+    return run
+
+
+def test_offline_rows_arrive_in_order_and_the_folder_says_how_to_sync(python, tmp_path):
+    done = python("""
+        m = mirror()
+        for step in range(1, 6):
+            m.log(step, {"loss": step / 8})
+        m.close()
+        m.close()
+    """)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    assert read_history(tmp_path / "run") == [{"step": step, "loss": step / 8} for step in range(1, 6)]
+    assert "wandb sync wandb/offline-run-*-abc123\n" in (tmp_path / "run" / "wandb" / "SYNC.txt").read_text()
+
+
+def test_rows_that_an_earlier_attempt_sent_are_not_sent_again(python, tmp_path):
+    python("m = mirror(); [m.log(step, {'loss': 1.0}) for step in range(1, 6)]; m.close()")
+    python("m = mirror(after_step=5); [m.log(step, {'loss': 1.0}) for step in range(3, 9)]; m.close()")
+    assert [row["step"] for row in read_history(tmp_path / "run")] == list(range(1, 9))
+
+
+def test_the_service_ignores_the_time_limit_signal(python, tmp_path):
+    done = python("""
+        m = mirror()
+        m.log(1, {"loss": 1.0})
+        before = wait_for_children()
+        for pid in before:
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.2)
+        m.log(2, {"loss": 1.0})
+        m.close()
+        print("same service" if children() == before else children())
+    """)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "same service\n")
+    assert [row["step"] for row in read_history(tmp_path / "run")] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_service_that_a_signal_ends_is_started_again_under_the_same_id(python, tmp_path, name):
+    done = python(f"""
+        m = mirror()
+        m.log(1, {{"loss": 1.0}})
+        for pid in wait_for_children():
+            os.kill(pid, signal.{name})
+        time.sleep(0.2)
+        m.log(2, {{"loss": 1.0}})
+        m.log(3, {{"loss": 1.0}})
+        m.close()
+        print("trained on")
+    """)
+    assert (done.returncode, done.stdout) == (0, "trained on\n")
+    assert [line.split(maxsplit=1)[1] for line in done.stderr.splitlines()] == [
+        "WARNING wandb: cannot log: ConnectionResetError: Connection lost"
+    ]
+    # Row 1 may have been in the dead service's buffer.
+    assert [row["step"] for row in read_history(tmp_path / "run")][-2:] == [2, 3]
+
+
+def test_stop_signals_reach_the_run_itself_while_wandb_starts(python):
+    done = python("""
+        got = []
+        signal.signal(signal.SIGTERM, lambda *_: got.append("SIGTERM"))
+        m = mirror()
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(got)
+        m.close()
+    """)
+    assert done.stdout == "['SIGTERM']\n"
+
+
+def test_a_service_that_hangs_delays_the_end_by_the_timeout_only(python):
+    start = time.monotonic()
+    done = python("""
+        m = mirror()
+        for pid in wait_for_children():
+            os.kill(pid, signal.SIGSTOP)
+        m.log(1, {"loss": 1.0})
+        m.close(timeout_s=0.5)
+        print("done")
+    """)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "wandb: not finished after 0.5 s; the run folder has what was not uploaded" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - start < 20
+
+
+def test_a_server_that_is_not_there_means_offline(python, tmp_path):
+    done = python(
+        """
+        import pretrain.tracking.wandb_tracker as module
+        module._INIT_TIMEOUT_S = 1.0
+        m = mirror("auto")
+        m.log(1, {"loss": 1.0})
+        m.close()
+        """,
+        WANDB_API_KEY=KEY,
+        WANDB_BASE_URL="http://127.0.0.1:9",
+    )
+    assert done.returncode == 0
+    assert "wandb: cannot start online: " in done.stderr
+    assert KEY not in done.stderr
+    assert [row["step"] for row in read_history(tmp_path / "run")] == [1]
+
+
+def test_no_wandb_at_all_is_one_warning(python, tmp_path):
+    (tmp_path / "wandb.py").write_text("raise RuntimeError('broken installation')\n")
+    done = python("""
+        sys.path.insert(0, os.getcwd())
+        m = mirror()
+        m.log(1, {"loss": 1.0})
+        m.close()
+        print("trained on")
+    """)
+    assert (done.returncode, done.stdout) == (0, "trained on\n")
+    assert done.stderr.count("\n") == 1
+    assert "wandb: cannot start offline: RuntimeError: broken installation" in done.stderr
+
+
+def test_off_starts_nothing(python, tmp_path):
+    done = python("m = mirror('off'); m.log(1, {'loss': 1.0}); m.close(); print('wandb' in sys.modules, children())")
+    assert done.stdout == "False []\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_secrets_in_the_config_are_not_sent(python, tmp_path):
+    done = python(
+        """
+        m = mirror(run_config={"data": {"path": ["s3://" + os.environ["STORE_SECRET"] + "@bucket"]}, "seed": 1})
+        m.log(1, {"loss": 1.0})
+        m.close()
+        """,
+        STORE_SECRET="hunter2hunter2",
+    )
+    assert done.returncode == 0
+    files = [path for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file()]
+    assert any(b"s3://***@bucket" in path.read_bytes() for path in files)
+    assert not [path for path in files if b"hunter2hunter2" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "env", "mode"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY}, "online"),
+        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY, "WANDB_MODE": "disabled"}, "off"),
+        ("online", {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "online"),
+        ("offline", {"WANDB_API_KEY": KEY}, "offline"),
+        ("off", {"WANDB_API_KEY": KEY}, "off"),
+    ],
+)
+def test_mode_follows_config_then_environment_then_key(wanted, env, mode, tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert choose_mode(wanted) == mode
+
+
+def test_a_netrc_entry_of_the_server_in_use_is_a_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    (tmp_path / "netrc").write_text(f"machine wandb.example.org login user password {KEY}\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert choose_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
+    assert choose_mode("auto") == "online"
+
+
+def test_online_without_a_key_says_so_and_is_offline(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with caplog.at_level(logging.WARNING, logger=wandb_tracker.logger.name):
+        assert choose_mode("online") == "offline"
+    assert caplog.messages == [
+        "wandb: online, but no WANDB_API_KEY and no netrc entry for api.wandb.ai; tracking offline"
+    ]
+
+
+def test_the_private_handles_that_a_hung_service_needs_are_still_there():
+    from wandb.sdk import wandb_setup
+    from wandb.sdk.lib.service import service_connection, service_process
+
+    assert hasattr(wandb_setup._WandbSetup(pid=os.getpid()), "_connection")
+    assert "_proc" in service_connection.ServiceConnection.__init__.__code__.co_names
+    assert "_process" in service_process.ServiceProcess.__init__.__code__.co_names
