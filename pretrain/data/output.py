@@ -1,0 +1,117 @@
+"""The shard folder while it is being made: what it was begun with, which parts are done, what a killed run left.
+
+    prepare.json      options and listing of the inputs, written first: the identity of the folder
+    tokenizer.json    next; parts depend on it
+    parts/*.json      one record a finished part
+    index.json        written last: with it the folder is complete
+
+A run continues a folder of the same identity and refuses any other.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
+from pretrain.data.part import PARTS_DIR, PartRecord, load_record, record_path
+from pretrain.data.sources import InputFile, Part
+from pretrain.data.split import SPLITS
+from pretrain.errors import ConfigError, DataError
+from pretrain.index import INDEX_NAME
+from pretrain.io import make_dir, write_json
+
+IDENTITY_NAME = "prepare.json"
+TOKENIZER_NAME = "tokenizer.json"
+_ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
+
+
+def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile]) -> None:
+    """Enters what this run is in `prepare.json`, or checks that the folder was begun with the same.
+
+    Removes temporary files of a killed run first: their names, which have a process id, may come again.
+
+    Raises:
+        ConfigError: Other options, or a folder that holds something else.
+        DataError: Other inputs.
+        DiskError: The disk refused.
+    """
+    for name in (IDENTITY_NAME, TOKENIZER_NAME, INDEX_NAME):
+        for temporary in folder.glob(f"{name}.tmp-*"):
+            temporary.unlink()
+    path = folder / IDENTITY_NAME
+    inputs = [_input_line(file) for file in files]
+    if not path.exists():
+        strangers = sorted({entry.name for entry in folder.iterdir()} - {PREPARE_LOCK, WORKERS_LOCK})
+        if strangers:
+            raise ConfigError(
+                f"the folder is not empty and was not begun by `pretrain prepare` (it holds {strangers[0]})",
+                where=str(folder),
+                fix="use another --output",
+            )
+        write_json(path, {"options": options, "inputs": inputs})
+        return
+    try:
+        before = json.loads(path.read_bytes())
+        _compare_options(folder, before["options"], options)
+        _compare_inputs(folder, before["inputs"], inputs)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path), fix=_ELSEWHERE) from error
+
+
+def _input_line(file: InputFile) -> str:
+    return f"{file.size} {file.mtime_ns} {Path(file.path).absolute()}"
+
+
+def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if names:
+        changes = ", ".join(f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in names)
+        raise ConfigError(f"begun with other options: {changes}", where=str(folder), fix=_ELSEWHERE)
+
+
+def _compare_inputs(folder: Path, before: list[str], now: list[str]) -> None:
+    if before == now:
+        return
+    old, new = _by_path(before), _by_path(now)
+    changes = {
+        "new": sorted(new.keys() - old.keys()),
+        "gone": sorted(old.keys() - new.keys()),
+        "changed": sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
+    }
+    named = ", ".join(f"{len(paths)} {kind} ({paths[0]})" for kind, paths in changes.items() if paths)
+    raise DataError(f"begun with other inputs: {named or 'their order changed'}", where=str(folder), fix=_ELSEWHERE)
+
+
+def _by_path(lines: list[str]) -> dict[str, tuple[str, str]]:
+    rows = (line.split(" ", 2) for line in lines)
+    return {path: (size, mtime_ns) for size, mtime_ns, path in rows}
+
+
+def load_records(folder: Path, parts: Iterable[Part], tokenizer_sha256: str) -> dict[int, PartRecord]:
+    """Returns the records of the parts finished with this tokenizer, by number."""
+    found = ((part.number, load_record(folder, part, tokenizer_sha256)) for part in parts)
+    return {number: record for number, record in found if record is not None}
+
+
+def remove_leftovers(folder: Path, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
+    """Removes every file of ours that no finished part vouches for."""
+    kept = {record_path(folder, part) for part in parts if part.number in records}
+    for record in records.values():
+        for split in record.splits.values():
+            kept.update(folder / name for shard in split.shards for name in (shard.name, shard.table.name))
+    for name in (PARTS_DIR, *SPLITS):
+        for path in (folder / name).glob("part-*"):
+            if path not in kept:
+                path.unlink()
+    make_dir(folder / PARTS_DIR)
+
+
+def discard_output(folder: Path) -> None:
+    """Takes back all that an unfinished run wrote, the identity last."""
+    (folder / INDEX_NAME).unlink(missing_ok=True)
+    for name in (PARTS_DIR, *SPLITS):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / TOKENIZER_NAME).unlink(missing_ok=True)
+    (folder / IDENTITY_NAME).unlink(missing_ok=True)

@@ -1,0 +1,43 @@
+"""What a tokenizer is trained on: text of the training split, spread over the whole input, the same on every run."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from pretrain.data.documents import Reader
+from pretrain.data.progress import Progress
+from pretrain.data.sources import Part
+from pretrain.data.split import TRAIN, SplitRule
+from pretrain.errors import DataError
+
+
+def train_texts(
+    parts: Sequence[Part], reader: Reader, rule: SplitRule, sample_bytes: int | None, progress: Progress
+) -> Iterator[str]:
+    """Yields training text: the beginning of each part, in proportion to its size.
+
+    Args:
+        parts: The whole input.
+        reader: Reads it.
+        rule: The split; what it holds out is not seen here either.
+        sample_bytes: About how much text in all, UTF-8. None: all of it.
+        progress: Called after each part.
+
+    Raises:
+        DataError: There is none, or malformed input.
+    """
+    total_bytes = sum(part.num_bytes for part in parts)
+    done_bytes = num_documents = 0
+    for part in parts:
+        room = sys.maxsize if sample_bytes is None else -(-sample_bytes * part.num_bytes // total_bytes)
+        for document in reader.read(part.slices):
+            for split, text in rule.divide(document.text, document.utf8):
+                if split == TRAIN:
+                    yield text[:room]
+                    num_documents += 1
+                    room -= len(document.utf8)
+            if room <= 0:
+                break
+        done_bytes += part.num_bytes
+        progress("reading for the tokenizer", done_bytes, total_bytes, num_documents)
+    if not num_documents:
+        raise DataError("there is no text to train on", fix="give more text, or hold out less with --split")

@@ -1,0 +1,63 @@
+"""Which text is trained on and which is held out: a pure function of each document, not of its place in the corpus.
+
+hash:0.01   a document is held out when the hash of its bytes falls below the fraction; duplicates stay together
+tail:0.1    the last tenth of every document's characters is held out; what a corpus of one long file needs
+"""
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pretrain.errors import ConfigError
+
+TRAIN = "train"
+VALIDATION = "validation"
+SPLITS = (TRAIN, VALIDATION)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How documents are divided.
+
+    Attributes:
+        kind: `hash` or `tail`.
+        fraction: Held out, exact: floor(n x (1 - F)) must not depend on binary rounding.
+        seed: Salt of the hash.
+    """
+
+    kind: str
+    fraction: Fraction
+    seed: int
+
+    def divide(self, text: str, utf8: bytes) -> list[tuple[str, str]]:
+        """Returns the non-empty (split, text) sides of a document whose text in UTF-8 is `utf8`."""
+        if self.kind == "tail":
+            cut = int(len(text) * (1 - self.fraction))
+            sides = [(TRAIN, text[:cut]), (VALIDATION, text[cut:])]
+        else:
+            sides = [(VALIDATION if self._is_held_out(utf8) else TRAIN, text)]
+        return [(split, side) for split, side in sides if side]
+
+    def _is_held_out(self, utf8: bytes) -> bool:
+        digest = hashlib.blake2b(utf8, digest_size=8, salt=self.seed.to_bytes(8, "big")).digest()
+        return int.from_bytes(digest, "big") < self.fraction * 2**64
+
+
+def parse_split(text: str, seed: int) -> SplitRule:
+    """Reads `hash:F` or `tail:F` with 0 <= F < 1.
+
+    Raises:
+        ConfigError: Anything else, or a seed outside 0..2**64-1.
+    """
+    kind, _, number = text.partition(":")
+    try:
+        fraction = Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        fraction = Fraction(-1)
+    if kind not in ("hash", "tail") or not 0 <= fraction < 1:
+        raise ConfigError(
+            f"split={text!r} is not a split", fix="use hash:F or tail:F with 0 <= F < 1, such as hash:0.01"
+        )
+    if not 0 <= seed < 2**64:
+        raise ConfigError(f"seed={seed} is not a seed", fix="use a number from 0 to 2**64 - 1")
+    return SplitRule(kind, fraction, seed)

@@ -1,0 +1,122 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain.data.prepare import PrepareOptions, prepare
+from tests.helpers.corpus import digests, write_corpus
+
+CHILD = """
+import sys
+from pathlib import Path
+from pretrain.data.prepare import PrepareOptions, prepare
+
+if __name__ == "__main__":
+    def show(phase, *counts):
+        print(phase, *counts, flush=True)
+    try:
+        prepare(PrepareOptions(Path(sys.argv[2]), (sys.argv[1],), "bpe", 300, processes=2, part_bytes=100_000), show)
+    except KeyboardInterrupt:
+        sys.exit(99)
+    except Exception as error:
+        print(type(error).__name__, error)
+        sys.exit(1)
+"""
+
+
+def workers_of(pid):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            is_child = int(path.read_text().rpartition(")")[2].split()[1]) == pid
+            if is_child and "spawn_main" in (path.parent / "cmdline").read_text():
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def options(folder, corpus):
+    return PrepareOptions(folder, (str(corpus),), "bpe", 300, processes=1, part_bytes=100_000)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus") / "in"
+    write_corpus(folder, 120, 4000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(corpus):
+    prepare(options(corpus.parent / "whole", corpus))
+    return digests(corpus.parent / "whole")
+
+
+@pytest.fixture
+def running_pool(tmp_path, corpus):
+    """A `prepare` with two workers that has finished its first part."""
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(corpus), str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out/parts").glob("*.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def resume(folder, corpus):
+    assert not (folder / "index.json").exists()
+    prepare(options(folder, corpus))
+    return digests(folder)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_die_with_their_killed_parent_and_a_restart_completes(tmp_path, running_pool, corpus, expected):
+    workers = workers_of(running_pool.pid)
+    assert len(workers) == 2
+    running_pool.kill()
+    running_pool.wait()
+    assert resume(tmp_path / "out", corpus) == expected
+    assert not any(
+        Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_text() for pid in workers
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_path, running_pool, corpus, expected):
+    os.kill(workers_of(running_pool.pid)[0], signal.SIGKILL)
+    output, errors = running_pool.communicate(timeout=30)
+    assert running_pool.returncode == 1
+    assert "DataError" in output and "a worker process died, most likely killed for want of memory" in output
+    assert "Traceback" not in errors
+    assert list((tmp_path / "out/parts").glob("*.json"))
+    assert resume(tmp_path / "out", corpus) == expected
+
+
+def test_ctrl_c_ends_all_workers_quietly(tmp_path, running_pool, corpus, expected):
+    os.kill(running_pool.pid, signal.SIGINT)
+    _, errors = running_pool.communicate(timeout=30)
+    assert running_pool.returncode == 99
+    assert errors == ""
+    assert not list((tmp_path / "out").rglob("*.tmp-*"))
+    assert resume(tmp_path / "out", corpus) == expected
