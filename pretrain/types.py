@@ -1,4 +1,4 @@
-"""The contract between data, model, objective and engine: Batch, AttentionMask, ModelOutput, and the shape legend.
+"""The contract between the parts: Batch, AttentionMask, ModelOutput, Fragment, and the shape legend.
 
 Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
 
@@ -80,3 +80,25 @@ class ModelOutput:
 
     hidden_BTD: Tensor
     logits_BTV: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A contiguous piece of one parameter's training state, as it lies on this rank.
+
+    Attributes:
+        name: Parameter name, as in the unwrapped model.
+        offset: First element of the piece in the flattened parameter.
+        shape: Shape of the whole parameter.
+        tensors: fp32 1-D live views of equal length: `weight` (the master weight) and the optimizer's moments.
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    tensors: dict[str, Tensor]
+
+    @property
+    def length(self) -> int:
+        """Number of elements of the piece."""
+        return self.tensors["weight"].numel()

@@ -52,5 +52,7 @@ class OptimConfig(Section):
     def _check(self) -> "OptimConfig":
         end = self.schedule.decay_steps
         if end is not None and end <= self.schedule.warmup_steps:
-            raise ValueError(f"schedule.decay_steps={end} must exceed schedule.warmup_steps={self.schedule.warmup_steps}")
+            raise ValueError(
+                f"schedule.decay_steps={end} must exceed schedule.warmup_steps={self.schedule.warmup_steps}"
+            )
         return self

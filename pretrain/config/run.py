@@ -28,7 +28,7 @@ class RunConfig(Section):
     """
 
     seed: int = Field(default=1234, ge=0, lt=2**63)
-    extend: list[str] = []
+    extend: list[str] = Field(default_factory=list)
     run: RunSection
     data: DataConfig
     batch: BatchConfig

@@ -1,4 +1,4 @@
-"""`train:`, `eval:`, `checkpoint:`, `tracking:`, `run:`, `init:`, `resume:` -- the course of a run and what it leaves behind."""
+"""`train:`, `eval:`, `checkpoint:`, `tracking:`, `run:`, `init:`, `resume:` -- a run's course, and what it leaves."""
 
 from typing import Literal
 
@@ -88,4 +88,4 @@ class ResumeConfig(Section):
         allow: Dotted keys, such as `optim.lr` or `data`, whose change is intended.
     """
 
-    allow: list[str] = []
+    allow: list[str] = Field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Starting ranks: on this machine (`local.py`). Imports no torch."""

@@ -1,0 +1,119 @@
+"""Fragments on disk: one safetensors file a rank, read back by range whatever the topology.
+
+A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or a moment. Loading
+builds a table of all pieces of all files once, then copies the ranges that this rank needs; a load at the same
+topology is a load of whole pieces. Pickle is nowhere on this path.
+"""
+
+import json
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pretrain.errors import CheckpointError
+from pretrain.io import FileRecord, write_chunks
+from pretrain.types import Fragment
+
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+
+
+def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
+    """Writes fragments to a safetensors file, each tensor copied to the host once and never gathered.
+
+    Returns:
+        Size and CRCs of what was meant to be written.
+
+    Raises:
+        DiskError: The disk refused.
+    """
+    pieces = [(f"{f.name}/{kind}@{f.offset}", tensor) for f in fragments for kind, tensor in f.tensors.items()]
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in pieces:
+        start, end = end, end + tensor.numel() * 4
+        header[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def chunks() -> Iterator[memoryview]:
+        yield memoryview(struct.pack("<Q", len(text)) + text)
+        for _, tensor in pieces:
+            assert tensor.dtype == torch.float32 and tensor.dim() == 1
+            if tensor.numel():
+                yield memoryview(tensor.detach().cpu().contiguous().numpy())
+
+    return write_chunks(path, chunks())
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    offset: int
+    length: int
+    path: Path
+    byte_offset: int
+
+
+class FragmentReader:
+    """All fragments of a checkpoint, by parameter and kind.
+
+    Args:
+        paths: The safetensors files of one checkpoint.
+
+    Raises:
+        CheckpointError: A file cannot be parsed.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._pieces: dict[tuple[str, str], list[_Piece]] = {}
+        for path in paths:
+            for key, piece in _read_header(path):
+                self._pieces.setdefault(key, []).append(piece)
+        for pieces in self._pieces.values():
+            pieces.sort(key=lambda piece: piece.offset)
+
+    def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor) -> None:
+        """Fills `out` (1-D fp32) with elements `offset ...` of a parameter's `kind`.
+
+        Raises:
+            CheckpointError: The checkpoint does not have them all.
+        """
+        pieces = self._pieces.get((name, kind), [])
+        done, total = 0, out.numel()
+        number = bisect_right(pieces, offset, key=lambda piece: piece.offset) - 1
+        while done < total:
+            piece = pieces[number] if 0 <= number < len(pieces) else None
+            skip = offset + done - piece.offset if piece else 0
+            if piece is None or not 0 <= skip < piece.length:
+                raise CheckpointError(f"{name}/{kind} lacks element {offset + done}", fix="use another checkpoint")
+            take = min(piece.length - skip, total - done)
+            values = np.fromfile(piece.path, dtype="<f4", count=take, offset=piece.byte_offset + 4 * skip)
+            if values.size != take:
+                raise CheckpointError(f"{piece.path.name} is cut short", where=str(piece.path), fix="use another one")
+            out[done : done + take].copy_(torch.from_numpy(values))
+            done += take
+            number += 1
+
+
+def _read_header(path: Path) -> Iterator[tuple[tuple[str, str], _Piece]]:
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError(f"header of {size} bytes")
+            header = json.loads(file.read(size))
+        for key, entry in header.items():
+            if key == "__metadata__":
+                continue
+            name, _, rest = key.rpartition("/")
+            kind, _, offset = rest.partition("@")
+            start, end = entry["data_offsets"]
+            if entry["dtype"] != "F32" or end - start != 4 * entry["shape"][0]:
+                raise ValueError(f"{key} is not a 1-D fp32 tensor")
+            yield (name, kind), _Piece(int(offset), (end - start) // 4, path, 8 + size + start)
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise CheckpointError(f"cannot be parsed: {error}", where=str(path), fix="use another checkpoint") from None

@@ -1,0 +1,102 @@
+"""What a checkpoint folder holds, and its manifest.
+
+    checkpoints/step-00001000/rank-00000.safetensors ...   fragments, one file a rank
+    checkpoints/step-00001000/manifest.json                written last: state, files with sizes and CRCs, parameters
+    checkpoints/.tmp-step-00001000/                        being written; nothing reads it
+    checkpoints/step-00001000.bad-<why>/                   set aside after a failed verification
+
+A folder without a readable manifest is not a checkpoint.
+"""
+
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import CheckpointError
+from pretrain.io import FileRecord
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d{8,})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of `manifest.json`.
+
+    Attributes:
+        schema: Version of this format.
+        state: The training state (see `state.py`).
+        shapes: Shape of every parameter, by name.
+        moments: Names of the optimizer moments saved for every parameter.
+        files: Every other file of the folder.
+        topology: World size, engine and attempt that wrote it; for people, not needed to load.
+    """
+
+    schema: int
+    state: dict[str, Any]
+    shapes: dict[str, list[int]]
+    moments: list[str]
+    files: list[FileRecord]
+    topology: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values for `write_json`, with a CRC32 over them: a manifest vouches for itself too."""
+        content = asdict(self)
+        return {"content": content, "crc32": _crc32(content)}
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def step_name(step: int) -> str:
+    """Returns the folder name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Returns the step of a checkpoint folder by its name; None for any other name."""
+    match = _STEP.match(path.name)
+    return int(match.group(1)) if match else None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Returns committed checkpoints, oldest first, unverified."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if step_of(path) is not None and (path / MANIFEST).is_file()]
+    return sorted(found, key=lambda path: step_of(path) or 0)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Reads the manifest of a checkpoint folder.
+
+    Raises:
+        CheckpointError: Missing, not JSON, of another schema, or with fields missing or names that leave the folder.
+    """
+    file = path / MANIFEST
+    try:
+        envelope = json.loads(file.read_text(encoding="utf-8"))
+        raw = envelope["content"]
+        if envelope["crc32"] != _crc32(raw):
+            raise ValueError("its CRC32 does not match")
+        if raw["schema"] != SCHEMA:
+            raise CheckpointError(
+                f"written in format {raw['schema']}, this version reads {SCHEMA}",
+                where=str(file),
+                fix="update pretrain",
+            )
+        files = [FileRecord(**record) for record in raw.pop("files")]
+        manifest = Manifest(files=files, **raw)
+    except FileNotFoundError:
+        raise CheckpointError("not a checkpoint (no manifest.json)", where=str(path), fix="check the path") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the manifest is damaged ({reason})", where=str(file), fix="use another one") from None
+    if any(record.name != Path(record.name).name for record in manifest.files):
+        raise CheckpointError("a file name leaves the folder", where=str(file), fix="do not trust this checkpoint")
+    return manifest

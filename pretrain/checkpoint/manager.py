@@ -1,0 +1,198 @@
+"""Saving, finding, verifying and loading checkpoints. Every function here is collective unless it says otherwise.
+
+    save    each rank writes its fragments to .tmp-step-N  ->  sizes and CRCs gathered, all ranks vote
+            ->  rank 0: manifest, fsync, one rename  ->  older ones beyond `keep` removed
+    load    newest first: sizes and CRCs checked, a share of the files a rank  ->  bad: set aside, try the older one
+            ->  each rank reads the ranges it holds
+
+Rank 0 decides and tells; no rank decides alone. DeepSpeed's own save and load are not used: they are not crash-safe and
+do not reshape.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from pretrain import dist
+from pretrain.checkpoint.fragments import FragmentReader, write_fragments
+from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, list_checkpoints, load_manifest, step_name
+from pretrain.checkpoint.state import TrainState
+from pretrain.dist import World
+from pretrain.errors import CheckpointError, DiskError, PretrainError
+from pretrain.io import FileRecord, check_file, make_dir, publish_dir, remove_dir, write_json
+from pretrain.types import Fragment
+
+log = logging.getLogger(__name__)
+
+
+class HasFragments(Protocol):
+    """What the checkpoint needs of an engine (see `engine/engine.py`)."""
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """Yields what this rank saves."""
+        ...
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """Yields what this rank fills when loading."""
+        ...
+
+    def finish_load(self, optimizer_step: int) -> None:
+        """Makes the engine follow the filled fragments."""
+        ...
+
+
+class CheckpointManager:
+    """The checkpoints of one run.
+
+    Args:
+        folder: The run's `checkpoints` folder.
+        keep: Newest ones kept, at least 2.
+        world: This process's place.
+        topology: What wrote them, noted in the manifest.
+    """
+
+    def __init__(self, folder: Path, keep: int, world: World, topology: dict[str, Any]) -> None:
+        self._folder, self._keep, self._world, self._topology = folder, keep, world, topology
+
+    def save(self, engine: HasFragments, state: TrainState) -> Path:
+        """Commits a checkpoint of `state.step`; does nothing where that step is committed already.
+
+        Raises:
+            DiskError: Some rank could not write; nothing was committed, nothing older was touched.
+        """
+        final = self._folder / step_name(state.step)
+        if dist.broadcast_object((final / MANIFEST).is_file()):
+            return final
+        temporary = self._folder / f".tmp-{final.name}"
+        self._on_main(lambda: self._clear(temporary))
+        fragments = list(engine.owned_fragments())
+        record, error = self._write_own(temporary, fragments)
+        shapes = {fragment.name: list(fragment.shape) for fragment in fragments}
+        moments = sorted({kind for fragment in fragments for kind in fragment.tensors} - {"weight"})
+        votes = dist.gather_objects({"record": record, "error": error, "shapes": shapes, "moments": moments})
+        self._raise_first([vote["error"] for vote in votes], temporary)
+        self._on_main(lambda: self._commit(temporary, final, state, votes))
+        return final
+
+    def _clear(self, temporary: Path) -> None:
+        make_dir(self._folder)
+        for leftover in (*self._folder.glob(".tmp-*"), *self._folder.glob(".trash-*")):
+            shutil.rmtree(leftover)
+        make_dir(temporary)
+
+    def _write_own(self, temporary: Path, fragments: list[Fragment]) -> tuple[dict[str, Any] | None, str | None]:
+        try:
+            path = temporary / f"rank-{self._world.rank:05d}.safetensors"
+            return asdict(write_fragments(path, fragments)), None
+        except DiskError as error:
+            return None, f"rank {self._world.rank}: {error}"
+
+    def _commit(self, temporary: Path, final: Path, state: TrainState, votes: list[dict[str, Any]]) -> None:
+        shapes: dict[str, list[int]] = {}
+        for vote in votes:
+            shapes |= vote["shapes"]
+        files = [FileRecord(**vote["record"]) for vote in votes]
+        moments = max((vote["moments"] for vote in votes), key=len)
+        manifest = Manifest(SCHEMA, state.to_json(), shapes, moments, files, self._topology)
+        write_json(temporary / MANIFEST, manifest.to_json())
+        publish_dir(temporary, final)
+        for old in list_checkpoints(self._folder)[: -self._keep]:
+            remove_dir(old)
+
+    def _on_main(self, action: Any) -> None:
+        """Runs `action` on rank 0 and fails on every rank where it fails there."""
+        error = None
+        if self._world.is_main:
+            try:
+                action()
+            except DiskError as failure:
+                error = str(failure)
+            except OSError as failure:
+                error = f"{self._folder}: {failure}"
+        self._raise_first(dist.gather_objects(error), None)
+
+    def _raise_first(self, errors: list[str | None], temporary: Path | None) -> None:
+        first = next((error for error in errors if error), None)
+        if first is not None:
+            if self._world.is_main and temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise DiskError(f"checkpoint not saved: {first}")
+
+    def load_newest(self, engine: HasFragments) -> TrainState | None:
+        """Loads the newest checkpoint that verifies into `engine`; returns its state, or None where there is none yet.
+
+        A bad one is renamed to `step-N.bad-<why>`, and the next older one is tried.
+
+        Raises:
+            CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself.
+        """
+        while True:
+            newest = dist.broadcast_object([path.name for path in list_checkpoints(self._folder)[-1:]])
+            if not newest:
+                self._refuse_restart()
+                return None
+            path = self._folder / newest[0]
+            problem = self.verify(path)
+            if problem is None:
+                return load_checkpoint(path, engine)
+            log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
+            self._on_main(lambda path=path: path.rename(path.with_name(f"{path.name}.bad-damaged")))
+
+    def _refuse_restart(self) -> None:
+        bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []
+        if any(dist.gather_objects(bool(bad))):
+            raise CheckpointError(
+                f"this run has saved checkpoints, and none can be used ({', '.join(bad)})",
+                where=str(self._folder),
+                fix="restore one, or start over under another run.name",
+            )
+
+    def verify(self, path: Path) -> str | None:
+        """Checks sizes and CRCs of all files, a share of them on each rank; returns the first problem, or None."""
+        try:
+            files = load_manifest(path).files
+            mine = files[self._world.rank :: self._world.size]
+            problem = next((text for record in mine if (text := check_file(path / record.name, record))), None)
+        except CheckpointError as error:
+            problem = error.what
+        return next((text for text in dist.gather_objects(problem) if text), None)
+
+
+def load_checkpoint(path: Path, engine: HasFragments, weights_only: bool = False) -> TrainState:
+    """Fills an engine from a verified checkpoint, whatever topology wrote it.
+
+    Args:
+        path: The checkpoint folder.
+        engine: Where it goes.
+        weights_only: Leave the moments and the step count as they are (to start a new run from these weights).
+
+    Raises:
+        CheckpointError: It is not of this model; the parameters that differ are named.
+    """
+    manifest = load_manifest(path)
+    reader = FragmentReader(path / record.name for record in manifest.files)
+    problem = None
+    try:
+        for fragment in engine.held_fragments():
+            saved = manifest.shapes.get(fragment.name)
+            if saved != list(fragment.shape):
+                shape = "no such parameter" if saved is None else f"shape {saved}"
+                raise CheckpointError(
+                    f"{fragment.name} has shape {list(fragment.shape)} in this model, in the checkpoint {shape}",
+                    where=str(path),
+                    fix="use the config that the checkpoint was trained with",
+                )
+            kinds = ["weight"] if weights_only else list(fragment.tensors)
+            for kind in kinds:
+                reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
+    except PretrainError as error:
+        problem = str(error)
+    first = next((text for text in dist.gather_objects(problem) if text), None)
+    if first is not None:
+        raise CheckpointError(first)
+    state = TrainState.from_json(manifest.state, str(path))
+    engine.finish_load(0 if weights_only else state.optimizer_step)
+    return state

@@ -1,0 +1,221 @@
+"""The command line: one function a command. Heavy imports live inside the function that needs them.
+
+Errors of `pretrain.errors` end a command with one line and their exit code; `--debug` shows the traceback too.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, PretrainError
+
+app = typer.Typer(
+    name="pretrain",
+    help="Pretrain Transformers, from raw text to a released checkpoint.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+launch_app = typer.Typer(help="Start the ranks of a run.", no_args_is_help=True)
+app.add_typer(launch_app, name="launch")
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values laid over the file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
+) -> None:
+    # `deepspeed` passes --local_rank to every program it starts; LOCAL_RANK is what we read.
+    if debug:
+        os.environ["PRETRAIN_DEBUG"] = "1"
+
+
+@app.command("prepare")
+def prepare_command(
+    output: Annotated[Path, typer.Option(help="Folder to write.")],
+    input: Annotated[
+        list[str] | None,
+        typer.Option(help="Files, folders or globs of .txt .md .py .jsonl(.gz). None: this Python's standard library."),
+    ] = None,
+    tokenizer: Annotated[str, typer.Option(help="bpe, char, or a tokenizer.json.")] = "bpe",
+    vocab_size: Annotated[int | None, typer.Option(help="Entries of a trained BPE. Default: 8192.")] = None,
+    text_field: Annotated[str, typer.Option(help="Field of a jsonl line that holds the text.")] = "text",
+    split: Annotated[str, typer.Option(help="hash:F by document, or tail:F of every document.")] = "hash:0.01",
+    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one a core.")] = None,
+) -> None:
+    """Train a tokenizer and write token shards (webdataset tars with an index).
+
+    Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
+    """
+    from pretrain.data.prepare import PrepareOptions, prepare
+    from pretrain.data.progress import progress_bar
+    from pretrain.log import setup_logging
+
+    setup_logging(rank=0, world_size=1)
+    options = PrepareOptions(
+        output=output,
+        inputs=tuple(input or ()),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        text_field=text_field,
+        split=split,
+        processes=processes,
+    )
+    with progress_bar() as progress:
+        prepare(options, progress)
+
+
+@app.command()
+def config(config: Config, overrides: Overrides = None) -> None:
+    """Print the resolved config: every key, every default.
+
+    Example: pretrain config configs/run/quickstart.yaml optim.lr=3e-4
+    """
+    from pretrain.config.load import dump_config, load_config
+
+    sys.stdout.write(dump_config(load_config(config, overrides or [])))
+
+
+@app.command()
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Train, or continue training, as one rank: alone, or under torchrun, accelerate, deepspeed or `pretrain launch`.
+
+    Example: pretrain train configs/run/quickstart.yaml engine.kind=single engine.zero_stage=0
+    """
+    from pretrain.config.load import load_config
+    from pretrain.dist import read_world
+
+    world = read_world()
+    loaded = load_config(config, overrides or [])
+    from pretrain.train.run import run_training
+
+    raise typer.Exit(run_training(loaded, world))
+
+
+@launch_app.command("local")
+def launch_local_command(
+    config: Config,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes to start; with GPUs, one for each.")] = 1,
+    port: Annotated[int | None, typer.Option(help="Rendezvous port. None: a free one.")] = None,
+) -> None:
+    """Train on this machine with several ranks.
+
+    Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
+    """
+    from launch.local import launch_local
+    from pretrain.config.data import plan_batch
+    from pretrain.config.load import load_config
+
+    loaded = load_config(config, overrides or [])
+    plan_batch(loaded.batch, ranks)
+    logs = Path(loaded.run.dir) / loaded.run.name / "logs"
+    raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))
+
+
+@app.command()
+def inspect(path: Path, as_json: Json = False) -> None:
+    """Describe a shard folder, a run, or a checkpoint.
+
+    Example: pretrain inspect runs/quickstart
+    """
+    from pretrain.report.describe import describe, print_facts
+
+    print_facts(describe(path), as_json)
+
+
+@app.command()
+def generate(
+    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run or a checkpoint.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest only; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest of this total probability only.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Continue a text with a trained model.
+
+    Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
+    """
+    from pretrain.artifact import open_artifact
+    from pretrain.generate.sampling import Sampling
+    from pretrain.generate.text import generate_text
+
+    sampling = Sampling(temperature, top_k, top_p)
+    artifact = open_artifact(what)
+    text = generate_text(artifact.model, artifact.tokenizer, prompt, max_tokens, sampling, seed=seed)
+    sys.stdout.write(f"{text}\n")
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; returns its exit code. Errors are printed here and nowhere else."""
+    import click
+
+    rank = int(os.environ.get("RANK", "0") or 0)
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else EXIT_OK
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except PretrainError as error:
+        _show(error, rank)
+        return error.exit_code
+    except Exception as error:
+        return _show_unexpected(error, rank)
+
+
+def _show(error: PretrainError, rank: int) -> None:
+    from pretrain.errors import ConfigError
+    from pretrain.log import redact
+
+    if os.environ.get("PRETRAIN_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    # Every rank reads the same config; one line about it is enough.
+    if rank == 0 or not isinstance(error, ConfigError):
+        place = f"rank {rank}: " if rank else ""
+        for line in str(error).splitlines():
+            print(redact(f"error: {place}{line}"), file=sys.stderr)
+
+
+def _show_unexpected(error: Exception, rank: int) -> int:
+    """A lost peer is one line, anything else a traceback: it is our bug."""
+    import traceback
+
+    from pretrain.errors import EXIT_UNAVAILABLE
+    from pretrain.log import redact
+
+    text = str(error)
+    if "torch" in sys.modules and _is_lost_peer(error):
+        first = text.splitlines()[0] if text else type(error).__name__
+        print(redact(f"error: rank {rank} lost its peers: {first}"), file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    print(redact(traceback.format_exc()), file=sys.stderr)
+    print(f"error: rank {rank}: this is a bug in pretrain ({type(error).__name__})", file=sys.stderr)
+    return EXIT_BUG
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    import torch.distributed as td
+
+    return isinstance(error, td.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())

@@ -1,0 +1,159 @@
+"""Reads YAML into plain values that remember where each key stood.
+
+    file -> yaml nodes (with marks) -> plain dict + {dotted key: "file:line:column"}
+
+Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are booleans (so that
+`name: no` stays text) and `1e-4` is a number. An `include:` list of files, relative to the including file, is merged
+first, in order, and the file's own keys go over them.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.errors import ConfigError
+
+MAX_FILE_BYTES = 1024 * 1024
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
+
+
+@dataclass
+class Located:
+    """A tree of plain values and the place of each dotted key."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader whose scalars are resolved by `parse_scalar`; only its composer is used."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise ConfigError("aliases (*name) are not allowed", where=_place(mark), fix="write the value out")
+        return super().compose_node(parent, index)
+
+
+def _place(mark: Any) -> str:
+    return f"{mark.name}:{mark.line + 1}:{mark.column + 1}"
+
+
+def parse_scalar(text: str) -> Any:
+    """Returns the value of an unquoted scalar: null, boolean, integer, float, or the text itself."""
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if _INT.match(text):
+        return int(text.replace("_", ""))
+    if _FLOAT.match(text):
+        return float(text.replace("_", "").replace(".inf", "inf").replace(".Inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+def _plain(node: yaml.Node, prefix: str, places: dict[str, str]) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError("a key must be a plain word", where=_place(key_node.start_mark), fix="rename it")
+            key = key_node.value
+            path = f"{prefix}.{key}" if prefix else key
+            if key in result:
+                fix = "keep one of them"
+                raise ConfigError(f"key {path!r} stands twice", where=_place(key_node.start_mark), fix=fix)
+            places[path] = _place(key_node.start_mark)
+            result[key] = _plain(value_node, path, places)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, f"{prefix}.{number}", places) for number, item in enumerate(node.value)]
+    assert isinstance(node, yaml.ScalarNode)
+    if node.tag not in ("tag:yaml.org,2002:str",) and node.tag.startswith("!"):
+        raise ConfigError(f"tags ({node.tag}) are not allowed", where=_place(node.start_mark), fix="remove the tag")
+    return parse_scalar(node.value) if node.style is None else node.value
+
+
+def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
+    """Parses YAML text; returns its value and the place of each dotted key. Raises: ConfigError, naming `name`."""
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = _place(mark) if mark else name
+        raise ConfigError(
+            f"not YAML: {error.problem or error.context}", where=where, fix="correct the syntax"
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {error}", where=name, fix="correct the syntax") from None
+    places: dict[str, str] = {}
+    return (None if node is None else _plain(node, "", places)), places
+
+
+def read_yaml(path: Path) -> Located:
+    """Reads one file, without its includes.
+
+    Raises:
+        ConfigError: Missing, too large, not UTF-8, not YAML, or not a mapping at the top.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes", where=str(path), fix="give a config, not data")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError("no such config file", where=str(path), fix="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
+        raise ConfigError(f"cannot read the config: {reason}", where=str(path), fix="give a YAML file") from None
+    value, places = parse_yaml(text, str(path))
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError("the top level must be `key: value` pairs", where=str(path), fix="see configs/")
+    return Located(value or {}, places)
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Returns `base` with `over` laid on it, key by key; lists are replaced, not joined."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
+    """Reads a file and everything it includes.
+
+    Raises:
+        ConfigError: As `read_yaml`, and for an include that is not a list of files or that includes itself.
+    """
+    own = read_yaml(path)
+    includes = own.values.pop("include", [])
+    where = own.places.pop("include", str(path))
+    names = [includes] if isinstance(includes, str) else includes
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError("include must be a file name or a list of them", where=where, fix="include: [../data/x.yaml]")
+    result = Located()
+    opened = (*_open, path.resolve())
+    for name in names:
+        target = path.parent / name
+        if target.resolve() in opened:
+            raise ConfigError(f"include {name!r} leads back to itself", where=where, fix="break the circle")
+        if not target.is_file():
+            raise ConfigError(
+                f"included file {target} does not exist", where=where, fix="paths are relative to this file"
+            )
+        part = read_with_includes(target, opened)
+        result.values = merge(result.values, part.values)
+        result.places.update(part.places)
+    result.values = merge(result.values, own.values)
+    result.places.update(own.places)
+    return result

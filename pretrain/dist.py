@@ -1,0 +1,116 @@
+"""Rank, world size and the few collectives that the loop needs; everything works in a single process too.
+
+The launcher's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) is the only input: torchrun,
+`accelerate launch`, `deepspeed` and `pretrain launch` all set it. Started alone, it is filled in for a world of one.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from pretrain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place in the job."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and tracks."""
+        return self.rank == 0
+
+
+def read_world() -> World:
+    """Reads the launcher's environment; fills it in for a world of one where there is none.
+
+    Raises:
+        ConfigError: Only a part of it is set, or it makes no sense.
+    """
+    names = ("RANK", "WORLD_SIZE")
+    given = [name for name in names if name in os.environ]
+    if not given:
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        return World(0, 1, 0)
+    try:
+        rank, size = (int(os.environ[name]) for name in names)
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the launcher's environment is incomplete: {error}", fix="start with `pretrain launch` or torchrun"
+        ) from None
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK={rank} is not within WORLD_SIZE={size}", fix="correct the launcher's environment")
+    return World(rank, size, local_rank)
+
+
+def free_port() -> int:
+    """Returns a TCP port that is free on the loopback interface now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_distributed() -> bool:
+    """Returns whether a process group of more than one rank is up."""
+    import torch.distributed as td
+
+    return td.is_available() and td.is_initialized() and td.get_world_size() > 1
+
+
+def all_reduce_sum(values: Any) -> Any:
+    """Sums a tensor over the ranks, in place; returns it."""
+    import torch.distributed as td
+
+    if is_distributed():
+        td.all_reduce(values)
+    return values
+
+
+def barrier() -> None:
+    """Waits for every rank."""
+    import torch.distributed as td
+
+    if is_distributed():
+        td.barrier()
+
+
+def broadcast_object(value: Any) -> Any:
+    """Returns rank 0's `value` on every rank. It travels as JSON, never as a pickle."""
+    return gather_objects(value)[0]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Returns every rank's JSON-able `value`, by rank, on every rank."""
+    import json
+
+    import torch
+    import torch.distributed as td
+
+    if not is_distributed():
+        return [json.loads(json.dumps(value))]
+    device = torch.device("cuda") if td.get_backend() == "nccl" else torch.device("cpu")
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    size = torch.tensor([content.numel()], device=device)
+    sizes = [torch.zeros_like(size) for _ in range(td.get_world_size())]
+    td.all_gather(sizes, size)
+    longest = max(int(item) for item in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: content.numel()] = content
+    rows = [torch.empty_like(padded) for _ in sizes]
+    td.all_gather(rows, padded)
+    return [json.loads(bytes(row[: int(n)].cpu().numpy())) for row, n in zip(rows, sizes, strict=True)]
+
+
+def shut_down() -> None:
+    """Leaves the process group, if there is one."""
+    import torch.distributed as td
+
+    if td.is_available() and td.is_initialized():
+        td.destroy_process_group()

@@ -1,0 +1,1 @@
+"""What runs a step, behind one interface: DeepSpeed ZeRO, DDP, or one process."""

@@ -1,0 +1,95 @@
+"""The DeepSpeed engine: ZeRO 0 to 3 behind accelerate. Steps here; where the state lies is in `zero_state.py`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.config.data import BatchPlan
+from pretrain.config.engine import EngineConfig
+from pretrain.dist import World
+from pretrain.engine.deepspeed_config import clips_itself
+from pretrain.engine.engine import Update
+from pretrain.engine.replicated import clip_or_drop
+from pretrain.engine.zero_state import ZeroState, build_zero_state
+from pretrain.errors import LaunchError
+from pretrain.types import Batch, Fragment
+
+
+class DeepSpeedZeroEngine:
+    """A `deepspeed.DeepSpeedEngine` of the stage that was asked for."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: dict[int, str],
+        optimizer: torch.optim.Optimizer,
+        accelerator: Any,
+        config: EngineConfig,
+        grad_clip: float,
+        plan: BatchPlan,
+        world: World,
+    ) -> None:
+        import deepspeed
+
+        wrapped, _ = accelerator.prepare(module, optimizer)
+        if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
+            raise LaunchError(
+                f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}",
+                fix="unset ACCELERATE_* variables of the environment",
+            )
+        if wrapped.zero_optimization_stage() != config.zero_stage:
+            raise LaunchError(
+                f"ZeRO stage {config.zero_stage} was asked for, stage {wrapped.zero_optimization_stage()} runs",
+                fix="unset ACCELERATE_DEEPSPEED_* variables of the environment",
+            )
+        self.device = accelerator.device
+        stage = f"ZeRO-{config.zero_stage}"
+        self.description = f"DeepSpeed {stage}, {config.precision}, {world.size} x {self.device.type}"
+        self._engine = wrapped
+        self._clip = grad_clip if clips_itself(config) else None
+        self._parameters = list(module.parameters())
+        self._state: ZeroState = build_zero_state(wrapped, names, config.zero_stage, world)
+        # Some of DeepSpeed's optimizers take a step of zeros when they are built, which Adam would count.
+        self._state.set_step(0)
+
+    def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
+        """See `Engine.forward_backward`."""
+        self._engine.train()
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        loss_sum = self._engine(batch)
+        self._engine.backward(loss_sum * scale, scale_wrt_gas=False)
+        return loss_sum.detach()
+
+    def update(self, learning_rate: float) -> Update:
+        """See `Engine.update`."""
+        for group in self._engine.basic_optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self._clip is not None:
+            update = clip_or_drop(self._parameters, self._clip)
+            self._engine.step()
+            return update
+        self._engine.step()
+        skipped = not self._engine.was_step_applied()
+        return Update(float("nan") if skipped else float(self._engine.get_global_grad_norm()), skipped)
+
+    @torch.no_grad()
+    def loss_sum(self, batch: Batch) -> Tensor:
+        """See `Engine.loss_sum`."""
+        self._engine.eval()
+        return self._engine(batch)
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """See `Engine.owned_fragments`."""
+        return self._state.owned_fragments()
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """See `Engine.held_fragments`."""
+        return self._state.held_fragments()
+
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int) -> None:
+        """See `Engine.finish_load`."""
+        self._state.set_step(optimizer_step)
+        self._state.refresh_working_weights()

@@ -1,0 +1,62 @@
+"""State that every rank holds whole: DDP, one process, and ZeRO 0. Saving it is split evenly over the ranks."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pretrain.dist import World
+from pretrain.engine.engine import Update
+from pretrain.engine.moments import create_moments, moment_views, set_optimizer_step
+from pretrain.types import Fragment
+
+
+def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float) -> Update:
+    """Clips the reduced gradients to a global norm, or drops them all where the norm is not finite.
+
+    A parameter without a gradient is left alone by every torch optimizer, moments and step count too. All ranks hold
+    the same reduced gradients, so all decide alike.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    grad_norm = float(norm)
+    skipped = not torch.isfinite(torch.tensor(grad_norm)).item()
+    if skipped:
+        for parameter in parameters:
+            parameter.grad = None
+    elif grad_clip:
+        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)
+    return Update(grad_norm, bool(skipped))
+
+
+class ReplicatedState:
+    """Master weights and moments, whole on every rank.
+
+    Args:
+        masters: (name, fp32 parameter that the optimizer updates).
+        optimizer: The torch optimizer over them.
+        world: Decides which slice this rank saves.
+    """
+
+    def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
+        self._masters, self._optimizer, self._world = masters, optimizer, world
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """Yields every parameter whole."""
+        create_moments(self._optimizer)
+        for name, master in self._masters:
+            tensors = {"weight": master.data.view(-1), **moment_views(self._optimizer, master)}
+            yield Fragment(name, 0, tuple(master.shape), tensors)
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """Yields this rank's even share of every parameter."""
+        rank, size = self._world.rank, self._world.size
+        for whole in self.held_fragments():
+            start, end = whole.length * rank // size, whole.length * (rank + 1) // size
+            if start < end:
+                tensors = {key: tensor[start:end] for key, tensor in whole.tensors.items()}
+                yield Fragment(whole.name, start, whole.shape, tensors)
+
+    def set_step(self, optimizer_step: int) -> None:
+        """Sets the optimizer's own step count."""
+        set_optimizer_step(self._optimizer, optimizer_step)

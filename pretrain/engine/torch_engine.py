@@ -1,0 +1,80 @@
+"""The engine without DeepSpeed: one process, or torch's DistributedDataParallel."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.config.engine import EngineConfig
+from pretrain.dist import World
+from pretrain.engine.engine import Update
+from pretrain.engine.replicated import ReplicatedState, clip_or_drop
+from pretrain.errors import LaunchError
+from pretrain.types import Batch, Fragment
+
+
+class TorchEngine:
+    """DDP or a single process; weights, gradients and moments are whole on every rank."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: dict[int, str],
+        optimizer: torch.optim.Optimizer,
+        accelerator: Any,
+        config: EngineConfig,
+        grad_clip: float,
+        world: World,
+    ) -> None:
+        wrapped, _ = accelerator.prepare(module, optimizer)
+        is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
+        if is_ddp != (config.kind == "ddp" and world.size > 1):
+            raise LaunchError(
+                f"engine.kind={config.kind} was asked for, accelerate built {type(wrapped).__name__}",
+                fix="unset ACCELERATE_* variables of the environment",
+            )
+        self.device = accelerator.device
+        self.description = f"{config.kind}, {config.precision}, {world.size} x {self.device.type}"
+        self._wrapped, self._optimizer, self._grad_clip = wrapped, optimizer, grad_clip
+        self._is_ddp = is_ddp
+        self._parameters = list(module.parameters())
+        masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
+        self._state = ReplicatedState(masters, optimizer, world)
+
+    def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
+        """See `Engine.forward_backward`."""
+        self._wrapped.train()
+        hold = self._wrapped.no_sync() if self._is_ddp and not is_last else contextlib.nullcontext()
+        with hold:
+            loss_sum = self._wrapped(batch)
+            (loss_sum * scale).backward()
+        return loss_sum.detach()
+
+    def update(self, learning_rate: float) -> Update:
+        """See `Engine.update`."""
+        update = clip_or_drop(self._parameters, self._grad_clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return update
+
+    @torch.no_grad()
+    def loss_sum(self, batch: Batch) -> Tensor:
+        """See `Engine.loss_sum`."""
+        self._wrapped.eval()
+        return self._wrapped(batch)
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """See `Engine.owned_fragments`."""
+        return self._state.owned_fragments()
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """See `Engine.held_fragments`."""
+        return self._state.held_fragments()
+
+    def finish_load(self, optimizer_step: int) -> None:
+        """See `Engine.finish_load`."""
+        self._state.set_step(optimizer_step)

@@ -1,0 +1,1 @@
+"""What a run, a checkpoint or a shard folder looks like to a person."""

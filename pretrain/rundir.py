@@ -1,0 +1,151 @@
+"""A run folder: its names, its identity and history (`run.json`), and who owns it.
+
+config.yaml    the resolved config                     metrics.jsonl  one row a logging interval
+run.json       identity, versions, attempts            audit.jsonl    one row a step
+checkpoints/   step-00001000/ ...                      logs/ wandb/
+.lock          held by the live attempt's rank 0
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from pretrain import __version__
+from pretrain.errors import ConfigError, LockedError
+from pretrain.io import make_dir, write_json
+
+TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The paths in a run folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def record(self) -> Path:
+        """Identity and history."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Metric rows."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def audit(self) -> Path:
+        """The ledger: one row a step."""
+        return self.path / "audit.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the ranks' logs."""
+        return self.path / "logs"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer, copied from the data, so that the run can generate by itself."""
+        return self.path / "tokenizer.json"
+
+    def exists(self) -> bool:
+        """Returns whether a run has begun here."""
+        return self.record.is_file()
+
+    def read_record(self) -> dict[str, Any]:
+        """Returns run.json. Raises: ConfigError where it is absent or not JSON."""
+        try:
+            record = json.loads(self.record.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError("no run here (no run.json)", where=str(self.path), fix="check the path") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix="restore it") from None
+        assert isinstance(record, dict)
+        return record
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of what a run's results depend on."""
+    versions = {"python": sys.version.split()[0], "pretrain": __version__}
+    for name in TRACKED_PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    return versions
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Appends an attempt to run.json, creating the run where there is none; returns the record.
+
+    Args:
+        run: The run folder, locked by the caller.
+        name: The run's name.
+        facts: What to note of this attempt (world size, engine, resumed step).
+    """
+    if run.exists():
+        record = run.read_record()
+    else:
+        record = {"id": secrets.token_hex(4), "name": name, "created": _now(), "attempts": []}
+    number = len(record["attempts"]) + 1
+    where = {"host": socket.gethostname(), "pid": os.getpid()}
+    attempt = {"number": number, "started": _now(), "versions": package_versions(), **where, **facts}
+    record["attempts"].append(attempt)
+    write_json(run.record, record)
+    return record
+
+
+def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
+    """Notes how the last attempt ended (exit code, reason, step)."""
+    record = run.read_record()
+    record["attempts"][-1] |= {"ended": _now(), **outcome}
+    write_json(run.record, record)
+
+
+class Lock:
+    """Ownership of a folder by one live process; the operating system releases it when the process dies.
+
+    Raises (on creation):
+        LockedError: Another process holds it; names its host, process and start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        make_dir(path.parent)
+        self._file: IO[str] = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            fix = "wait for it, stop it, or use another folder (run.name=...)"
+            raise LockedError(f"in use by {owner}", where=str(path.parent), fix=fix) from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Gives the folder up."""
+        self._file.close()

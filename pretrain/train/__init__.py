@@ -1,0 +1,1 @@
+"""Training: `build.py` wires a run together, in order; `loop.py` runs it."""

@@ -1,0 +1,234 @@
+"""Wires a run together: the map of the system, in the order in which data flows.
+
+    config -> data -> model -> objective -> engine -> checkpoint -> tracking
+
+Each step calls one builder. Siblings meet here and nowhere else.
+"""
+
+import importlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain import dist
+from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
+from pretrain.checkpoint.state import TrainState
+from pretrain.config.data import BatchPlan, plan_batch
+from pretrain.config.load import dump_config, load_config
+from pretrain.config.run import RunConfig
+from pretrain.control import StopFlag
+from pretrain.data.loader import TrainLoader, ValidationLoader
+from pretrain.data.stream import TokenStream
+from pretrain.dist import World
+from pretrain.engine.engine import Engine, build_engine
+from pretrain.engine.start import start_accelerator
+from pretrain.errors import ConfigError
+from pretrain.index import DataIndex, check_shards, data_hash, load_index
+from pretrain.io import write_file
+from pretrain.model import build_model, init_weights
+from pretrain.objective import build_objective
+from pretrain.optim.build import build_optimizer
+from pretrain.optim.groups import group_parameters
+from pretrain.plan.flops import train_flops_per_token
+from pretrain.plan.params import count_parameters
+from pretrain.rundir import Lock, RunDir, begin_attempt
+from pretrain.tracking.audit import AuditLedger
+from pretrain.tracking.meter import Meter, peak_flops
+from pretrain.tracking.tracker import Tracker
+from pretrain.train.module import TrainModule
+from pretrain.train.resume import check_config, check_data
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything that the loop works with."""
+
+    config: RunConfig
+    world: World
+    plan: BatchPlan
+    folder: RunDir
+    index: DataIndex
+    engine: Engine
+    checkpoints: CheckpointManager
+    loader: TrainLoader
+    validation: ValidationLoader | None
+    tracker: Tracker
+    audit: AuditLedger | None
+    meter: Meter
+    stop: StopFlag
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run folder that is ours: its paths, its lock (rank 0), and the data it is about."""
+
+    folder: RunDir
+    lock: Lock | None
+    index: DataIndex
+    config: RunConfig
+
+
+def claim_run(config: RunConfig, world: World) -> Claim:
+    """Checks config and data, and takes the run folder. Needs no process group, so bad input is told within seconds.
+
+    Raises:
+        LockedError: Another live run holds the folder.
+        ConfigError: The config contradicts the data or the run that is resumed.
+        DataError: Shards are missing or damaged.
+    """
+    for module in config.extend:
+        importlib.import_module(module)
+    plan_batch(config.batch, world.size)
+    index = load_index(Path(config.data.path))
+    check_shards(Path(config.data.path), index)
+    config = _with_vocabulary(config, index)
+    folder = RunDir(Path(config.run.dir) / config.run.name)
+    if folder.config.is_file():
+        check_config(load_config(folder.config), config)
+    lock = Lock(folder.path / ".lock") if world.is_main else None
+    return Claim(folder, lock, index, config)
+
+
+def _with_vocabulary(config: RunConfig, index: DataIndex) -> RunConfig:
+    vocab_size = config.model.vocab_size
+    if vocab_size is not None and vocab_size < index.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={vocab_size} is smaller than the {index.vocab_size} tokens of the shards",
+            where=config.data.path,
+            fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
+        )
+    model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size})
+    return config.model_copy(update={"model": model})
+
+
+def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainState]:
+    """Builds every part and restores the newest checkpoint, if there is one. Collective."""
+    config, folder, index = claim.config, claim.folder, claim.index
+    plan = plan_batch(config.batch, world.size)
+    num_parameters = count_parameters(config.model)
+    accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
+
+    model = build_model(
+        config.model,
+        attention=config.engine.attention,
+        activation_checkpointing=config.engine.activation_checkpointing,
+        compile=config.engine.compile,
+        device=accelerator.device,
+    )
+    init_weights(model, config.model, config.seed)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    module = TrainModule(model, build_objective(config.objective))
+    optimizer = build_optimizer(group_parameters(model), config.optim, accelerator.device)
+    engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
+
+    topology = {"world_size": world.size, "engine": engine.description}
+    checkpoints = CheckpointManager(folder.checkpoints, config.checkpoint.keep, world, topology)
+    state = _restore(config, index, engine, checkpoints)
+
+    on_cuda = accelerator.device.type == "cuda"
+    record = _begin(claim, world, {**topology, "from_step": state.step})
+    loader = TrainLoader(
+        _stream(config, index, "train"),
+        plan,
+        rank=world.rank,
+        world_size=world.size,
+        start_position=state.position,
+        workers=config.data.workers,
+        prefetch=config.data.prefetch,
+        document_mask=config.data.document_mask,
+        pin_memory=on_cuda,
+    )
+    tracker = Tracker(
+        folder.path,
+        config.tracking,
+        rank=world.rank,
+        total_steps=config.train.steps,
+        run_id=record["id"],
+        run_name=config.run.name,
+        run_config=config.model_dump(by_alias=True, mode="json"),
+    )
+    audit = AuditLedger(folder.audit) if world.is_main else None
+    tracker.rewind(state.step)
+    if audit is not None:
+        audit.rewind(state.step)
+    peak = peak_flops(torch.cuda.get_device_name()) if on_cuda else None
+    meter = Meter(
+        config.train.steps,
+        flops_per_token=train_flops_per_token(config.model, config.batch.seq_len),
+        peak=peak * world.size if peak else None,
+    )
+    run = Run(
+        config=config,
+        world=world,
+        plan=plan,
+        folder=folder,
+        index=index,
+        engine=engine,
+        checkpoints=checkpoints,
+        loader=loader,
+        validation=_validation(config, index, plan, world, on_cuda),
+        tracker=tracker,
+        audit=audit,
+        meter=meter,
+        stop=stop,
+        attempt=len(record["attempts"]),
+    )
+    return run, state
+
+
+def _stream(config: RunConfig, index: DataIndex, split: str) -> TokenStream:
+    return TokenStream(
+        Path(config.data.path),
+        index,
+        split,
+        seq_len=config.batch.seq_len,
+        seed=config.seed,
+        lanes=config.data.lanes,
+        block_samples=config.data.block_samples,
+    )
+
+
+def _validation(
+    config: RunConfig, index: DataIndex, plan: BatchPlan, world: World, pin_memory: bool
+) -> ValidationLoader | None:
+    if not config.eval.every_steps or not index.splits["validation"].num_tokens:
+        return None
+    return ValidationLoader(
+        _stream(config, index, "validation"),
+        micro=plan.micro,
+        rank=world.rank,
+        world_size=world.size,
+        max_tokens=config.eval.max_tokens,
+        document_mask=config.data.document_mask,
+        pin_memory=pin_memory,
+    )
+
+
+def _restore(config: RunConfig, index: DataIndex, engine: Engine, checkpoints: CheckpointManager) -> TrainState:
+    identity = {"data_hash": data_hash(index), "tokenizer_hash": index.tokenizer_sha256}
+    state = checkpoints.load_newest(engine)
+    if state is not None:
+        check_data(state, identity["data_hash"], identity["tokenizer_hash"], config.resume.allow)
+        return state
+    if config.init.from_ is not None:
+        from pretrain.artifact import find_checkpoint
+
+        load_checkpoint(find_checkpoint(Path(config.init.from_)), engine, weights_only=True)
+    return TrainState(**identity)
+
+
+def _begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
+    """Writes what the run folder says of this attempt (rank 0); returns run.json on every rank."""
+    record = None
+    if world.is_main:
+        write_file(claim.folder.config, dump_config(claim.config).encode())
+        if not claim.folder.tokenizer.is_file():
+            shutil.copyfile(Path(claim.config.data.path) / "tokenizer.json", claim.folder.tokenizer)
+        record = begin_attempt(claim.folder, claim.config.run.name, facts)
+    result = dist.broadcast_object(record)
+    assert isinstance(result, dict)
+    return result

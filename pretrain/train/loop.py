@@ -1,0 +1,205 @@
+"""The training loop. One screen shows the order of a step:
+
+    micro-batches forward and backward  ->  update  ->  next batch fetched  ->  exchange (one all-reduce)
+    ->  ledger  ->  metrics  ->  validation, if due  ->  checkpoint, if due  ->  stop, if asked
+
+Nothing is called back: evaluator, checkpointer and tracker are called here, in plain sight.
+"""
+
+import json
+import logging
+import time
+from dataclasses import replace
+
+import torch
+
+from pretrain import dist
+from pretrain.checkpoint.state import TrainState
+from pretrain.data.loader import StepBatch
+from pretrain.engine.engine import Update
+from pretrain.errors import DiskError, DivergedError
+from pretrain.evaluate.loss import evaluate_loss
+from pretrain.io import write_file
+from pretrain.optim.schedule import learning_rate_factor
+from pretrain.train.build import Run
+from pretrain.train.exchange import Agreed, Done, exchange
+
+log = logging.getLogger(__name__)
+
+MAX_FAILED_SAVES = 3
+
+
+def train(run: Run, state: TrainState) -> TrainState:
+    """Runs steps until the run is complete or a stop is asked for, and leaves a checkpoint. Collective.
+
+    Raises:
+        DivergedError: `optim.max_bad_steps` steps in a row were not finite.
+        DiskError: The last save, or three in a row, could not be written.
+    """
+    config = run.config
+    target = min(config.train.stop_after or config.train.steps, config.train.steps)
+    _announce(run, state, target)
+    bad_steps = failed_saves = 0
+    saved_step = state.step
+    run.stop.arm()
+    upcoming = _fetch(run) if state.step < target else None
+    agreed = _exchange(run, None, upcoming)
+    while upcoming is not None and not agreed.stop:
+        batch, num_targets = upcoming, agreed.next_targets
+        learning_rate = config.optim.lr * learning_rate_factor(state.step, config.optim.schedule, config.train.steps)
+
+        loss_sum = _accumulate(run, state.step, batch, num_targets)
+        update = run.engine.update(learning_rate)
+        upcoming = _fetch(run) if state.step + 1 < target else None
+        agreed = _exchange(run, Done(loss_sum, batch.digest), upcoming)
+
+        state = _advance(state, batch, num_targets, update)
+        loss = agreed.loss_sum / max(num_targets, 1)
+        _record(run, state, agreed, update, num_targets, loss)
+        run.meter.end_step(num_targets)
+        if state.step % config.tracking.log_every_steps == 0 or upcoming is None:
+            run.tracker.log(state.step, _metrics(run, state, loss, learning_rate, update))
+        bad_steps = bad_steps + 1 if update.skipped else 0
+        if bad_steps:
+            _report_bad_step(run, state, batch, loss, bad_steps)
+
+        if run.validation is not None and (_due(state.step, config.eval.every_steps) or upcoming is None):
+            with run.meter.excluded():
+                _validate(run, state)
+        if _due(state.step, config.checkpoint.every_steps) and not agreed.stop and upcoming is not None:
+            with run.meter.excluded():
+                failed_saves = _try_save(run, state, failed_saves)
+            saved_step = state.step if not failed_saves else saved_step
+    if state.step != saved_step:
+        _save(run, state)
+    return state
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _announce(run: Run, state: TrainState, target: int) -> None:
+    if run.world.is_main:
+        begin = f"resuming {run.config.run.name} at step {state.step}" if state.step else f"starting {run.folder.path}"
+        log.info("%s of %d: %s", begin, target, run.engine.description)
+
+
+def _fetch(run: Run) -> StepBatch:
+    with run.meter.data_wait():
+        return next(run.loader)
+
+
+def _exchange(run: Run, done: Done | None, upcoming: StepBatch | None) -> Agreed:
+    next_targets = upcoming.num_targets if upcoming else 0
+    return exchange(done, next_targets, bool(run.stop), run.engine.device)
+
+
+def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> float:
+    """Runs the micro-batches of a step; returns this rank's sum of token losses."""
+    scale = run.world.size / max(num_targets, 1)
+    total = 0.0
+    for number, micro in enumerate(batch.micro_batches):
+        _seed_dropout(run, step, number)
+        is_last = number + 1 == len(batch.micro_batches)
+        total += float(run.engine.forward_backward(micro.to(run.engine.device), scale, is_last))
+    return total
+
+
+def _seed_dropout(run: Run, step: int, micro: int) -> None:
+    """Seeds by counter, so that there is no generator state to save: the same step drops the same units again."""
+    stacks = (run.config.model.encoder, run.config.model.decoder)
+    if any(stack is not None and stack.dropout > 0 for stack in stacks):
+        # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits a cluster.
+        counters = (run.config.seed, step, micro, run.world.rank)
+        factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+        torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
+
+
+def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update) -> TrainState:
+    return replace(
+        state,
+        step=state.step + 1,
+        optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
+        tokens=state.tokens + num_targets,
+        position=batch.next_position,
+    )
+
+
+def _record(run: Run, state: TrainState, agreed: Agreed, update: Update, num_targets: int, loss: float) -> None:
+    if run.audit is not None:
+        run.audit.append(
+            step=state.step,
+            tokens=num_targets,
+            digest=f"{agreed.digest:016x}",
+            loss=loss,
+            grad_norm=None if update.skipped else update.grad_norm,
+            attempt=run.attempt,
+        )
+
+
+def _metrics(run: Run, state: TrainState, loss: float, learning_rate: float, update: Update) -> dict[str, float]:
+    metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm, "tokens": float(state.tokens)}
+    metrics["skipped_steps"] = float(state.step - state.optimizer_step)
+    return metrics | run.meter.read(state.step)
+
+
+def _report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, bad_steps: int) -> None:
+    """Says which samples a skipped step had; gives up after too many in a row."""
+    ids = [sample for rank_ids in dist.gather_objects(list(batch.sample_ids)) for sample in rank_ids]
+    limit = run.config.optim.max_bad_steps
+    if run.world.is_main:
+        log.warning("step %d was not finite (loss %s) and was skipped, %d in a row", state.step, loss, bad_steps)
+        row = {"step": state.step, "loss": repr(loss), "sample_ids": ids}
+        write_file(run.folder.path / "bad_step.json", json.dumps(row).encode() + b"\n")
+    if bad_steps >= limit:
+        raise DivergedError(
+            f"the gradient was not finite for {bad_steps} steps in a row, up to step {state.step}",
+            where=str(run.folder.path / "bad_step.json"),
+            fix="lower optim.lr, or look at the samples named there; the last checkpoint is good",
+        )
+
+
+def _validate(run: Run, state: TrainState) -> None:
+    """Logs the loss over the validation split; gives up when a stop is asked for."""
+    assert run.validation is not None
+
+    def should_stop() -> bool:
+        flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
+        return bool(dist.all_reduce_sum(flag).item() > 0)
+
+    report = evaluate_loss(run.engine, run.validation, should_stop)
+    if report is not None:
+        split = run.index.splits["validation"]
+        tokens_per_byte = split.num_tokens / max(split.num_bytes_text, 1)
+        run.tracker.log(
+            state.step,
+            {
+                "val_loss": report.loss,
+                "val_bits_per_byte": report.bits_per_byte(tokens_per_byte),
+                "val_perplexity": report.perplexity,
+                "val_tokens": float(report.num_targets),
+            },
+        )
+
+
+def _save(run: Run, state: TrainState) -> None:
+    if run.audit is not None:
+        run.audit.sync()
+    started = time.monotonic()
+    path = run.checkpoints.save(run.engine, state)
+    if run.world.is_main:
+        log.info("saved %s in %.1f s", path, time.monotonic() - started)
+
+
+def _try_save(run: Run, state: TrainState, failed_saves: int) -> int:
+    """Saves in mid-run: a full disk is no reason to stop training. Returns the failures in a row."""
+    try:
+        _save(run, state)
+    except DiskError as error:
+        if failed_saves + 1 >= MAX_FAILED_SAVES:
+            raise
+        if run.world.is_main:
+            log.warning("%s; training goes on, the next save is in %d steps", error, run.config.checkpoint.every_steps)
+        return failed_saves + 1
+    return 0

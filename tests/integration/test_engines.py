@@ -1,0 +1,52 @@
+"""Every engine, ZeRO stage and precision computes the same training, on real gloo ranks."""
+
+import math
+
+import pytest
+
+from tests.helpers.ranks import run_in_ranks
+
+STAGES_FP32 = [["deepspeed", stage, "fp32"] for stage in range(4)]
+STAGES_BF16 = [["deepspeed", stage, "bf16"] for stage in range(4)]
+REFERENCE = [["single", 0, "fp32"]]
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[float]]:
+    (results,) = run_in_ranks(
+        "tests.integration.workers:losses_of", 1, {"cases": REFERENCE, "steps": STEPS, "micro": 12}
+    )
+    return results[0]
+
+
+def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference):
+    cases = [*STAGES_FP32, ["ddp", 0, "fp32"]]
+    # micro 2 of 6 rows a rank: three accumulation steps, with targets spread unevenly over ranks and micro-batches.
+    ranks = run_in_ranks("tests.integration.workers:losses_of", 2, {"cases": cases, "steps": STEPS, "micro": 2})
+    assert ranks[0] == ranks[1], "all ranks must see the same global loss and gradient norm"
+    for case, rows in zip(cases, ranks[0], strict=True):
+        for step, (row, expected) in enumerate(zip(rows, reference, strict=True)):
+            assert row[0] == pytest.approx(expected[0], rel=1e-4), (case, step)
+            assert row[1] == pytest.approx(expected[1], rel=1e-3), (case, step)
+    assert reference[-1][0] < reference[0][0] - 0.1
+
+
+def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
+    (results, _) = run_in_ranks(
+        "tests.integration.workers:losses_of", 2, {"cases": STAGES_BF16, "steps": STEPS, "micro": 6}
+    )
+    for case, rows in zip(STAGES_BF16, results, strict=True):
+        for step, (row, expected) in enumerate(zip(rows, reference, strict=True)):
+            # bf16 has 8 bits of mantissa: 2**-8 a rounding, which 20 steps of feedback amplify.
+            assert row[0] == pytest.approx(expected[0], rel=2e-2), (case, step)
+
+
+def test_a_non_finite_gradient_on_one_rank_changes_nothing_on_any():
+    cases = [*STAGES_FP32, *STAGES_BF16, ["ddp", 0, "fp32"]]
+    for results in run_in_ranks("tests.integration.workers:poisoned", 2, {"cases": cases}):
+        for case, (rows, unchanged) in zip(cases, results, strict=True):
+            assert [row[2] for row in rows] == [0.0, 0.0, 1.0, 0.0], case
+            assert not math.isfinite(rows[2][1]), case
+            assert unchanged, case
+            assert math.isfinite(rows[3][0]), case

@@ -1,0 +1,139 @@
+"""What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
+from pretrain.checkpoint.state import TrainState
+from pretrain.config.data import BatchConfig, plan_batch
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import ModelConfig
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.optim import OptimConfig
+from pretrain.config.presets import expand_preset
+from pretrain.dist import World
+from pretrain.engine.engine import Engine, build_engine
+from pretrain.engine.start import start_accelerator
+from pretrain.model import build_model, init_weights
+from pretrain.objective import build_objective
+from pretrain.optim.build import build_optimizer
+from pretrain.optim.groups import group_parameters
+from pretrain.train.exchange import Done, exchange
+from pretrain.train.module import TrainModule
+from pretrain.types import IGNORE_INDEX, Batch
+
+ROWS, SEQ_LEN, VOCAB = 12, 16, 61
+# 61 tokens padded to 64, tied embeddings and grouped-query attention: odd sizes, so that partitions cut parameters.
+MODEL = {
+    "preset": "llama-tiny",
+    "vocab_size": VOCAB,
+    "vocab_multiple": 8,
+    "tied_embeddings": True,
+    "max_seq_len": SEQ_LEN,
+    "decoder": {"width": 36, "heads": 6, "kv_heads": 2, "head_width": 6, "ff_width": 50},
+}
+
+
+def global_batch(step: int) -> Batch:
+    """The batch of a step, equal on every rank: rows have very different numbers of targets, some none."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    tokens = torch.randint(0, VOCAB, (ROWS, SEQ_LEN + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    keep = torch.randint(0, SEQ_LEN + 1, (ROWS, 1), generator=generator)
+    targets[torch.arange(SEQ_LEN)[None, :] >= keep] = IGNORE_INDEX
+    return Batch(tokens[:, :-1].contiguous(), targets)
+
+
+def build(world: World, kind: str, stage: int, precision: str, micro: int, grad_clip: float = 1.0) -> Engine:
+    """Builds an engine; several may be built one after another in a process."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60)
+    plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
+    optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
+    accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
+    model_config = ModelConfig.model_validate(expand_preset(MODEL))
+    model = build_model(
+        model_config, attention="auto", activation_checkpointing="none", compile=False, device=torch.device("cpu")
+    )
+    init_weights(model, model_config, seed=5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    module = TrainModule(model, build_objective(ObjectiveConfig()))
+    optimizer = build_optimizer(group_parameters(model), optim, torch.device("cpu"))
+    return build_engine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
+
+
+def train(engine: Engine, world: World, steps: range, micro: int, poison: int | None = None) -> list[list[float]]:
+    """Runs steps; returns [loss, grad norm, skipped] of each. At step `poison`, rank 0's loss is made infinite."""
+    rows = []
+    for step in steps:
+        whole = global_batch(step)
+        mine = range(world.rank * ROWS // world.size, (world.rank + 1) * ROWS // world.size)
+        micros = [
+            Batch(whole.tokens_BT[first : first + micro], whole.targets_BT[first : first + micro])
+            for first in range(mine.start, mine.stop, micro)
+        ]
+        scale = world.size / whole.num_targets()
+        if step == poison and world.rank == 0:
+            scale = float("inf")
+        losses = [float(engine.forward_backward(b, scale, b is micros[-1])) for b in micros]
+        update = engine.update(1e-2)
+        agreed = exchange(Done(sum(losses), 0), 0, False, engine.device)
+        rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])
+    return rows
+
+
+def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
+    """Trains each (kind, stage, precision) from the same start."""
+    return [train(build(world, *case, micro=micro), world, range(steps), micro) for case in cases]
+
+
+def save_each(world: World, cases: list[list[Any]], folder: str, steps: int) -> list[list[list[float]]]:
+    """Trains each case, saves it to folder/<case>, trains on; returns what followed the save."""
+    followed = []
+    for case in cases:
+        engine = build(world, *case, micro=2)
+        train(engine, world, range(steps), 2)
+        manager(world, folder, case).save(engine, TrainState(step=steps, optimizer_step=steps))
+        followed.append(train(engine, world, range(steps, steps + 3), 2))
+    return followed
+
+
+def manager(world: World, folder: str, case: list[Any]) -> CheckpointManager:
+    """The checkpoint manager of a case."""
+    return CheckpointManager(Path(folder) / "-".join(map(str, case)), 2, world, {})
+
+
+def load_pairs(world: World, pairs: list[list[list[Any]]], folder: str, steps: int) -> list[list[list[float]]]:
+    """For each (saved case, case to load it with): loads and trains on; returns the steps that followed."""
+    followed = []
+    for saved, case in pairs:
+        engine = build(world, *case, micro=2)
+        path = Path(folder) / "-".join(map(str, saved)) / f"step-{steps:08d}"
+        state = load_checkpoint(path, engine)
+        assert state.step == steps
+        followed.append(train(engine, world, range(steps, steps + 3), 2))
+    return followed
+
+
+def poisoned(world: World, cases: list[list[Any]]) -> list[list[Any]]:
+    """Trains 4 steps with a non-finite gradient at step 2; returns rows, and whether weights and moments stayed."""
+    results = []
+    for case in cases:
+        engine = build(world, *case, micro=2)
+        rows = train(engine, world, range(2), 2)
+        before = snapshot(engine)
+        rows += train(engine, world, range(2, 3), 2, poison=2)
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, snapshot(engine), strict=True))
+        rows += train(engine, world, range(3, 4), 2)
+        results.append([rows, unchanged])
+    return results
+
+
+def snapshot(engine: Engine) -> list[torch.Tensor]:
+    """Copies of all weights and moments on this rank."""
+    return list(itertools.chain.from_iterable([t.clone() for t in f.tensors.values()] for f in engine.held_fragments()))
