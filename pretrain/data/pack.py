@@ -86,11 +86,12 @@ def _number_documents(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns positions and document numbers [num_rows, seq_len], given where the inner documents start."""
     # Segments: one from the start of each row, one from each border, in the order of the flattened rows.
-    row_starts = np.arange(num_rows) * seq_len
-    starts = np.sort(np.concatenate((row_starts, row * seq_len + column)), kind="stable")
-    lengths = np.diff(starts, append=num_rows * seq_len)
-    first_segment = np.searchsorted(starts, row_starts)
-    number = np.arange(len(starts)) - np.repeat(first_segment, np.diff(first_segment, append=len(starts)))
-    positions = np.arange(num_rows * seq_len) - np.repeat(starts, lengths)
-    documents = np.repeat(number.astype(np.int32), lengths)
+    row_starts = np.arange(num_rows + 1) * seq_len
+    bounds = np.sort(np.concatenate((row_starts, row * seq_len + column)), kind="stable")
+    starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
+    first_segment = np.searchsorted(starts, row_starts)[starts // seq_len]
+    number = (np.arange(len(starts)) - first_segment).astype(np.int32)
+    positions = np.arange(num_rows * seq_len)
+    positions -= np.repeat(starts, lengths)
+    documents = np.repeat(number, lengths)
     return positions.reshape(num_rows, seq_len), documents.reshape(num_rows, seq_len)

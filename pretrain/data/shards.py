@@ -4,7 +4,7 @@
         00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
         00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
     ShardWriter.close        -> NAME.idx.npy (one row of COLUMNS a member), then the tar under its final name
-    ShardReader.tokens(i)    -> a view into the mapped tar, its CRC32 checked once
+    ShardReader.member(i)    -> views into the mapped tar, their CRC32s checked once
 
 Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
 of a shard are a pure function of its documents. Deliberately not here: text, tokenizers, and the order of anything.
@@ -160,8 +160,8 @@ class ShardWriter:
 class ShardReader:
     """Random access to the arrays of one shard, mapped into memory, without a copy.
 
-    Each array's CRC32 is checked the first time it is asked for; after that a call is a few integer operations. Safe
-    to use from several threads. The mapping lives as long as the reader or any view that it handed out.
+    A member's CRC32s are checked the first time it is asked for; after that a call is one look-up. Safe to use from
+    several threads. The mapping lives as long as the reader or any view that it handed out.
     """
 
     def __init__(self, folder: Path, shard: ShardIndex, dtype: str) -> None:
@@ -179,36 +179,34 @@ class ShardReader:
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._map = _map_file(folder / shard.name, shard.num_bytes)
         table = _load_table(folder, shard, self._dtype.itemsize)
-        columns = [column.tolist() for column in table.T]
-        self._entries = {"tokens": list(zip(*columns[0:2], columns[4], strict=True))}
-        self._entries["docs"] = list(zip(*columns[2:4], columns[5], strict=True))
-        self._verified: dict[tuple[str, int], np.ndarray] = {}
+        self._rows: list[list[int]] = table.tolist()
+        self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
         """Position of each member's first token in the shard."""
 
-    def tokens(self, member: int) -> np.ndarray:
-        """Returns the tokens of a member, 1-D, read-only, a view. Raises: DataError if they are damaged."""
-        return self._array("tokens", member, self._dtype)
+    def member(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a member's tokens and where its documents start (uint32): 1-D, read-only views.
 
-    def docs(self, member: int) -> np.ndarray:
-        """Returns where each document of a member starts, 1-D uint32, a view. Raises: DataError if damaged."""
-        return self._array("docs", member, np.dtype("<u4"))
+        Raises:
+            DataError: They are damaged; names shard, member and byte.
+        """
+        arrays = self._members.get(number)
+        if arrays is None:
+            tokens_offset, num_tokens, docs_offset, num_docs, tokens_crc32, docs_crc32 = self._rows[number]
+            tokens = np.frombuffer(self._map, self._dtype, num_tokens, tokens_offset)
+            docs = np.frombuffer(self._map, "<u4", num_docs, docs_offset)
+            self._verify(f"{number:08d}.tokens.npy", tokens, tokens_offset, tokens_crc32)
+            self._verify(f"{number:08d}.docs.npy", docs, docs_offset, docs_crc32)
+            arrays = self._members[number] = tokens, docs
+        return arrays
 
-    def _array(self, kind: str, member: int, dtype: np.dtype) -> np.ndarray:
-        array = self._verified.get((kind, member))
-        if array is not None:
-            return array
-        offset, count, crc32 = self._entries[kind][member]
-        array = np.frombuffer(self._map, dtype, count, offset)
+    def _verify(self, name: str, array: np.ndarray, offset: int, crc32: int) -> None:
         if zlib.crc32(array.data) != crc32:
             raise DataError(
-                f"member {member:08d}.{kind}.npy is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} "
-                f"does not match",
+                f"{name} is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} does not match",
                 where=self.name,
                 fix="copy this shard again or run `pretrain prepare` again",
             )
-        self._verified[kind, member] = array
-        return array
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:

@@ -8,11 +8,9 @@ Holds no state but caches: any row can be read at any time, from any thread, at 
 batches, ranks and threads (loader.py).
 """
 
-from bisect import bisect_right
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 
@@ -67,9 +65,7 @@ class TokenStream:
         self.folder, self.index, self.seq_len = folder, index, seq_len
         num_tokens = self.split.num_tokens
         self.order = SampleOrder(num_tokens, seq_len, seed=seed, lanes=lanes, block_samples=block_samples)
-        self._max_open_shards = max_open_shards
-        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
-        self._lock = Lock()
+        self._reader = lru_cache(max_open_shards)(self._open_shard)
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
         self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
         self._fixed_layout = self._build_layout(np.arange(len(self._sizes)))
@@ -126,22 +122,11 @@ class TokenStream:
             within = offset - shard_starts[slot]
             member = bisect_right(reader.member_starts, within) - 1
             within -= reader.member_starts[member]
-            size = copier.copy(reader.tokens(member), reader.docs(member), within, wanted)
+            size = copier.copy(*reader.member(member), within, wanted)
             offset, wanted = offset + size, wanted - size
 
-    def _reader(self, shard: int) -> ShardReader:
-        """Returns the open shard; the one unused for longest makes room."""
-        with self._lock:
-            reader = self._readers.get(shard)
-            if reader is not None:
-                self._readers.move_to_end(shard)
-                return reader
-        reader = ShardReader(self.folder, self.split.shards[shard], self.index.dtype)
-        with self._lock:
-            self._readers[shard] = reader
-            while len(self._readers) > self._max_open_shards:
-                self._readers.popitem(last=False)
-        return reader
+    def _open_shard(self, shard: int) -> ShardReader:
+        return ShardReader(self.folder, self.split.shards[shard], self.index.dtype)
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return self._build_layout(shard_order(len(self._sizes), self.order.seed, epoch))
@@ -166,7 +151,8 @@ class _RowCopier:
         end = min(within + wanted, len(tokens))
         size = end - within
         self._flat[self._at : self._at + size] = tokens[within:end]
-        low, high = docs.searchsorted(np.array((within, end), dtype=docs.dtype))
+        low = bisect_left(docs.data, within)
+        high = bisect_left(docs.data, end, low)
         if high > low:
             self._starts.append(docs[low:high])
             self._shifts.append(self._at - within)
