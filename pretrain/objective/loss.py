@@ -1,0 +1,99 @@
+"""Cross-entropy of a linear head, without ever holding all logits.
+
+    for each chunk of tokens:  logits = h W^T  ->  loss, softmax  ->  d loss / d h, and d loss / d W added up
+    backward:                  both, times the gradient of the sum
+
+The gradients are made in the forward pass, while a chunk's logits are at hand: the same three matrix products as with
+materialised logits, none recomputed, and fewer passes over memory. Kept for the backward pass are two tensors of the
+shapes of h and W. Without gradients (evaluation) only the loss is computed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pretrain.types import IGNORE_INDEX
+
+CHUNK_LOGITS = 2**23
+"""Logits held at once (32 MiB in fp32). Part of the arithmetic: another value sums in another order."""
+
+
+def linear_cross_entropy(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, *, vocab_size: int) -> Tensor:
+    """Sums `-log softmax(hidden weight^T)[target]` over the targets.
+
+    Args:
+        hidden_BTD: Floating point; matrix products run in its dtype, or in autocast's.
+        weight_VD: Head weight. Rows from `vocab_size` on are padding and take no part in the softmax.
+        targets_BT: int64; IGNORE_INDEX where there is no loss.
+        vocab_size: Real rows of the weight.
+
+    Returns:
+        Scalar, fp32 (fp64 for fp64 inputs). The softmax is computed in that precision too.
+    """
+    hidden, targets = hidden_BTD.flatten(0, -2), targets_BT.flatten()
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight_VD = hidden.to(dtype), weight_VD.to(dtype)
+    with torch.autocast(device, enabled=False):
+        # Inside a Function gradients are always off, so what they were is passed in.
+        return _LinearCrossEntropy.apply(hidden, weight_VD, targets, vocab_size, torch.is_grad_enabled())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, vocab_size: int, grad_enabled: bool
+    ) -> Tensor:
+        exact = torch.promote_types(hidden_PD.dtype, torch.float32)
+        loss_sum = hidden_PD.new_zeros((), dtype=exact)
+        for_hidden, for_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
+        grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
+        size = max(1, CHUNK_LOGITS // weight_VD.shape[0])
+        for start in range(0, hidden_PD.shape[0], size):
+            hidden, targets = hidden_PD[start : start + size], targets_P[start : start + size]
+            loss, grad_logits = _chunk(hidden, weight_VD, targets, vocab_size, exact, for_hidden or for_weight)
+            loss_sum += loss
+            if grad_hidden is not None:
+                torch.mm(grad_logits, weight_VD, out=grad_hidden[start : start + size])
+            if grad_weight is not None:
+                _add_product(grad_weight, grad_logits, hidden)
+        if for_hidden or for_weight:
+            ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight_VD.dtype))
+        return loss_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        made = (None if kept is None else kept * grad for kept in ctx.saved_tensors)
+        return *made, None, None, None
+
+
+def _chunk(
+    hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, vocab_size: int, exact: torch.dtype, wants_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss of P tokens, and its gradient by their logits in the dtype of `hidden_PD`."""
+    logits_PV = (hidden_PD @ weight_VD.t()).to(exact)
+    logits_PV[:, vocab_size:] = -torch.inf
+    counts_P1 = (targets_P != IGNORE_INDEX)[:, None]
+    index_P1 = targets_P.clamp(min=0)[:, None]
+    target_logits_P1 = logits_PV.gather(1, index_P1)
+    largest_P1 = logits_PV.amax(dim=1, keepdim=True)
+    softmax_PV = logits_PV.sub_(largest_P1).exp_()
+    total_P1 = softmax_PV.sum(dim=1, keepdim=True)
+    loss = torch.where(counts_P1, total_P1.log() + largest_P1 - target_logits_P1, 0).sum()
+    if wants_grad:
+        softmax_PV.mul_(counts_P1 / total_P1)
+        softmax_PV.scatter_add_(1, index_P1, -counts_P1.to(exact))
+    return loss, softmax_PV.to(hidden_PD.dtype)
+
+
+def _add_product(sum_VD: Tensor, grad_logits_PV: Tensor, hidden_PD: Tensor) -> None:
+    """Adds `grad_logits^T hidden` to an accumulator of at least fp32."""
+    if sum_VD.dtype == hidden_PD.dtype:
+        sum_VD.addmm_(grad_logits_PV.t(), hidden_PD)
+    else:
+        sum_VD += grad_logits_PV.t() @ hidden_PD

@@ -1,0 +1,58 @@
+"""Presets expand to valid models, and a user's keys win."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import PRESETS, expand_preset
+from pretrain.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_is_a_valid_model(name):
+    config = ModelConfig.model_validate(expand_preset({"preset": name}))
+    assert config.preset == name
+    assert config.vocab_size is None
+
+
+def test_keys_are_laid_over_the_preset_one_by_one():
+    expanded = expand_preset({"preset": "llama-5m", "decoder": {"layers": 7}, "max_seq_len": 33})
+    assert expanded["decoder"] == PRESETS["llama-5m"]["decoder"] | {"layers": 7}
+    assert expanded["max_seq_len"] == 33
+    assert expanded["tied_embeddings"] is True
+
+
+def test_null_removes_a_stack():
+    assert expand_preset({"preset": "llama-5m", "decoder": None})["decoder"] is None
+
+
+def test_expanding_changes_neither_the_preset_nor_the_input():
+    given = {"preset": "gpt2-tiny", "decoder": {"layers": 3}}
+    expanded = expand_preset(given)
+    expanded["decoder"]["width"] = 1
+    assert PRESETS["gpt2-tiny"]["decoder"]["width"] == 64
+    assert given == {"preset": "gpt2-tiny", "decoder": {"layers": 3}}
+
+
+def test_expanding_twice_is_expanding_once():
+    once = expand_preset({"preset": "llama-tiny", "decoder": {"heads": 8}})
+    assert expand_preset(once) == once
+
+
+def test_without_a_preset_the_section_is_left_alone():
+    assert expand_preset({"vocab_size": 5}) == {"vocab_size": 5}
+    assert expand_preset({"preset": None}) == {"preset": None}
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_names():
+    with pytest.raises(ConfigError, match=r"unknown model\.preset 'lama-5m'; use llama-5m"):
+        expand_preset({"preset": "lama-5m"})
+    with pytest.raises(ConfigError, match="use gpt-shakespeare or gpt2-124m"):
+        expand_preset({"preset": "zzzzzzzz"})
+
+
+def test_presets_import_no_torch():
+    code = "import sys, pretrain.config.presets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,248 @@
+"""The whole model: names, tying, causality, packing, checkpointing, compile, precision."""
+
+import importlib.util
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import PRESETS, expand_preset
+from pretrain.errors import ConfigError
+from pretrain.model import build_model
+from pretrain.objective.causal import causal_loss
+from pretrain.types import Batch
+from tests.unit.model.tiny import (
+    CPU,
+    build,
+    encoder_config,
+    packed_batch,
+    random_batch,
+    single_documents,
+    tiny_config,
+)
+
+SHAPES = {
+    "llama": {},
+    "llama tied": {"model": {"tied_embeddings": True}},
+    "gpt2": {"preset": "gpt2-tiny"},
+    "gpt2 without bias": {"preset": "gpt2-tiny", "bias": False, "activation": "gelu"},
+    "post-norm": {"preset": "gpt2-tiny", "norm_placement": "post", "activation": "relu"},
+    "gated gelu, wide heads, no positions": {"head_width": 24, "activation": "gelu", "position": "none", "bias": True},
+}
+
+
+def logits_of(model, batch):
+    with torch.no_grad():
+        return model(batch).logits_BTV
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    output = causal_loss(model, batch)
+    output.loss_sum.backward()
+    return output.loss_sum.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_parameter_names_are_those_of_checkpoints():
+    names = [name for name, _ in build(tiny_config()).named_parameters()]
+    block = ["attention_norm", "attention.qkv", "attention.output", "feedforward_norm", "feedforward.gate_up"]
+    assert names == [
+        "embedding.weight",
+        *(f"decoder.blocks.{i}.{part}.weight" for i in range(2) for part in [*block, "feedforward.down"]),
+        "decoder.norm.weight",
+        "head.weight",
+    ]
+    gpt2 = [name for name, _ in build(tiny_config("gpt2-tiny")).named_parameters()]
+    assert "decoder.position.weight" in gpt2
+    assert "decoder.blocks.1.feedforward.up.bias" in gpt2
+    assert "head.weight" not in gpt2
+
+
+def test_tied_head_is_the_embedding_itself():
+    model = build(tiny_config("gpt2-tiny"))
+    assert model.head.weight is model.embedding.weight
+    untied = build(tiny_config("gpt2-tiny", model={"tied_embeddings": False}))
+    assert untied.head.weight is not untied.embedding.weight
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_number_of_parameters_is_what_the_plan_says(preset):
+    if importlib.util.find_spec("pretrain.plan.params") is None:
+        pytest.skip("pretrain.plan.params does not exist yet")
+    from pretrain.plan.params import count_parameters
+
+    config = ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": 8191}))
+    meta = torch.device("meta")
+    model = build_model(config, attention="sdpa", activation_checkpointing="none", compile=False, device=meta)
+    assert sum(p.numel() for p in model.parameters()) == count_parameters(config)
+
+
+def test_two_stacks_are_refused():
+    stack = tiny_config().decoder
+    config = ModelConfig(encoder=stack, decoder=stack, vocab_size=61)
+    with pytest.raises(ConfigError, match=r"model\.encoder and model\.decoder are both given"):
+        build(config)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_causal_positions_do_not_see_the_future(shape):
+    model = build(tiny_config(**SHAPES[shape]), dtype=torch.float64)
+    batch = random_batch(2, 12)
+    embedded = []
+    model.embedding.register_forward_hook(
+        lambda *args: embedded.append(args[-1].detach().requires_grad_()) or embedded[0]
+    )
+    model(batch, logits=False).hidden_BTD[:, 5].sum().backward()
+    reach = embedded[0].grad.abs().sum(dim=(0, 2))
+    assert (reach[:6] > 0).all()
+    assert (reach[6:] == 0).all()
+
+
+def test_an_encoder_without_positions_is_permutation_equivariant():
+    model = build(encoder_config(position="none"), dtype=torch.float64)
+    batch = random_batch(1, 9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
+    shuffled = Batch(batch.tokens_BT[:, order], batch.targets_BT)
+    torch.testing.assert_close(logits_of(model, shuffled), logits_of(model, batch)[:, order], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
+def test_a_packed_row_equals_its_documents_run_one_by_one(shape, attention, dtype, tolerance):
+    config = tiny_config(**SHAPES[shape])
+    model = build(config, attention=attention, dtype=dtype, scale=3.0)
+    rows = [[7, 1, 12], [20], [10, 10]]
+    packed = packed_batch(rows)
+    loss, grads = gradients(model, packed)
+    found = logits_of(model, packed)
+    alone = [document for i, lengths in enumerate(rows) for document in single_documents(packed, i, lengths)]
+    for row, lengths in enumerate(rows):
+        expected = torch.cat([logits_of(model, d) for d in single_documents(packed, row, lengths)], dim=1)
+        torch.testing.assert_close(found[row : row + 1], expected, rtol=tolerance, atol=tolerance)
+    losses, each = zip(*(gradients(model, document) for document in alone), strict=True)
+    torch.testing.assert_close(loss, sum(losses), rtol=tolerance, atol=tolerance)
+    for name, grad in grads.items():
+        expected = sum(part[name] for part in each)
+        assert (grad - expected).norm() <= tolerance * expected.norm(), name
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), attention=st.sampled_from(["eager", "sdpa"]))
+def test_changing_one_document_never_changes_the_logits_of_another(data, attention):
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=5))
+    changed = data.draw(st.integers(0, len(lengths) - 1))
+    model = build(tiny_config(layers=2), attention=attention)
+    batch = packed_batch([lengths])
+    inside = batch.documents_BT == changed
+    other = Batch(
+        torch.where(inside, (batch.tokens_BT + 1) % 61, batch.tokens_BT),
+        batch.targets_BT,
+        batch.positions_BT,
+        batch.documents_BT,
+    )
+    before, after = logits_of(model, batch), logits_of(model, other)
+    assert torch.equal(before[~inside], after[~inside])
+    assert not torch.equal(before[inside], after[inside])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_checkpointing_is_bit_identical(shape):
+    config, batch = tiny_config(**SHAPES[shape]), packed_batch([[9, 6], [15]])
+    loss, grads = gradients(build(config), batch)
+    again, recomputed = gradients(build(config, checkpointing="full"), batch)
+    assert torch.equal(loss, again)
+    assert all(torch.equal(grad, recomputed[name]) for name, grad in grads.items())
+
+
+def test_full_checkpointing_is_bit_identical_with_dropout():
+    config, batch = tiny_config(dropout=0.2), random_batch(2, 10)
+    torch.manual_seed(5)
+    loss, grads = gradients(build(config), batch)
+    torch.manual_seed(5)
+    again, recomputed = gradients(build(config, checkpointing="full"), batch)
+    assert torch.equal(loss, again)
+    assert all(torch.equal(grad, recomputed[name]) for name, grad in grads.items())
+
+
+def test_full_checkpointing_keeps_only_block_inputs():
+    batch = random_batch(2, 64)
+
+    def saved_elements(checkpointing):
+        model, sizes = build(tiny_config(layers=4), checkpointing=checkpointing), {}
+        parameters = {p.data_ptr() for p in model.parameters()}
+
+        def pack(tensor):
+            if tensor.data_ptr() not in parameters:
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(batch, logits=False)
+        assert output.hidden_BTD.requires_grad
+        return sum(sizes.values())
+
+    assert saved_elements("full") < saved_elements("none") / 4
+
+
+def test_dropout_acts_in_training_only():
+    model, batch = build(tiny_config(dropout=0.5)), random_batch(1, 8)
+    assert not torch.equal(logits_of(model, batch), logits_of(model, batch))
+    model.eval()
+    assert torch.equal(logits_of(model, batch), logits_of(model, batch))
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_bf16_is_close_to_fp32(shape):
+    config, batch = tiny_config(**SHAPES[shape]), packed_batch([[20, 12]])
+    exact = build(config, scale=1.0)
+    rounded = build(config, scale=1.0, dtype=torch.bfloat16)
+    loss, grads = gradients(exact, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        autocast_loss, autocast_grads = gradients(exact, batch)
+    bf16_loss, bf16_grads = gradients(rounded, batch)
+    assert bf16_loss.dtype == autocast_loss.dtype == torch.float32
+    for other_loss, others in ((bf16_loss, bf16_grads), (autocast_loss, autocast_grads)):
+        # bf16 keeps 8 bits; the loss is a sum over many roundings, a gradient a product of a few.
+        torch.testing.assert_close(other_loss, loss, rtol=2e-3, atol=0)
+        for name, grad in grads.items():
+            assert (others[name].float() - grad).norm() < 0.03 * grad.norm(), name
+
+
+@pytest.mark.long
+def test_compiled_blocks_agree_and_keep_their_names():
+    config, batch = tiny_config(layers=1), random_batch(2, 16)
+    compiled = build_model(config, attention="sdpa", activation_checkpointing="none", compile=True, device=CPU)
+    plain = build(config)
+    compiled.load_state_dict(plain.state_dict())
+    loss, grads = gradients(plain, batch)
+    try:
+        compiled_loss, compiled_grads = gradients(compiled, batch)
+    except torch._inductor.exc.InductorError as error:
+        pytest.skip(f"no compiler for the CPU: {error}".splitlines()[0])
+    torch.testing.assert_close(compiled_loss, loss)
+    torch.testing.assert_close(compiled_grads, grads, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_on_the_meta_device_has_no_storage():
+    config = ModelConfig.model_validate(expand_preset({"preset": "llama-1b", "vocab_size": 128256}))
+    meta = torch.device("meta")
+    model = build_model(config, attention="auto", activation_checkpointing="none", compile=False, device=meta)
+    assert all(p.is_meta for p in model.parameters())
+    assert model.head.weight is model.embedding.weight
+    assert sum(p.numel() for p in model.parameters()) == 1_235_814_400
+
+
+def test_published_gpt2_has_its_published_number_of_parameters():
+    over = {"preset": "gpt2-124m", "vocab_size": 50257, "vocab_multiple": 1}
+    meta = torch.device("meta")
+    model = build_model(
+        ModelConfig.model_validate(expand_preset(over)),
+        attention="auto",
+        activation_checkpointing="none",
+        compile=False,
+        device=meta,
+    )
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808
