@@ -1,10 +1,12 @@
 import fcntl
+import io
 import logging
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ import pytest
 from pretrain.data.documents import Reader
 from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
 from pretrain.data.prepare import PrepareOptions, prepare
-from pretrain.data.shards import ShardReader
 from pretrain.data.split import TRAIN, VALIDATION, parse_split
 from pretrain.data.tokenizer import UNK, dump_tokenizer, load_tokenizer, tokenizer_hash, train_bpe
 from pretrain.errors import ConfigError, DataError, DiskError, LockedError
@@ -45,9 +46,10 @@ def documents(folder, split):
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     texts = []
     for shard in index.split(split).shards:
-        reader = ShardReader(folder, shard, index.dtype)
-        for member in range(shard.num_members):
-            for ids in np.split(reader.tokens(member), reader.docs(member)[1:]):
+        with tarfile.open(folder / shard.name) as tar:
+            arrays = [np.load(io.BytesIO(tar.extractfile(member).read())) for member in tar]
+        for tokens, starts in zip(arrays[0::2], arrays[1::2], strict=True):
+            for ids in np.split(tokens, starts[1:]):
                 assert ids[-1] == index.eos_id and index.eos_id not in ids[:-1]
                 texts.append(tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False))
     return texts
