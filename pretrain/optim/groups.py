@@ -2,12 +2,15 @@
 
 Decay pulls a matrix towards zero against a loss that hardly sees its scale. It has no such use for a gain or a shift,
 and it would shrink the embedding of a rare token between the few steps that train it. An output head that shares the
-embedding's weight is one parameter with it, and does not decay either.
+embedding's weight is one parameter with it, and does not decay either. A table of learned positions is an embedding.
 """
 
 from dataclasses import dataclass
 
 from torch import nn
+
+EMBEDDING_PARTS = frozenset({"embedding", "position"})
+"""Parts of parameter names that mark a look-up table whose module is not nn.Embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class ParameterGroup:
 def group_parameters(model: nn.Module) -> list[ParameterGroup]:
     """Splits the trainable parameters of a model into at most two groups, each parameter in exactly one.
 
-    A parameter decays if it has two or more dimensions and no embedding owns it. The order is that of registration:
+    A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns it, and no part of its
+    dotted name is in EMBEDDING_PARTS. The order is that of registration:
     the same for every process that builds the same model. Frozen parameters are in no group. Call it while parameters
     have their true shapes, before an engine partitions them.
 
@@ -49,7 +53,8 @@ def group_parameters(model: nn.Module) -> list[ParameterGroup]:
     members: dict[bool, list[tuple[str, nn.Parameter]]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            members[parameter.ndim >= 2 and id(parameter) not in embeddings].append((name, parameter))
+            is_embedding = id(parameter) in embeddings or not EMBEDDING_PARTS.isdisjoint(name.split("."))
+            members[parameter.ndim >= 2 and not is_embedding].append((name, parameter))
     return [
         ParameterGroup(
             name="decay" if decays else "no_decay",

@@ -1,10 +1,13 @@
 """Decay groups on a toy model, and the partition property on any model."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.model import build_model
 from pretrain.optim.groups import group_parameters
 
 
@@ -40,6 +43,26 @@ def test_a_tied_head_is_an_embedding_and_counts_once():
         "decay": ("qkv.weight",),
         "no_decay": ("head.weight", "positions.weight", "norm.weight", "norm.bias", "qkv.bias", "gain.weight"),
     }
+
+
+def test_a_table_of_learned_positions_is_an_embedding_by_its_name():
+    model = nn.ModuleDict({"position": nn.Module(), "composition": nn.Linear(2, 2, bias=False)})
+    model["position"].weight = nn.Parameter(torch.zeros(4, 8))
+    assert names(model) == {"decay": ("composition.weight",), "no_decay": ("position.weight",)}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_real_model_decays_its_projections_only(tied):
+    stack = StackConfig(layers=1, width=8, heads=2, ff_width=16, norm="layer", bias=True, position="learned")
+    config = ModelConfig(decoder=stack, vocab_size=100, max_seq_len=16, tied_embeddings=tied)
+    model = build_model(
+        config, attention="auto", activation_checkpointing="none", compile=False, device=torch.device("meta")
+    )
+    block = "decoder.blocks.0"
+    projections = ["attention.qkv", "attention.output", "feedforward.gate_up", "feedforward.down"]
+    head = [] if tied else ["head.weight"]
+    assert list(names(model)["decay"]) == [f"{block}.{name}.weight" for name in projections] + head
+    assert {"embedding.weight", "decoder.position.weight"} <= set(names(model)["no_decay"])
 
 
 def test_frozen_parameters_are_in_no_group():

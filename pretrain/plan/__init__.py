@@ -1,0 +1,1 @@
+"""What a run will need, by arithmetic alone: parameters, FLOPs, memory. Imports no torch."""

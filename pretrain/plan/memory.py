@@ -1,0 +1,76 @@
+"""Memory of weights, gradients, optimizer state and communication buckets on a rank, by ZeRO stage.
+
+Not here: activations, and the allocator's overhead.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+_MIN_BUCKET = 2**18
+_MAX_BUCKET = 50_000_000
+_MAX_PERSISTENT = 100_000
+# DeepSpeed wants all-gather buckets to be a multiple of its alignment, a small power of two.
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSizes:
+    """DeepSpeed's buffer sizes, in elements. Fields carry the names of its `zero_optimization` section.
+
+    Attributes:
+        reduce_bucket_size: Gradients reduced at once.
+        allgather_bucket_size: Weights gathered at once after a step (stages 1 and 2).
+        stage3_prefetch_bucket_size: Weights gathered ahead of use. 0 below stage 3.
+        stage3_param_persistence_threshold: Tensors smaller than this are kept whole. 0 below stage 3.
+    """
+
+    reduce_bucket_size: int
+    allgather_bucket_size: int
+    stage3_prefetch_bucket_size: int
+    stage3_param_persistence_threshold: int
+
+
+def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
+    """Sizes the buckets from the model, instead of 5e8 elements whatever the model.
+
+    Each is 5% of the parameters, at least 2^18 elements (below that, latency costs more than memory) and at most 5e7.
+    A parameter larger than a bucket is reduced by itself. Tensors under a ten-thousandth of the model (norms and
+    biases), at most 1e5 elements, persist: all of them together are a per cent or two of it.
+    """
+    share = num_parameters // 20 // _ALIGNMENT * _ALIGNMENT
+    bucket = max(_MIN_BUCKET, min(_MAX_BUCKET // _ALIGNMENT * _ALIGNMENT, share))
+    sharded_weights = zero_stage == 3
+    return BucketSizes(
+        reduce_bucket_size=bucket,
+        allgather_bucket_size=bucket,
+        stage3_prefetch_bucket_size=bucket if sharded_weights else 0,
+        stage3_param_persistence_threshold=min(_MAX_PERSISTENT, num_parameters // 10_000) if sharded_weights else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPerParameter:
+    """Bytes on a rank for each parameter of the model, buckets and activations not counted."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def bytes_per_parameter(zero_stage: int, precision: Literal["fp32", "bf16"], world_size: int) -> BytesPerParameter:
+    """Returns the state of a rank per parameter under AdamW (Rajbhandari et al. 2020, section 3 and figure 1).
+
+    Replicated, fp32 holds 4 + 4 + 8 bytes (two moments), bf16 2 + 2 + 12 (an fp32 master weight and two moments).
+    Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the weights' too.
+    """
+    weights, gradients, optimizer = (4, 4, 8) if precision == "fp32" else (2, 2, 12)
+    return BytesPerParameter(
+        weights=weights / world_size if zero_stage >= 3 else weights,
+        gradients=gradients / world_size if zero_stage >= 2 else gradients,
+        optimizer=optimizer / world_size if zero_stage >= 1 else optimizer,
+    )

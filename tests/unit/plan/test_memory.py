@@ -1,0 +1,58 @@
+"""Bucket sizes and the ZeRO table."""
+
+from dataclasses import asdict
+
+import pytest
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrain.plan.memory import bytes_per_parameter, plan_buckets
+
+
+@given(st.integers(5_300_000, 10**12), st.integers(0, 3))
+def test_buckets_are_at_most_a_twentieth_of_a_big_model_and_bounded(num_parameters, zero_stage):
+    buckets = plan_buckets(num_parameters, zero_stage)
+    for size in (buckets.reduce_bucket_size, buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size):
+        assert size <= min(num_parameters / 20, 5e7)
+
+
+@given(st.integers(1, 10**12), st.integers(0, 3))
+def test_buckets_have_a_floor_and_alignment(num_parameters, zero_stage):
+    buckets = plan_buckets(num_parameters, zero_stage)
+    assert buckets.reduce_bucket_size >= 2**18
+    assert buckets.allgather_bucket_size % 256 == 0
+
+
+def test_a_model_of_124m():
+    assert asdict(plan_buckets(124_000_000, 3)) == {
+        "reduce_bucket_size": 6_199_808,
+        "allgather_bucket_size": 6_199_808,
+        "stage3_prefetch_bucket_size": 6_199_808,
+        "stage3_param_persistence_threshold": 12_400,
+    }
+
+
+def test_nothing_of_stage_3_below_it():
+    buckets = plan_buckets(124_000_000, 2)
+    assert (buckets.stage3_prefetch_bucket_size, buckets.stage3_param_persistence_threshold) == (0, 0)
+
+
+def test_deepspeed_takes_the_field_names():
+    sizes = asdict(plan_buckets(124_000_000, 3))
+    config = DeepSpeedZeroConfig(stage=3, **sizes)
+    assert (config.reduce_bucket_size, config.prefetch_bucket_size) == (6_199_808, 6_199_808)
+    assert (config.allgather_bucket_size, config.param_persistence_threshold) == (6_199_808, 12_400)
+
+
+@pytest.mark.parametrize(
+    ("precision", "totals"),
+    [("bf16", [16.0, 4 + 12 / 8, 2 + 14 / 8, 2.0]), ("fp32", [16.0, 8 + 8 / 8, 4 + 12 / 8, 2.0])],
+)
+def test_bytes_on_each_of_8_ranks_by_stage(precision, totals):
+    assert [bytes_per_parameter(stage, precision, 8).total for stage in range(4)] == totals
+
+
+@given(st.integers(0, 3), st.sampled_from(["fp32", "bf16"]))
+def test_one_rank_saves_nothing(stage, precision):
+    assert bytes_per_parameter(stage, precision, 1).total == 16.0
