@@ -1,0 +1,24 @@
+"""What the repository's rules are checked on: the project's Python files, parsed."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE_FILES = sorted(path for folder in ("pretrain", "launch") for path in (ROOT / folder).rglob("*.py"))
+TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def parse(path: Path) -> ast.Module:
+    """Returns a file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def name(path: Path) -> str:
+    """Returns a path as shown in a failure."""
+    return str(path.relative_to(ROOT))
+
+
+def module_name(path: Path) -> str:
+    """Returns the dotted name of a source file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

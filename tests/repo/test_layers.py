@@ -1,0 +1,131 @@
+"""The layering rule: a module imports only from a lower layer or its own folder. Lazy imports count too.
+
+0 errors log io | 1 config rundir | 2 plan index types dist control | 3 data model objective optim tracking
+4 engine checkpoint generate interop | 5 artifact | 6 finetune evaluate report doctor | 7 train drill | 8 cli
+launch beside them: layers 0 and 1, plan, index
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.repo.source import SOURCE_FILES, module_name, name, parse
+
+LAYERS = [
+    {"errors", "log", "io"},
+    {"config", "rundir"},
+    {"plan", "index", "types", "dist", "control"},
+    {"data", "model", "objective", "optim", "tracking"},
+    {"engine", "checkpoint", "generate", "interop"},
+    {"artifact"},
+    {"finetune", "evaluate", "report", "doctor"},
+    {"train", "drill"},
+    {"cli"},
+]
+LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+GROUND = 0
+"""The one layer whose members use each other: log and io raise what errors defines."""
+LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | {"plan", "index"}
+ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
+"""The version, and `python -m pretrain`, which only calls the command line."""
+TORCH_FREE = ("pretrain.errors", "pretrain.log", "pretrain.io", "pretrain.config", "pretrain.rundir", "pretrain.plan",
+              "pretrain.index", "launch")  # fmt: skip
+HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}
+
+
+def imported_modules(tree: ast.Module, module: str, is_package: bool) -> set[str]:
+    """Returns the absolute dotted names that any import statement of a file names, at whatever depth."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            # `from pretrain import io` names a module by its alias.
+            found |= {f"{source}.{alias.name}" for alias in node.names} if source == "pretrain" else {source}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    return found
+
+
+def violations(module: str, imports: set[str]) -> list[str]:
+    """Returns each import that the rule forbids, with the reason."""
+    if module in ENTRY_POINTS:
+        return []
+    root, *rest = module.split(".")
+    found = []
+    for target in sorted(imports):
+        target_root, *target_rest = target.split(".")
+        if target_root == "launch" and root != "launch" and module != "pretrain.cli":
+            found.append(f"{module} imports {target}: only the command line may use launch")
+        if target_root != "pretrain" or not target_rest or target_rest[0].startswith("__"):
+            continue
+        used = target_rest[0]
+        if used not in LAYER_OF:
+            found.append(f"{module} imports {target}: {used} has no layer")
+        elif root == "launch":
+            if used not in LAUNCH_MAY_USE:
+                found.append(f"{module} imports {target}: launch may use {sorted(LAUNCH_MAY_USE)} only")
+        elif rest[0] != used:
+            mine, its = LAYER_OF[rest[0]], LAYER_OF[used]
+            if its > mine or (its == mine and mine != GROUND):
+                found.append(f"{module} (layer {mine}) imports {target} (layer {its})")
+    return found
+
+
+def check(path: Path) -> list[str]:
+    """Returns the violations of one file."""
+    return violations(module_name(path), imported_modules(parse(path), module_name(path), path.name == "__init__.py"))
+
+
+def test_every_source_file_belongs_to_a_layer():
+    modules = {module_name(path) for path in SOURCE_FILES} - ENTRY_POINTS
+    parts = {module.split(".")[1] for module in modules if module.startswith("pretrain.")}
+    assert parts <= LAYER_OF.keys()
+    assert {"errors", "config", "types", "optim"} <= parts
+
+
+@pytest.mark.parametrize("path", SOURCE_FILES, ids=name)
+def test_a_module_imports_only_from_below_or_its_own_folder(path):
+    assert check(path) == []
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCE_FILES if module_name(p).startswith(TORCH_FREE)], ids=name)
+def test_what_login_nodes_run_imports_no_torch(path):
+    imports = {module.split(".")[0] for module in imported_modules(parse(path), module_name(path), False)}
+    assert not imports & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "allowed"),
+    [
+        ("pretrain.data.stream", "from pretrain.index import DataIndex", True),
+        ("pretrain.data.stream", "from pretrain.data.order import Order", True),
+        ("pretrain.data.stream", "from .order import Order", True),
+        ("pretrain.data.stream", "import numpy, torch", True),
+        ("pretrain.rundir", "from pretrain.config.run import RunConfig", False),
+        ("pretrain.io", "from pretrain.errors import DiskError", True),
+        ("pretrain.train.loop", "from pretrain.engine.engine import Engine", True),
+        ("pretrain.cli", "from launch.local import launch_local", True),
+        ("pretrain.data.stream", "from pretrain.model import build_model", False),
+        ("pretrain.data.stream", "from ..model import build_model", False),
+        ("pretrain.data.stream", "from .. import model", False),
+        ("pretrain.data.stream", "def f():\n    from pretrain.engine import Engine", False),
+        ("pretrain.data.stream", "import importlib\nimportlib.import_module('pretrain.engine')", False),
+        ("pretrain.engine.engine", "import pretrain.checkpoint.manager", False),
+        ("pretrain.io", "from pretrain import rundir", False),
+        ("pretrain.config.load", "from pretrain.plan import params", False),
+        ("pretrain.train.loop", "from pretrain.cli import main", False),
+        ("pretrain.data.stream", "from pretrain.nowhere import x", False),
+        ("pretrain.train.loop", "import launch.local", False),
+        ("launch.local", "from pretrain.rundir import RunDir", True),
+        ("launch.local", "from pretrain.plan.params import count_parameters", True),
+        ("launch.local", "from launch.command import torchrun", True),
+        ("launch.local", "from pretrain.dist import read_world", False),
+    ],
+)
+def test_the_rule_itself(module, code, allowed):
+    assert (violations(module, imported_modules(ast.parse(code), module, False)) == []) == allowed

@@ -1,0 +1,118 @@
+"""What the source never does: unpickle, evaluate text, run a shell, trust code that comes with data."""
+
+import ast
+
+import pytest
+
+from tests.repo.source import SOURCE_FILES, name, parse
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+FORBIDDEN_CALLS = {
+    "eval": "evaluates text",
+    "exec": "evaluates text",
+    "os.system": "runs a shell",
+    "os.popen": "runs a shell",
+    "subprocess.getoutput": "runs a shell",
+    "subprocess.getstatusoutput": "runs a shell",
+    "torch.load": "unpickles; weights are safetensors",
+    "torch.save": "pickles; weights are safetensors",
+    "yaml.unsafe_load": "builds any object",
+    "yaml.full_load": "builds more than data",
+    "yaml.load_all": "takes a loader that may be unsafe",
+    "tempfile.mktemp": "is a race",
+}
+FORBIDDEN_TRUE_KEYWORDS = {"shell": "runs a shell", "trust_remote_code": "runs code that comes with a model",
+                           "allow_pickle": "unpickles"}  # fmt: skip
+YAML_LOADERS = ("yaml.load", "yaml.compose", "yaml.parse", "yaml.scan", "yaml.compose_all")
+
+
+def full_names(tree: ast.Module) -> dict[str, str]:
+    """Maps each imported name of a file to what it stands for: `sp` to `subprocess`, `load` to `torch.load`."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _findings_of_call(call: ast.Call, names: dict[str, str]) -> list[str]:
+    first, dot, rest = ast.unparse(call.func).partition(".")
+    called = names.get(first, first) + dot + rest
+    found = []
+    if called in FORBIDDEN_CALLS:
+        found.append(f"line {call.lineno}: {called} {FORBIDDEN_CALLS[called]}")
+    for keyword in call.keywords:
+        # Anything but a literal False could be True when it runs.
+        literal_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+        if keyword.arg in FORBIDDEN_TRUE_KEYWORDS and not literal_false:
+            found.append(f"line {call.lineno}: {keyword.arg}= {FORBIDDEN_TRUE_KEYWORDS[keyword.arg]}")
+    if called in YAML_LOADERS:
+        loaders = [keyword.value for keyword in call.keywords if keyword.arg == "Loader"] + call.args[1:2]
+        if not loaders or "Safe" not in ast.unparse(loaders[0]):
+            found.append(f"line {call.lineno}: {called} without a Safe loader")
+    return found
+
+
+def findings(tree: ast.Module) -> list[str]:
+    """Returns every forbidden thing in a file, with its line."""
+    names = full_names(tree)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [
+                f"line {node.lineno}: {module}" for module in modules if module.split(".")[0] in FORBIDDEN_MODULES
+            ]
+        if isinstance(node, ast.Call):
+            found += _findings_of_call(node, names)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCE_FILES, ids=name)
+def test_a_source_file_does_nothing_forbidden(path):
+    assert findings(parse(path)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import pickle as p",
+        "import torch\ntorch.load('x')",
+        "import torch as t\nt.load('x', weights_only=True)",
+        "from torch import load\nload('x')",
+        "import yaml\nyaml.load(text)",
+        "import yaml\nyaml.load(text, Loader=yaml.Loader)",
+        "import yaml\nyaml.compose(text)",
+        "import subprocess\nsubprocess.run('ls', shell=True)",
+        "import subprocess as sp\nsp.run('ls', shell=flag)",
+        "import os\nos.system('ls')",
+        "from os import system\nsystem('ls')",
+        "eval('1')",
+        "exec('1')",
+        "AutoModel.from_pretrained(x, trust_remote_code=True)",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+    ],
+)
+def test_the_rule_sees_each_way_of_breaking_it(code):
+    assert len(findings(ast.parse(code))) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import yaml\nyaml.load(text, Loader=yaml.SafeLoader)",
+        "import yaml\nyaml.safe_load(text)",
+        "import json\njson.load(file)",
+        "import subprocess\nsubprocess.run(['ls'], shell=False)",
+        "model.eval()",
+        "AutoModel.from_pretrained(x, trust_remote_code=False)",
+    ],
+)
+def test_the_rule_lets_harmless_code_pass(code):
+    assert findings(ast.parse(code)) == []

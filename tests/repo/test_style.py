@@ -1,0 +1,100 @@
+"""Style that a linter does not check: sizes, docstrings, ASCII, and words that have no place in the repository."""
+
+import ast
+import re
+import subprocess
+
+import pytest
+
+from tests.repo.source import ROOT, SOURCE_FILES, TEST_FILES, name, parse
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+TEXT_SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".tmpl", ".sbatch", ".sh", ""}
+# Written in pieces, so that this file does not contain what it looks for.
+FORBIDDEN_WORDS = re.compile(
+    "|".join(["/wo" + "rk/", "/ro" + "ot/", "/ho" + r"me/\w", r"/tm" + r"p/\w", "pypi\\.o" + "rg", "pythonhos" + "ted"])
+)
+PLACEHOLDERS = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+
+
+def tracked_text_files():
+    """Returns the files that git tracks and that are text."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / entry for entry in listed.split("\0") if entry]
+    return [path for path in paths if path.suffix in TEXT_SUFFIXES and path.is_file()]
+
+
+def long_functions(tree: ast.Module, limit: int) -> list[str]:
+    """Returns the functions with more than `limit` lines, the docstring not counted."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if ast.get_docstring(node):
+                lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+            if lines > limit:
+                found.append(f"{node.name}: {lines} lines")
+    return found
+
+
+def undocumented(tree: ast.Module) -> list[str]:
+    """Returns public classes and functions without a docstring, methods of public classes included.
+
+    Not `forward` of a module, whose meaning the class states, and not an override that says so with a decorator.
+    """
+    found = [] if ast.get_docstring(tree) else ["the module"]
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            is_override = any("override" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if node.name.startswith("_") or is_override:
+                continue
+            if not ast.get_docstring(node) and not (prefix and node.name == "forward"):
+                found.append(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{node.name}.")
+
+    visit(tree.body, "")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCE_FILES, ids=name)
+def test_a_source_file_has_one_idea_and_short_functions(path):
+    assert len(path.read_text().splitlines()) < MAX_FILE_LINES
+    assert long_functions(parse(path), MAX_FUNCTION_LINES - 1) == []
+
+
+@pytest.mark.parametrize("path", SOURCE_FILES, ids=name)
+def test_what_is_public_has_a_docstring(path):
+    assert undocumented(parse(path)) == []
+
+
+@pytest.mark.parametrize("path", [*SOURCE_FILES, *TEST_FILES], ids=name)
+def test_python_is_ascii_and_finished(path):
+    text = path.read_bytes().decode("ascii")
+    assert PLACEHOLDERS.findall(text) == []
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    found = [
+        f"{name(path)}:{number}: {line.strip()}"
+        for path in tracked_text_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if FORBIDDEN_WORDS.search(line)
+    ]
+    assert found == []
+
+
+def test_the_rules_themselves():
+    long = "def f():\n    'doc'\n" + "    x = 1\n" * 5
+    assert long_functions(ast.parse(long), 5) == ["f: 6 lines"]
+    assert long_functions(ast.parse(long), 6) == []
+    code = (
+        "def shown(): ...\ndef _hidden(): ...\nclass A:\n  'doc'\n  def method(self): ...\n  def __init__(self): ...\n"
+    )
+    assert undocumented(ast.parse(code)) == ["the module", "shown", "A.method"]
+    assert FORBIDDEN_WORDS.search("see /wo" + "rk/notes")
+    assert not FORBIDDEN_WORDS.search("a framework/of, network/home")
