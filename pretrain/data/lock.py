@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.errors import LockedError
+from pretrain.errors import DiskError, LockedError
 
 PREPARE_LOCK = ".prepare.lock"
 WORKERS_LOCK = ".workers.lock"
@@ -29,9 +29,15 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     Raises:
         LockedError: Another live process has it.
+        DiskError: The folder cannot be written.
     """
-    descriptor = os.open(folder / PREPARE_LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    workers = os.open(folder / WORKERS_LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(folder / PREPARE_LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        workers = os.open(folder / WORKERS_LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DiskError(
+            f"cannot write here: {error.strerror or error}", where=str(folder), fix="free space or fix permissions"
+        ) from error
     try:
         if not _flock(descriptor, fcntl.LOCK_EX, wait_s=0):
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"

@@ -182,6 +182,7 @@ def _complete_index(folder: Path) -> DataIndex | None:
         check_shards(folder, index)
         if tokenizer_hash(folder / output.TOKENIZER_NAME) == index.tokenizer_sha256:
             return index
+        (folder / output.TOKENIZER_NAME).unlink()
         damage = f"{output.TOKENIZER_NAME} is not the one that made the shards"
     except (DataError, OSError) as error:
         damage = str(error)

@@ -26,10 +26,10 @@ KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|eos|>", "
 MIN_BPE_VOCAB_SIZE = 256 + 1
 """Every byte, and the end of a document."""
 
-BATCH_CHARS = 1 << 20
+BATCH_CHARS = 1 << 18
 """Characters handed to the encoder at once. An encoding takes a hundred bytes a token, so this bounds memory."""
 
-PIECE_CHARS = 1 << 18
+PIECE_CHARS = 1 << 17
 """Longer texts are encoded in pieces of about this many characters."""
 
 # A byte-level pre-token is one run of a single class, with at most one space before it. So none holds a non-space

@@ -238,13 +238,39 @@ def test_a_file_that_went_missing_is_made_again(tmp_path, corpus, victim):
     assert digests(tmp_path / "out") == before
 
 
-def test_shards_of_another_tokenizer_are_not_reused(tmp_path, corpus):
+def test_a_tokenizer_that_was_replaced_is_made_again(tmp_path, corpus, caplog):
     prepare(options(tmp_path))
     before = digests(tmp_path / "out")
+    (tmp_path / "out/tokenizer.json").write_bytes(b"{}")
+    prepare(options(tmp_path))
+    assert digests(tmp_path / "out") == before
+    assert "tokenizer.json is not the one that made the shards; making what is missing again" in caplog.text
+
+
+def test_parts_of_another_tokenizer_are_not_reused(tmp_path, corpus):
+    prepare(options(tmp_path))
+    before = digests(tmp_path / "out")
+    (tmp_path / "out/index.json").unlink()
     (tmp_path / "out/tokenizer.json").write_bytes(dump_tokenizer(train_bpe(["x"], 257)))
     index = prepare(options(tmp_path))
     assert index.vocab_size == 257
-    assert digests(tmp_path / "out")["train/part-00002-0000.tar"] != before["train/part-00002-0000.tar"]
+    assert not before.items() & digests(tmp_path / "out").items() - {("prepare.json", before["prepare.json"])}
+
+
+def test_ctrl_c_passes_through_and_leaves_nothing_that_is_trusted(tmp_path, corpus, fault_hook):
+    def interrupt(operation, path):
+        if operation == "write" and path.name.startswith("part-00002-0000.tar"):
+            raise KeyboardInterrupt
+
+    fault_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(options(tmp_path))
+    assert not list((tmp_path / "out").rglob("*.tmp-*"))
+    assert not (tmp_path / "out/index.json").exists()
+    fault_hook(None)
+    prepare(options(tmp_path))
+    prepare(options(tmp_path, "whole"))
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "rename"])
@@ -307,6 +333,18 @@ def test_folder_that_holds_something_else_is_refused(tmp_path, corpus):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match=r"not begun by `pretrain prepare` \(it holds thesis\.tex\); use another"):
+        prepare(options(tmp_path))
+
+
+def test_folder_where_no_lock_file_can_be_made_is_refused(tmp_path, corpus):
+    (tmp_path / "out" / PREPARE_LOCK).mkdir(parents=True)
+    with pytest.raises(DiskError, match="out: cannot write here: Is a directory; free space or fix permissions"):
+        prepare(options(tmp_path))
+
+
+def test_output_that_is_a_file_is_refused(tmp_path, corpus):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(DiskError, match="cannot create the folder: File exists"):
         prepare(options(tmp_path))
 
 
