@@ -1,0 +1,50 @@
+"""The line a user sees, and the exit code of each error."""
+
+import inspect
+
+import pytest
+
+from pretrain import errors
+from pretrain.errors import PretrainError
+
+CODES = {
+    "ConfigError": 64,
+    "DataError": 65,
+    "CheckpointError": 66,
+    "LaunchError": 69,
+    "LockedError": 73,
+    "DiskError": 74,
+    "DivergedError": 77,
+    "PretrainError": 70,
+}
+
+
+def test_every_class_has_its_documented_exit_code():
+    classes = {name: cls.exit_code for name, cls in inspect.getmembers(errors, inspect.isclass)}
+    assert {name: code for name, code in classes.items() if name in CODES} == CODES
+    assert all(issubclass(getattr(errors, name), PretrainError) for name in classes)
+
+
+def test_exit_codes_are_distinct():
+    codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
+    assert len(codes) == len(set(codes)) == 11
+
+
+@pytest.mark.parametrize(
+    ("where", "fix", "line"),
+    [
+        ("", "", "it broke"),
+        ("a.yaml:3:5", "", "a.yaml:3:5: it broke"),
+        ("", "mend it", "it broke; mend it"),
+        ("a.yaml:3:5", "mend it", "a.yaml:3:5: it broke; mend it"),
+    ],
+)
+def test_the_line_says_where_what_and_how_to_fix(where, fix, line):
+    error = PretrainError("it broke", where=where, fix=fix)
+    assert error.line() == str(error) == line
+    assert (error.what, error.where, error.fix) == ("it broke", where, fix)
+
+
+def test_where_and_fix_are_keywords_so_that_they_cannot_be_swapped():
+    with pytest.raises(TypeError):
+        PretrainError("it broke", "a.yaml")
