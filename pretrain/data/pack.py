@@ -85,13 +85,17 @@ def _number_documents(
     row: np.ndarray, column: np.ndarray, num_rows: int, seq_len: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns positions and document numbers [num_rows, seq_len], given where the inner documents start."""
-    # Segments: one from the start of each row, one from each border, in the order of the flattened rows.
-    row_starts = np.arange(num_rows + 1) * seq_len
-    bounds = np.sort(np.concatenate((row_starts, row * seq_len + column)), kind="stable")
-    starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
-    first_segment = np.searchsorted(starts, row_starts)[starts // seq_len]
-    number = (np.arange(len(starts)) - first_segment).astype(np.int32)
-    positions = np.arange(num_rows * seq_len)
-    positions -= np.repeat(starts, lengths)
-    documents = np.repeat(number, lengths)
+    # Both are running sums over the flattened rows, of steps that are special only where a segment (a row or a
+    # document) starts: no temporary of the size of the batch.
+    row_starts = np.arange(num_rows) * seq_len
+    borders = row * seq_len + column
+    starts = np.sort(np.concatenate((row_starts, borders)), kind="stable")
+    positions = np.ones(num_rows * seq_len, dtype=np.int64)
+    positions[starts[1:]] = 1 - (starts[1:] - starts[:-1])
+    positions[0] = 0
+    documents = np.zeros(num_rows * seq_len, dtype=np.int32)
+    documents[borders] = 1
+    documents[row_starts[1:]] = -np.bincount(row, minlength=num_rows)[:-1]
+    np.cumsum(positions, out=positions)
+    np.cumsum(documents, out=documents)
     return positions.reshape(num_rows, seq_len), documents.reshape(num_rows, seq_len)
