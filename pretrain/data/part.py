@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from pretrain.data.documents import Document, Reader
 from pretrain.data.shards import ShardWriter
 from pretrain.data.sources import Part
 from pretrain.data.split import SPLITS, SplitRule
-from pretrain.data.tokenizer import BATCH_CHARS, cut_text, encode_pieces, eos_id, token_dtype, vocabulary_size
+from pretrain.data.tokenizer import BATCH_CHARS, Encoder, cut_text
 from pretrain.index import ShardIndex, TableFile
 from pretrain.io import make_dir, write_json
 
@@ -103,25 +102,22 @@ def _parse_split(raw: dict[str, Any]) -> SplitRecord:
     return SplitRecord(raw["num_bytes_text"], shards)
 
 
-def write_part(settings: PartSettings, tokenizer: Tokenizer, part: Part, report: Report) -> None:
+def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Report) -> None:
     """Tokenises one part into shards and commits its record.
 
     Raises:
         DataError: Malformed input.
         DiskError: The disk refused. Like every other exception, it leaves no record and no temporary file.
     """
-    size = vocabulary_size(tokenizer)
-    eos = np.array([eos_id(tokenizer)], token_dtype(size))
     record = PartRecord(settings.tokenizer_sha256, {name: SplitRecord() for name in SPLITS})
-    writers = {name: _SplitWriter(settings, part, name, eos.dtype.name) for name in SPLITS}
+    writers = {name: _SplitWriter(settings, part, name, encoder.eos.dtype.name) for name in SPLITS}
     document: list[np.ndarray] = []
     try:
         for batch in _batches(_pieces(settings.reader.read(part.slices), settings, record), report):
-            texts = [piece.text for piece in batch]
-            for piece, tokens in zip(batch, encode_pieces(tokenizer, texts, eos.dtype.name), strict=True):
+            for piece, tokens in zip(batch, encoder.encode([piece.text for piece in batch]), strict=True):
                 document.append(tokens)
                 if piece.is_last:
-                    writers[piece.split].add(np.concatenate([*document, eos]))
+                    writers[piece.split].add(np.concatenate([*document, encoder.eos]))
                     document.clear()
         for name, writer in writers.items():
             record.splits[name].shards = writer.close()

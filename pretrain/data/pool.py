@@ -18,12 +18,10 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from pretrain.data.lock import hold_as_worker
 from pretrain.data.part import PartSettings, Report, write_part
 from pretrain.data.sources import Part
-from pretrain.data.tokenizer import load_tokenizer
+from pretrain.data.tokenizer import Encoder, build_encoder, load_tokenizer
 
 POLL_S = 0.2
 
@@ -41,12 +39,12 @@ def run_parts(settings: PartSettings, tokenizer_path: Path, parts: Sequence[Part
         KeyboardInterrupt: Passed on after all workers have stopped.
     """
     if min(processes, len(parts)) <= 1:
-        _run_here(settings, load_tokenizer(tokenizer_path), parts, tick)
+        _run_here(settings, build_encoder(load_tokenizer(tokenizer_path)), parts, tick)
         return
     _run_pool(settings, tokenizer_path, parts, min(processes, len(parts)), tick)
 
 
-def _run_here(settings: PartSettings, tokenizer: Tokenizer, parts: Sequence[Part], tick: Tick) -> None:
+def _run_here(settings: PartSettings, encoder: Encoder, parts: Sequence[Part], tick: Tick) -> None:
     done_bytes = done_documents = 0
 
     def report(num_bytes: int, num_documents: int) -> None:
@@ -56,7 +54,7 @@ def _run_here(settings: PartSettings, tokenizer: Tokenizer, parts: Sequence[Part
 
     with _single_threaded_tokenizers():
         for part in parts:
-            write_part(settings, tokenizer, part, report)
+            write_part(settings, encoder, part, report)
 
 
 @contextlib.contextmanager
@@ -115,12 +113,12 @@ class _StopError(Exception):
 class _Worker:
     """What a worker process holds between parts."""
 
-    def __init__(self, settings: PartSettings, tokenizer: Tokenizer, cells: Any, stop: Any) -> None:
-        self._settings, self._tokenizer, self._cells, self._stop = settings, tokenizer, cells, stop
+    def __init__(self, settings: PartSettings, encoder: Encoder, cells: Any, stop: Any) -> None:
+        self._settings, self._encoder, self._cells, self._stop = settings, encoder, cells, stop
 
     def write(self, part: Part) -> None:
         """Writes one part. Raises: _StopError, within a batch of the stop flag being set."""
-        write_part(self._settings, self._tokenizer, part, self._report_to(part.number))
+        write_part(self._settings, self._encoder, part, self._report_to(part.number))
         self._cells[2 * part.number] = part.num_bytes
 
     def _report_to(self, number: int) -> Report:
@@ -143,7 +141,7 @@ def _start_worker(settings: PartSettings, tokenizer_path: Path, cells: Any, stop
     hold_as_worker(settings.folder)
     _die_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(settings, load_tokenizer(tokenizer_path), cells, stop)
+    _worker = _Worker(settings, build_encoder(load_tokenizer(tokenizer_path)), cells, stop)
 
 
 def _write_in_worker(part: Part) -> None:

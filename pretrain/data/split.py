@@ -22,12 +22,14 @@ class SplitRule:
     Attributes:
         kind: `hash` or `tail`.
         fraction: Held out, exact: floor(n x (1 - F)) must not depend on binary rounding.
-        seed: Salt of the hash.
+        salt: Of the hash, 8 bytes.
+        threshold: Hashes, 64 bits, below it are held out.
     """
 
     kind: str
     fraction: Fraction
-    seed: int
+    salt: bytes
+    threshold: int
 
     def divide(self, text: str, utf8: bytes) -> list[tuple[str, str]]:
         """Returns the non-empty (split, text) sides of a document whose text in UTF-8 is `utf8`."""
@@ -39,8 +41,8 @@ class SplitRule:
         return [(split, side) for split, side in sides if side]
 
     def _is_held_out(self, utf8: bytes) -> bool:
-        digest = hashlib.blake2b(utf8, digest_size=8, salt=self.seed.to_bytes(8, "big")).digest()
-        return int.from_bytes(digest, "big") < self.fraction * 2**64
+        digest = hashlib.blake2b(utf8, digest_size=8, salt=self.salt).digest()
+        return int.from_bytes(digest, "big") < self.threshold
 
 
 def parse_split(text: str, seed: int) -> SplitRule:
@@ -60,4 +62,4 @@ def parse_split(text: str, seed: int) -> SplitRule:
         )
     if not 0 <= seed < 2**64:
         raise ConfigError(f"seed={seed} is not a seed", fix="use a number from 0 to 2**64 - 1")
-    return SplitRule(kind, fraction, seed)
+    return SplitRule(kind, fraction, seed.to_bytes(8, "big"), int(fraction * 2**64))

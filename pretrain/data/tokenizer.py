@@ -1,7 +1,7 @@
 """Tokenizers: trained here (byte-level BPE, characters) or given as a `tokenizer.json`, all through `tokenizers`.
 
     train_bpe / train_char / load_tokenizer  ->  Tokenizer  ->  dump_tokenizer -> tokenizer.json
-    encode_pieces                            ->  one integer array a text, in batches of bounded size
+    build_encoder                            ->  Encoder.encode: one integer array a text
 
 Invariants: training twice on the same texts gives the same bytes; text never becomes a special token, even where it
 spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is truncated or padded.
@@ -11,6 +11,7 @@ Not here: which texts to train on (prepare.py), where the end-of-document token 
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -167,10 +168,27 @@ def cut_text(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
     yield text[start:] if start else text
 
 
-def encode_pieces(tokenizer: Tokenizer, pieces: list[str], dtype: str) -> Iterator[np.ndarray]:
-    """Encodes texts together; yields the ids of each, without special tokens.
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A tokenizer with what writing tokens needs, computed once.
 
-    Single-threaded where TOKENIZERS_PARALLELISM=false. The cost is that of `encode_batch_fast`.
+    Attributes:
+        tokenizer: Encodes plain text.
+        eos: The end-of-document token, an array of one; its dtype is that of all tokens.
     """
-    for encoding in tokenizer.encode_batch_fast(pieces, add_special_tokens=False):
-        yield np.fromiter(encoding.ids, dtype, len(encoding))
+
+    tokenizer: Tokenizer
+    eos: np.ndarray
+
+    def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
+        """Encodes texts together; yields the ids of each, without special tokens.
+
+        Single-threaded where TOKENIZERS_PARALLELISM=false. The cost is that of `encode_batch_fast`.
+        """
+        for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+            yield np.fromiter(encoding.ids, self.eos.dtype, len(encoding))
+
+
+def build_encoder(tokenizer: Tokenizer) -> Encoder:
+    """Returns an encoder. Raises: DataError, where the tokenizer has no end-of-document token."""
+    return Encoder(tokenizer, np.array([eos_id(tokenizer)], token_dtype(vocabulary_size(tokenizer))))

@@ -1,6 +1,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +11,9 @@ from pretrain.data.tokenizer import (
     EOS,
     MIN_BPE_VOCAB_SIZE,
     UNK,
+    build_encoder,
     cut_text,
     dump_tokenizer,
-    encode_pieces,
     eos_id,
     load_tokenizer,
     token_dtype,
@@ -32,7 +33,7 @@ CHAR = train_char(TEXTS)
 
 
 def encode(tokenizer, text):
-    (ids,) = encode_pieces(tokenizer, [text], "uint32")
+    (ids,) = build_encoder(tokenizer).encode([text])
     return ids.tolist()
 
 
@@ -122,6 +123,14 @@ def test_eos_is_found_among_the_special_tokens_only():
 
 def test_vocabulary_size_counts_to_the_largest_id():
     assert vocabulary_size(Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))) == 70_001
+
+
+def test_encoder_gives_each_text_its_own_ids_in_the_dtype_of_the_vocabulary():
+    encoder = build_encoder(BPE)
+    arrays = list(encoder.encode(["of a", "", "the"]))
+    assert [array.tolist() for array in arrays] == [BPE.encode(text).ids for text in ("of a", "", "the")]
+    assert {array.dtype for array in arrays} == {encoder.eos.dtype} == {np.dtype(np.uint16)}
+    assert encoder.eos.tolist() == [eos_id(BPE)]
 
 
 def test_dtype_is_the_smallest_that_holds_the_ids():

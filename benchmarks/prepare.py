@@ -1,0 +1,141 @@
+"""What `pretrain prepare` costs beyond tokenising: reading, splitting, token shards on disk, against the encoder alone.
+
+    python -m benchmarks.prepare [--quick]
+
+Every arm tokenises the same files of the standard library with the same byte-level BPE of 8192 tokens, one thread, the
+tokenizer's cache empty at the start. That the shards hold the encoder's tokens is checked first.
+
+    ours          files -> documents -> split -> tokens -> fsynced shards and records
+    raw           `encode_batch_fast` of the texts, decoded beforehand and in memory; the encodings are dropped
+    raw_ids       the same, and the ids taken out of the encodings, without which nothing can be done with them
+    ours_two      ours over two processes, their start included; what counts is its wall time
+"""
+
+import argparse
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np
+
+from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
+from pretrain.data.documents import Reader
+from pretrain.data.part import PARTS_DIR, PartSettings, load_record
+from pretrain.data.pool import run_parts
+from pretrain.data.sources import Part, list_stdlib, plan_part_bytes, plan_parts
+from pretrain.data.split import SPLITS, parse_split
+from pretrain.data.tokenizer import dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
+
+VOCAB_SIZE = 8192
+RAW_BATCH = 20
+READER = Reader("text", skip_undecodable=True)
+MUST, AIM, MUST_TWO = 0.93, 0.97, 1.8
+
+
+def run_ours(folder: Path, tokenizer: Path, parts: list[Part], processes: int) -> PartSettings:
+    """Writes the parts into a new folder below `folder`."""
+    output = Path(tempfile.mkdtemp(dir=folder))
+    (output / PARTS_DIR).mkdir()
+    settings = PartSettings(output, parse_split("hash:0.01", 0), READER, True, 2**27, tokenizer_hash(tokenizer))
+    run_parts(settings, tokenizer, parts, processes, lambda num_bytes, num_documents: None)
+    return settings
+
+
+def run_raw(tokenizer: Path, texts: list[str], take_ids: bool) -> None:
+    """Encodes the texts in batches of documents."""
+    encoder = load_tokenizer(tokenizer)
+    remaining = iter(texts)
+    while batch := list(islice(remaining, RAW_BATCH)):
+        encodings = encoder.encode_batch_fast(batch, add_special_tokens=False)
+        if take_ids:
+            for encoding in encodings:
+                assert len(encoding.ids) == len(encoding)
+
+
+def check_same_tokens(settings: PartSettings, tokenizer: Path, parts: list[Part]) -> int:
+    """Compares the shards with the encoder, document by document; returns the number of tokens."""
+    encoder = load_tokenizer(tokenizer)
+    end = [eos_id(encoder)]
+    num_tokens = 0
+    for part in parts:
+        record = load_record(settings.folder, part, settings.tokenizer_sha256)
+        assert record is not None, f"{part.name} has no record"
+        expected: dict[str, list[int]] = {name: [] for name in SPLITS}
+        for document in READER.read(part.slices):
+            for split, text in settings.rule.divide(document.text, document.utf8):
+                expected[split] += encoder.encode(text, add_special_tokens=False).ids + end
+        for split, ids in expected.items():
+            written: list[int] = []
+            for shard in record.splits[split].shards:
+                with tarfile.open(settings.folder / shard.name) as tar:
+                    for member in tar.getmembers()[0::2]:
+                        written += np.load(io.BytesIO(tar.extractfile(member).read())).tolist()  # type: ignore[union-attr]
+            assert written == ids, f"{part.name} differs from the encoder in {split}"
+            num_tokens += len(ids)
+    return num_tokens
+
+
+def report(timings: dict[str, list[Timing]], num_bytes: int, num_tokens: int) -> None:
+    """Prints rates, ratios and the row."""
+    rates = {arm: num_bytes / 1e6 / float(np.median([run.cpu_s for run in runs])) for arm, runs in timings.items()}
+    wall = {arm: num_bytes / 1e6 / float(np.median([run.wall_s for run in runs])) for arm, runs in timings.items()}
+    ratios = {f"ours over {peer}": ratio(timings[peer], timings["ours"]) for peer in ("raw", "raw_ids")}
+    aa = ratio(timings["ours"], timings["ours_again"])
+    walls = {arm: [Timing(run.wall_s, run.wall_s) for run in timings[arm]] for arm in ("ours", "ours_two")}
+    two = ratio(walls["ours"], walls["ours_two"])
+    for arm, rate in rates.items():
+        print(f"{arm:12s} {rate:6.2f} MB per CPU-second  {wall[arm]:6.2f} MB/s")
+    for label, value in ratios.items():
+        print(f"{label:20s} {value}")
+    headline = ratios["ours over raw"].median
+    verdict = "MISSED" if headline < MUST else "holds" if headline < AIM else "holds, aim reached"
+    print(f"must be {MUST}, aim {AIM}: {verdict}; A/A {aa}{'' if is_conclusive(aa) else ' (inconclusive)'}")
+    print(f"two processes over one, wall {two}, aim {MUST_TWO}")
+    figures = {
+        "unit": "MB of text per CPU-second",
+        "num_bytes": num_bytes,
+        "num_tokens": num_tokens,
+        "rates": {arm: round(rate, 3) for arm, rate in rates.items()},
+        "rates_wall": {arm: round(rate, 3) for arm, rate in wall.items()},
+        "ratios": {label: str(value) for label, value in ratios.items()},
+        "two_processes_wall": str(two),
+        "aa": str(aa),
+        "conclusive": is_conclusive(aa),
+    }
+    print_row("prepare", figures, ("numpy", "tokenizers"))
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under a minute")
+    quick = parser.parse_args().quick
+    rounds, keep = (5, 8) if quick else (11, 2)
+    files = list_stdlib()[::keep]
+    parts = plan_parts(files, min(plan_part_bytes(files), sum(file.size for file in files) // 8))
+    texts = [document.text for part in parts for document in READER.read(part.slices) if document.text]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = folder / "tokenizer.json"
+        tokenizer.write_bytes(dump_tokenizer(train_bpe(texts, VOCAB_SIZE)))
+        num_tokens = check_same_tokens(run_ours(folder, tokenizer, parts, 1), tokenizer, parts)
+        arms: dict[str, Callable[[], object]] = {
+            "ours": partial(run_ours, folder, tokenizer, parts, 1),
+            "ours_again": partial(run_ours, folder, tokenizer, parts, 1),
+            "ours_two": partial(run_ours, folder, tokenizer, parts, 2),
+            "raw": partial(run_raw, tokenizer, texts, False),
+            "raw_ids": partial(run_raw, tokenizer, texts, True),
+        }
+        timings = measure(arms, rounds)
+    report(timings, sum(len(text.encode()) for text in texts), num_tokens)
+
+
+if __name__ == "__main__":
+    main()
