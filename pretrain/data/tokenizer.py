@@ -30,8 +30,8 @@ MIN_BPE_VOCAB_SIZE = 256 + 1
 BATCH_CHARS = 1 << 18
 """Characters handed to the encoder at once. An encoding takes a hundred bytes a token, so this bounds memory."""
 
-PIECE_CHARS = 1 << 17
-"""Longer texts are encoded in pieces of about this many characters."""
+PIECE_CHARS = 1 << 13
+"""Longer texts are encoded in pieces of about this many characters, a few per cent faster than whole ones."""
 
 # A byte-level pre-token is one run of a single class, with at most one space before it. So none holds a non-space
 # followed by a space, and a cut there leaves the tokens of both sides as they were.
