@@ -51,16 +51,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = hidden_PD.new_zeros((), dtype=exact)
         for_hidden, for_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
-        grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
+        grad_weight: Tensor | None = None
         size = max(1, CHUNK_LOGITS // weight_VD.shape[0])
         for start in range(0, hidden_PD.shape[0], size):
             hidden, targets = hidden_PD[start : start + size], targets_P[start : start + size]
-            loss, grad_logits = _chunk(hidden, weight_VD, targets, vocab_size, exact, for_hidden or for_weight)
+            loss, softmax_PV, total_P1 = _chunk(hidden @ weight_VD.t(), targets, vocab_size, exact)
             loss_sum += loss
+            if not (for_hidden or for_weight):
+                continue
+            slope_PV, scale_P1 = _slope(softmax_PV, total_P1, targets, hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(grad_logits, weight_VD, out=grad_hidden[start : start + size])
-            if grad_weight is not None:
-                _add_product(grad_weight, grad_logits, hidden)
+                torch.mm(slope_PV, weight_VD, out=grad_hidden[start : start + size]).mul_(scale_P1)
+            if for_weight:
+                grad_weight = _add_product(grad_weight, slope_PV, hidden * scale_P1, exact)
         if for_hidden or for_weight:
             ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight_VD.dtype))
         return loss_sum
@@ -68,32 +71,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        made = (None if kept is None else kept * grad for kept in ctx.saved_tensors)
-        return *made, None, None, None
+        # In place: a copy of the weight's gradient would cost as much as a tenth of its product. It makes a second
+        # backward pass through the same graph an error of autograd's.
+        scaled = (None if kept is None else kept.mul_(grad) for kept in ctx.saved_tensors)
+        return *scaled, None, None, None
 
 
-def _chunk(
-    hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, vocab_size: int, exact: torch.dtype, wants_grad: bool
-) -> tuple[Tensor, Tensor]:
-    """Returns the loss of P tokens, and its gradient by their logits in the dtype of `hidden_PD`."""
-    logits_PV = (hidden_PD @ weight_VD.t()).to(exact)
+def _chunk(logits_PV: Tensor, targets_P: Tensor, vocab_size: int, exact: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the loss of P tokens, and the softmax as numerators [P, V] and denominators [P, 1]; eats its input."""
+    logits_PV = logits_PV.to(exact)
     logits_PV[:, vocab_size:] = -torch.inf
-    counts_P1 = (targets_P != IGNORE_INDEX)[:, None]
-    index_P1 = targets_P.clamp(min=0)[:, None]
-    target_logits_P1 = logits_PV.gather(1, index_P1)
+    target_logits_P1 = logits_PV.gather(1, targets_P.clamp(min=0)[:, None])
     largest_P1 = logits_PV.amax(dim=1, keepdim=True)
     softmax_PV = logits_PV.sub_(largest_P1).exp_()
     total_P1 = softmax_PV.sum(dim=1, keepdim=True)
-    loss = torch.where(counts_P1, total_P1.log() + largest_P1 - target_logits_P1, 0).sum()
-    if wants_grad:
-        softmax_PV.mul_(counts_P1 / total_P1)
-        softmax_PV.scatter_add_(1, index_P1, -counts_P1.to(exact))
-    return loss, softmax_PV.to(hidden_PD.dtype)
+    losses_P1 = total_P1.log() + largest_P1 - target_logits_P1
+    return torch.where(targets_P[:, None] == IGNORE_INDEX, 0, losses_P1).sum(), softmax_PV, total_P1
 
 
-def _add_product(sum_VD: Tensor, grad_logits_PV: Tensor, hidden_PD: Tensor) -> None:
-    """Adds `grad_logits^T hidden` to an accumulator of at least fp32."""
-    if sum_VD.dtype == hidden_PD.dtype:
-        sum_VD.addmm_(grad_logits_PV.t(), hidden_PD)
-    else:
-        sum_VD += grad_logits_PV.t() @ hidden_PD
+def _slope(softmax_PV: Tensor, total_P1: Tensor, targets_P: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns d loss / d logits as a [P, V] and a [P, 1] factor, both in `dtype`; eats its first input.
+
+    The division by the denominator, and the zero where there is no target, are left to the second: the caller applies
+    it to something of width D rather than V.
+    """
+    softmax_PV.scatter_add_(1, targets_P.clamp(min=0)[:, None], -total_P1)
+    scale_P1 = torch.where(targets_P[:, None] == IGNORE_INDEX, 0, total_P1.reciprocal())
+    return softmax_PV.to(dtype), scale_P1.to(dtype)
+
+
+def _add_product(sum_VD: Tensor | None, slope_PV: Tensor, hidden_PD: Tensor, exact: torch.dtype) -> Tensor:
+    """Adds `slope^T hidden` to an accumulator in the precision `exact`, None being zero."""
+    if sum_VD is None:
+        return (slope_PV.t() @ hidden_PD).to(exact)
+    if exact == hidden_PD.dtype:
+        return sum_VD.addmm_(slope_PV.t(), hidden_PD)
+    return sum_VD.add_(slope_PV.t() @ hidden_PD)

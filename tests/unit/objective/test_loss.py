@@ -105,6 +105,13 @@ def test_without_gradients_the_loss_is_the_same_and_nothing_is_kept():
     assert torch.equal(loss, chunked(hidden, weight, targets, vocab).detach())
 
 
+def test_a_second_backward_pass_is_an_error_and_not_a_wrong_gradient():
+    loss = chunked(*case())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_full_logits_are_never_held(monkeypatch):
     monkeypatch.setattr(loss_module, "CHUNK_LOGITS", 2 * 48)
     kept = []
