@@ -10,7 +10,7 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,9 +69,8 @@ class Batch:
         return replace(self, **moved)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOutput:
-    """What a model returns.
+class ModelOutput(NamedTuple):
+    """What a model returns. A tuple, because the hooks of ZeRO stage 3 find tensors in tuples.
 
     Attributes:
         hidden_BTD: Last hidden states, after the final norm; the input of the head.

@@ -47,6 +47,7 @@ def start_accelerator(
         torch.use_deterministic_algorithms(True)
     kwargs: dict[str, Any] = {"mixed_precision": "bf16" if config.precision == "bf16" else "no"}
     if config.kind == "deepspeed":
+        kwargs["gradient_accumulation_steps"] = plan.accumulation
         kwargs["deepspeed_plugin"] = _deepspeed_plugin(device, config, grad_clip, plan, num_parameters)
     else:
         # With cpu=True accelerate would drop a DeepSpeed plugin without a word; here there is none to drop.

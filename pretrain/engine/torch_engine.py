@@ -28,9 +28,10 @@ class TorchEngine:
         grad_clip: float,
         world: World,
     ) -> None:
-        wrapped, _ = accelerator.prepare(module, optimizer)
+        # In evaluation mode accelerate places and autocasts a model, and leaves out DDP's wrapper.
+        wrapped = accelerator.prepare_model(module, evaluation_mode=config.kind == "single")
         is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
-        if is_ddp != (config.kind == "ddp" and world.size > 1):
+        if is_ddp != (config.kind == "ddp"):
             raise LaunchError(
                 f"engine.kind={config.kind} was asked for, accelerate built {type(wrapped).__name__}",
                 fix="unset ACCELERATE_* variables of the environment",

@@ -2,7 +2,7 @@
 
     stage 0, fp32   the parameters themselves                                     whole on every rank
     stage 0, bf16   optimizer.fp32_groups, beside optimizer.fp16_groups           whole on every rank
-    stage 1, 2      a flat partition a group; each parameter's part by _hp_mapping
+    stage 1, 2      a flat partition a group; where each parameter's part lies in it, by _hp_mapping
     stage 3         every parameter cut evenly over the ranks, padded at its end
 
 This file and `deepspeed_engine.py` are the only ones that touch attributes that DeepSpeed does not promise to keep;
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pretrain.dist import World
-from pretrain.engine.moments import create_moments, create_moments_of, set_optimizer_step
+from pretrain.engine.moments import create_moments, create_moments_of, moment_views, set_optimizer_step
 from pretrain.engine.replicated import ReplicatedState
 from pretrain.types import Fragment
 
@@ -82,17 +82,20 @@ class _PartitionedGroups:
 
     def __init__(self, engine: Any, names: dict[int, str]) -> None:
         self._zero, self._base = engine.optimizer, engine.basic_optimizer
-        self._named = [(names[id(p)], p) for group in self._zero.bit16_groups for p in group]
+        # Each group's working parameters lie in one flat tensor; this is our partition of its fp32 copy.
+        partitions = self._zero.single_partition_of_fp32_groups
+        groups = zip(self._zero.bit16_groups, partitions, strict=True)
+        self._named = [(names[id(p)], p, partition) for group, partition in groups for p in group]
 
     def held_fragments(self) -> Iterator[Fragment]:
         """Yields the parts of parameters that fall into this rank's partition."""
         create_moments(self._base)
-        self._zero._lazy_init_hp_params_optimizer_state()
-        for name, parameter in self._named:
+        for name, parameter, partition in self._named:
             mapping = parameter._hp_mapping
             if mapping is not None:
-                tensors = {"weight": mapping.get_hp_fragment(None).data}
-                tensors |= {key: mapping.get_hp_fragment(key) for key in sorted(mapping.get_optim_state_keys())}
+                start, length = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
+                whole = {"weight": partition.data, **moment_views(self._base, partition)}
+                tensors = {key: tensor.narrow(0, start, length) for key, tensor in whole.items()}
                 yield Fragment(name, mapping.lp_fragment_address.start, tuple(parameter.shape), tensors)
 
     owned_fragments = held_fragments

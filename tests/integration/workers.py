@@ -1,6 +1,7 @@
 """What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ MODEL = {
 def global_batch(step: int) -> Batch:
     """The batch of a step, equal on every rank: rows have very different numbers of targets, some none."""
     generator = torch.Generator().manual_seed(1000 + step)
-    tokens = torch.randint(0, VOCAB, (ROWS, SEQ_LEN + 1), generator=generator)
+    starts = torch.randint(0, VOCAB, (ROWS, 1), generator=generator)
+    tokens = (starts + torch.arange(SEQ_LEN + 1)) % VOCAB
     targets = tokens[:, 1:].clone()
     keep = torch.randint(0, SEQ_LEN + 1, (ROWS, 1), generator=generator)
     targets[torch.arange(SEQ_LEN)[None, :] >= keep] = IGNORE_INDEX
@@ -50,8 +52,10 @@ def global_batch(step: int) -> Batch:
 
 def build(world: World, kind: str, stage: int, precision: str, micro: int, grad_clip: float = 1.0) -> Engine:
     """Builds an engine; several may be built one after another in a process."""
-    AcceleratorState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
     config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60)
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
     optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
