@@ -12,6 +12,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.deepspeed_config import deepspeed_config
 from pretrain.errors import ConfigError, LaunchError
+from pretrain.log import quiet_libraries
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -79,6 +80,7 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
         ) from None
     from accelerate.utils import DeepSpeedPlugin
 
+    quiet_libraries()
     # Its shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a kill.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, grad_clip, plan, num_parameters))

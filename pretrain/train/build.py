@@ -7,7 +7,7 @@ Each step calls one builder. Siblings meet here and nowhere else.
 
 import importlib
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ def _stream(config: RunConfig, index: DataIndex, split: str) -> TokenStream:
 def _validation(
     config: RunConfig, index: DataIndex, plan: BatchPlan, world: World, pin_memory: bool
 ) -> ValidationLoader | None:
-    if not config.eval.every_steps or not index.splits["validation"].num_tokens:
+    if not config.eval.every_steps or "validation" not in index.splits:
         return None
     return ValidationLoader(
         _stream(config, index, "validation"),
@@ -209,16 +209,16 @@ def _validation(
 
 
 def _restore(config: RunConfig, index: DataIndex, engine: Engine, checkpoints: CheckpointManager) -> TrainState:
-    identity = {"data_hash": data_hash(index), "tokenizer_hash": index.tokenizer_sha256}
+    fresh = TrainState(data_hash=data_hash(index), tokenizer_hash=index.tokenizer_sha256)
     state = checkpoints.load_newest(engine)
     if state is not None:
-        check_data(state, identity["data_hash"], identity["tokenizer_hash"], config.resume.allow)
-        return state
+        check_data(state, fresh, config.resume.allow)
+        return replace(state, data_hash=fresh.data_hash, tokenizer_hash=fresh.tokenizer_hash)
     if config.init.from_ is not None:
         from pretrain.artifact import find_checkpoint
 
         load_checkpoint(find_checkpoint(Path(config.init.from_)), engine, weights_only=True)
-    return TrainState(**identity)
+    return fresh
 
 
 def _begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:

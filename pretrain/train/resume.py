@@ -68,13 +68,16 @@ def check_config(stored: RunConfig, config: RunConfig) -> None:
             log.warning("resuming with %s changed from %r to %r", key, old, new)
 
 
-def check_data(state: TrainState, data_hash: str, tokenizer_hash: str, allow: list[str]) -> None:
+def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
     """Compares the data of a checkpoint with the data at hand.
 
     Raises:
         ConfigError: They are not the same shards or tokenizer.
     """
-    pairs = {"tokenizer": (state.tokenizer_hash, tokenizer_hash), "token shards": (state.data_hash, data_hash)}
+    pairs = {
+        "tokenizer": (saved.tokenizer_hash, fresh.tokenizer_hash),
+        "token shards": (saved.data_hash, fresh.data_hash),
+    }
     for what, (old, new) in pairs.items():
         if old != new and "data" not in allow:
             raise ConfigError(

@@ -7,9 +7,9 @@ from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.dist import World
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, PretrainError
-from pretrain.log import quiet_libraries, setup_logging
+from pretrain.log import setup_logging
 from pretrain.rundir import RunDir, end_attempt
-from pretrain.train.build import build_run, claim_run
+from pretrain.train.build import Run, build_run, claim_run
 from pretrain.train.loop import train
 
 log = logging.getLogger(__name__)
@@ -25,32 +25,39 @@ def run_training(config: RunConfig, world: World) -> int:
     stop = StopFlag()
     stop.install()
     claim = claim_run(config, world)
-    setup_logging(world.rank, world.size, claim.folder.logs / f"rank-{world.rank:05d}.log")
     try:
+        setup_logging(world.rank, world.size, claim.folder.logs / f"rank-{world.rank:05d}.log")
         run, state = build_run(claim, world, stop)
-        quiet_libraries()
         try:
             state = train(run, state)
-        finally:
-            run.loader.close()
-            run.tracker.close()
-            if run.audit is not None:
-                run.audit.close()
+        except BaseException:
+            # Peers may be gone, and a launcher waits to kill us: what wandb still has on its way is not worth it.
+            _close(run, tracker_timeout_s=1.0)
+            raise
+        target = min(run.config.train.stop_after or run.config.train.steps, run.config.train.steps)
+        stopped = state.step < target
+        reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
+        code = EXIT_RESUME_ME if stopped else EXIT_OK
+        # The outcome is written before the tracker is closed: after a stop there may be seconds until a SIGKILL.
+        _note_end(claim.folder, world, code, reason)
+        if stopped and world.is_main:
+            log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
+        _close(run, tracker_timeout_s=5.0 if stopped else 60.0)
     except PretrainError as error:
         _note_end(claim.folder, world, error.exit_code, error.what)
         raise
     finally:
         if claim.lock is not None:
             claim.lock.release()
-    target = min(claim.config.train.stop_after or claim.config.train.steps, claim.config.train.steps)
-    stopped = state.step < target
-    code = EXIT_RESUME_ME if stopped else EXIT_OK
-    reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
-    _note_end(claim.folder, world, code, reason)
-    if stopped and world.is_main:
-        log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
     dist.shut_down()
     return code
+
+
+def _close(run: Run, tracker_timeout_s: float) -> None:
+    run.loader.close()
+    if run.audit is not None:
+        run.audit.close()
+    run.tracker.close(tracker_timeout_s)
 
 
 def _note_end(folder: RunDir, world: World, exit_code: int, reason: str) -> None:

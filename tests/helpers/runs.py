@@ -1,0 +1,112 @@
+"""Starts runs of a tiny model through the real command line, stops and kills them, and compares what they leave."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+from pretrain.rundir import RunDir
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 16}}
+model:
+  preset: llama-tiny
+  max_seq_len: 32
+  decoder: {{width: 32, heads: 4, kv_heads: 2, ff_width: 48, dropout: 0.1}}
+batch: {{global_tokens: 384, seq_len: 32, micro: 2}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
+train: {{steps: 160}}
+engine: {{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu, timeout_s: 60}}
+checkpoint: {{every_steps: 20}}
+tracking: {{log_every_steps: 10, wandb: off}}
+"""
+
+
+class RunMaker:
+    """Runs that share a config and differ in their run folder."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self._folder, self._data = folder, data
+
+    def config(self, name: str = "runs") -> Path:
+        """Writes a config whose run folder is `name/run`."""
+        path = self._folder / f"{name}.yaml"
+        path.write_text(CONFIG.format(runs=self._folder / name, data=self._data))
+        return path
+
+    def folder(self, name: str = "runs") -> RunDir:
+        """The run folder of `name`."""
+        return RunDir(self._folder / name / "run")
+
+    def start(
+        self, name: str, *overrides: str, ranks: int = 2, launcher: list[str] | None = None, **env: str
+    ) -> subprocess.Popen[str]:
+        """Starts a run; its output is in `stdout` of the process."""
+        command = launcher or [sys.executable, "-m", "pretrain", "launch", "local", "--ranks", str(ranks)]
+        return subprocess.Popen(
+            [*command, str(self.config(name)), *overrides],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def complete(self, name: str, *overrides: str, expect: int = 0, **options: object) -> str:
+        """Runs to the end; returns the output."""
+        process = self.start(name, *overrides, **options)  # type: ignore[arg-type]
+        output, _ = process.communicate(timeout=150)
+        assert process.returncode == expect, f"exit code {process.returncode}, not {expect}:\n{output[-5000:]}"
+        return output
+
+    def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str], timeout_s: float = 90) -> None:
+        """Waits until the ledger has `step`."""
+        deadline = time.monotonic() + timeout_s
+        while _last_step(self.folder(name).audit) < step:
+            assert process.poll() is None, f"ended before step {step}:\n{process.communicate()[0][-5000:]}"
+            assert time.monotonic() < deadline, f"step {step} was not reached in {timeout_s} s"
+            time.sleep(0.005)
+
+
+def _last_step(audit: Path) -> int:
+    try:
+        lines = audit.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
+
+
+def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """Process id of each rank of a launcher."""
+    found = {}
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found.update({int(item[5:]): int(child) for item in environment if item.startswith(b"RANK=")})
+    return found
+
+
+def kill_rank(launcher: subprocess.Popen[str], rank: int) -> None:
+    """Kills a rank at once."""
+    os.kill(rank_pids(launcher)[rank], signal.SIGKILL)
+
+
+def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:
+    """Every weight and moment of a checkpoint, whole, by name."""
+    pieces: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                name, _, offset = key.rpartition("@")
+                pieces.setdefault(name, []).append((int(offset), file.get_tensor(key)))
+    return {name: np.concatenate([a for _, a in sorted(found, key=lambda p: p[0])]) for name, found in pieces.items()}

@@ -1,0 +1,164 @@
+"""A run that was stopped, killed or torn goes on as if nothing had happened: same digests and losses, bit for bit."""
+
+import json
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.errors import EXIT_RESUME_ME
+from pretrain.tracking.audit import compare, read_audit
+from tests.helpers.runs import RunMaker, kill_rank, tensors_of
+
+STEPS = 160
+
+
+def assert_same_run(make_run: RunMaker, name: str) -> None:
+    """The ledger and the final weights of a run equal the uninterrupted one's."""
+    ours, golden = make_run.folder(name), make_run.folder("golden")
+    assert compare(golden.audit, ours.audit) is None
+    assert [row.step for row in read_audit(ours.audit)] == list(range(1, STEPS + 1))
+    left, right = (tensors_of(list_checkpoints(folder.checkpoints)[-1]) for folder in (golden, ours))
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[key], right[key]) for key in left)
+    steps = [json.loads(line)["step"] for line in ours.metrics.read_text().splitlines()]
+    assert steps == list(range(10, STEPS + 1, 10)), "metrics must have each row once"
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory, corpus):
+    """An uninterrupted run, and a maker of others beside it."""
+    maker = RunMaker(tmp_path_factory.mktemp("resume"), corpus)
+    maker.complete("golden")
+    return maker
+
+
+def test_a_run_that_is_stopped_again_and_again_continues_bit_for_bit(golden):
+    stopped_at = 0
+    for number, step in ((signal.SIGTERM, 33), (signal.SIGUSR1, 75), (signal.SIGINT, 104)):
+        process = golden.start("stopped")
+        golden.wait_for_step("stopped", step, process)
+        process.send_signal(number)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == EXIT_RESUME_ME, output
+        if stopped_at:
+            assert f"resuming run at step {stopped_at} of {STEPS}" in output
+        stopped_at = read_audit(golden.folder("stopped").audit)[-1].step
+        assert f"stopped by {number.name} at step {stopped_at}" in output
+        saved = list_checkpoints(golden.folder("stopped").checkpoints)[-1]
+        assert saved.name == f"step-{stopped_at:08d}", "not a step is lost"
+    golden.complete("stopped")
+    assert_same_run(golden, "stopped")
+    attempts = json.loads(golden.folder("stopped").record.read_text())["attempts"]
+    assert [attempt["exit_code"] for attempt in attempts] == [EXIT_RESUME_ME] * 3 + [0]
+
+
+def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden):
+    for rank, step in ((1, 30), (0, 90)):
+        process = golden.start("killed")
+        golden.wait_for_step("killed", step, process)
+        kill_rank(process, rank)
+        output = process.communicate(timeout=30)[0]
+        assert process.returncode == 128 + signal.SIGKILL, output
+        assert f"rank {rank} was killed by SIGKILL" in output
+    golden.complete("killed")
+    assert_same_run(golden, "killed")
+
+
+def test_a_run_killed_in_the_middle_of_a_save_continues_bit_for_bit(golden, tmp_path):
+    # A user module, named under `extend`, that kills one rank at one write operation of the third save.
+    (tmp_path / "kill_in_save.py").write_text(
+        "import os, signal\n"
+        "from pretrain.io import set_fault_hook\n"
+        "def hook(operation, path):\n"
+        "    if 'step-00000060' in str(path) and operation == os.environ['KILL_AT'] "
+        "and os.environ['RANK'] == os.environ['KILL_RANK']:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "set_fault_hook(hook)\n"
+    )
+    for operation, rank in (("write", "1"), ("rename", "0")):
+        output = golden.complete(
+            "torn",
+            "extend=[kill_in_save]",
+            expect=128 + signal.SIGKILL,
+            PYTHONPATH=str(tmp_path),
+            KILL_AT=operation,
+            KILL_RANK=rank,
+        )
+        assert f"rank {rank} was killed by SIGKILL" in output
+        names = [path.name for path in list_checkpoints(golden.folder("torn").checkpoints)]
+        assert names == ["step-00000020", "step-00000040"]
+    golden.complete("torn")
+    assert_same_run(golden, "torn")
+
+
+def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_path):
+    # Saving hangs, as on a dead file system: the first signal cannot finish, the second one need not.
+    (tmp_path / "slow_save.py").write_text(
+        "import time\n"
+        "from pretrain.io import set_fault_hook\n"
+        "set_fault_hook(lambda operation, path: time.sleep(60) if '.tmp-step-00000040' in str(path) else None)\n"
+    )
+    process = golden.start("second", "extend=[slow_save]", PYTHONPATH=str(tmp_path))
+    golden.wait_for_step("second", 40, process)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=3)
+        raise AssertionError("the save should still be hanging")
+    except Exception as error:
+        assert type(error).__name__ == "TimeoutExpired"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [path.name for path in list_checkpoints(golden.folder("second").checkpoints)] == ["step-00000020"]
+
+
+def test_another_world_size_sees_the_same_samples(golden):
+    golden.complete("three", "train.stop_after=40", ranks=3)
+    ours, reference = (read_audit(golden.folder(name).audit) for name in ("three", "golden"))
+    assert [(row.digest, row.tokens) for row in ours] == [(row.digest, row.tokens) for row in reference[:40]]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_twenty_kills_at_random_moments_change_nothing(golden):
+    rng = np.random.default_rng(20)
+    kills = 0
+    while kills < 20:
+        process = golden.start("twenty", "checkpoint.every_steps=7")
+        before = _saved_step(golden, "twenty")
+        golden.wait_for_step("twenty", before + int(rng.integers(1, 20)), process)
+        kill_rank(process, int(rng.integers(2)))
+        process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGKILL
+        kills += 1
+    golden.complete("twenty", "checkpoint.every_steps=7")
+    assert compare(golden.folder("golden").audit, golden.folder("twenty").audit) is None
+
+
+def _saved_step(maker: RunMaker, name: str) -> int:
+    found = list_checkpoints(maker.folder(name).checkpoints)
+    return int(found[-1].name.split("-")[1]) if found else 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "PORT"],
+        ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--main_process_port", "PORT"],
+        ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", "PORT"],
+    ],
+    ids=["torchrun", "accelerate", "deepspeed"],
+)
+def test_every_launcher_trains_the_same(golden, launcher):
+    from launch.local import choose_port
+
+    name = launcher[1].split(".")[0]
+    port, module = str(choose_port(None)), "--module" if name == "deepspeed" else "-m"
+    command = [sys.executable, *(port if item == "PORT" else item for item in launcher), module, "pretrain", "train"]
+    golden.complete(name, "train.stop_after=20", launcher=command, DS_ACCELERATOR="cpu")
+    ours, reference = (read_audit(golden.folder(folder).audit) for folder in (name, "golden"))
+    assert [(r.digest, r.loss, r.grad_norm) for r in ours] == [(r.digest, r.loss, r.grad_norm) for r in reference[:20]]
