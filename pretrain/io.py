@@ -90,13 +90,18 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
     The CRCs are computed from memory while writing, so that a record describes what was meant, not what the disk kept.
 
     Raises:
-        DiskError: The disk refused; the half-written file is removed.
+        DiskError: The disk refused, and the half-written file is removed; or there is a file of this name already,
+            which is left as it is.
     """
     crc32s: list[int] = []
     total = 0
     try:
         _operation("open", path)
-        with path.open("xb") as file:
+        file = path.open("xb")
+    except OSError as error:
+        raise _disk_error("write", path, error) from error
+    try:
+        with file:
             for piece in _rechunk(chunks, CRC_CHUNK_BYTES):
                 if total % CRC_CHUNK_BYTES == 0:
                     crc32s.append(0)
@@ -108,9 +113,15 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
             _operation("fsync", path)
             os.fsync(file.fileno())
     except OSError as error:
-        path.unlink(missing_ok=True)
+        _unlink(path)
         raise _disk_error("write", path, error) from error
     return FileRecord(path.name, total, crc32s)
+
+
+def _unlink(path: Path) -> None:
+    """Removes a temporary file; one that cannot be removed is no worse than one that a crash left."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def write_file(path: Path, content: bytes) -> FileRecord:
@@ -120,13 +131,14 @@ def write_file(path: Path, content: bytes) -> FileRecord:
         DiskError: The disk refused; the old file, if any, is untouched.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    _unlink(temporary)  # left by a dead process that had our process id
     record = write_chunks(temporary, [memoryview(content)])
     try:
         _operation("rename", path)
         temporary.rename(path)
         fsync_dir(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _unlink(temporary)
         raise _disk_error("write", path, error) from error
     return FileRecord(path.name, record.num_bytes, record.crc32s)
 
@@ -178,8 +190,7 @@ class AtomicWriter:
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
-        with suppress(OSError):
-            self._temporary.unlink()
+        _unlink(self._temporary)
 
 
 def write_json(path: Path, value: Any) -> FileRecord:
@@ -191,7 +202,8 @@ def publish_dir(temporary: Path, final: Path) -> None:
     """Makes a finished folder visible under its final name: the commit point of a checkpoint or a shard set.
 
     Raises:
-        DiskError: The disk refused; `temporary` stays where it is.
+        DiskError: The disk refused. `temporary` stays where it is; only where the last fsync failed, `final` is there,
+            whole, but a power failure may still undo the rename.
     """
     try:
         fsync_dir(temporary)
@@ -203,12 +215,21 @@ def publish_dir(temporary: Path, final: Path) -> None:
 
 
 def remove_dir(path: Path) -> None:
-    """Removes a folder in two steps, so that a crash half-way leaves a name that nothing reads (`.trash-*`)."""
+    """Removes a folder in two steps, so that a crash half-way leaves a name that nothing reads (`.trash-*`).
+
+    Raises:
+        DiskError: The disk refused; the folder is whole under its name, or in part under the other.
+    """
     trash = path.with_name(f".trash-{path.name}")
-    _operation("rename", trash)
-    path.rename(trash)
-    _operation("unlink", trash)
-    shutil.rmtree(trash)
+    try:
+        if trash.exists():
+            shutil.rmtree(trash)
+        _operation("rename", trash)
+        path.rename(trash)
+        _operation("unlink", trash)
+        shutil.rmtree(trash)
+    except OSError as error:
+        raise _disk_error("remove", path, error) from error
 
 
 def check_file(path: Path, record: FileRecord) -> str | None:

@@ -211,14 +211,12 @@ def test_a_file_discarded_half_way_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.xfail(strict=True, reason="write_file opens its temporary file with mode x: a pid that comes again fails")
 def test_a_temporary_file_left_by_a_dead_process_of_the_same_pid_is_no_obstacle(tmp_path):
     (tmp_path / f"file.tmp-{os.getpid()}").write_bytes(OLD)
     io.write_file(tmp_path / "file", NEW)
     assert (tmp_path / "file").read_bytes() == NEW
 
 
-@pytest.mark.xfail(strict=True, reason="write_chunks removes the file that it refuses to overwrite")
 def test_chunks_are_not_written_over_a_file_and_it_survives(tmp_path):
     (tmp_path / "file").write_bytes(OLD)
     with pytest.raises(DiskError, match="cannot write: File exists"):
@@ -226,7 +224,6 @@ def test_chunks_are_not_written_over_a_file_and_it_survives(tmp_path):
     assert (tmp_path / "file").read_bytes() == OLD
 
 
-@pytest.mark.xfail(strict=True, reason="remove_dir fails for ever where an earlier removal was cut short")
 def test_a_folder_whose_name_was_removed_before_by_a_process_that_died_can_be_removed(tmp_path):
     for name in (".trash-step", "step"):
         (tmp_path / name).mkdir()
