@@ -98,9 +98,8 @@ def open_artifact(what: Path, device: str = "cpu") -> Artifact:
     config = load_config(run.config)
     target = torch.device(device)
     model = build_model(
-        config.model, attention="auto", activation_checkpointing="none", compile=False, device=torch.device("cpu")
+        config.model, attention="auto", activation_checkpointing="none", compile=False, device=target
     )
     load_checkpoint(checkpoint, _PlainWeights(model), weights_only=True)
-    model.to(target).eval()
-    model.tie()
+    model.eval()
     return Artifact(model, Tokenizer.from_file(str(run.tokenizer)), config, checkpoint)

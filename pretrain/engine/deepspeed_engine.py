@@ -37,12 +37,12 @@ class DeepSpeedZeroEngine:
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
             raise LaunchError(
                 f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}",
-                fix="unset ACCELERATE_* variables of the environment",
+                fix="report this as a bug",
             )
         if wrapped.zero_optimization_stage() != config.zero_stage:
             raise LaunchError(
                 f"ZeRO stage {config.zero_stage} was asked for, stage {wrapped.zero_optimization_stage()} runs",
-                fix="unset ACCELERATE_DEEPSPEED_* variables of the environment",
+                fix="report this as a bug",
             )
         self.device = accelerator.device
         stage = f"ZeRO-{config.zero_stage}"

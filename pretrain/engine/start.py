@@ -46,6 +46,9 @@ def start_accelerator(
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    # `accelerate launch` exports its own idea of engine and precision; the config is the only one that counts.
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
     kwargs: dict[str, Any] = {"mixed_precision": "bf16" if config.precision == "bf16" else "no"}
     if config.kind == "deepspeed":
         kwargs["gradient_accumulation_steps"] = plan.accumulation

@@ -34,7 +34,7 @@ class TorchEngine:
         if is_ddp != (config.kind == "ddp"):
             raise LaunchError(
                 f"engine.kind={config.kind} was asked for, accelerate built {type(wrapped).__name__}",
-                fix="unset ACCELERATE_* variables of the environment",
+                fix="report this as a bug",
             )
         self.device = accelerator.device
         self.description = f"{config.kind}, {config.precision}, {world.size} x {self.device.type}"

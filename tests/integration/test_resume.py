@@ -148,7 +148,7 @@ def _saved_step(maker: RunMaker, name: str) -> int:
     "launcher",
     [
         ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "PORT"],
-        ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--main_process_port", "PORT"],
+        ["-m", "accelerate.commands.launch", "--use_deepspeed", "--num_processes", "2", "--main_process_port", "PORT"],
         ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", "PORT"],
     ],
     ids=["torchrun", "accelerate", "deepspeed"],

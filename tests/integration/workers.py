@@ -1,7 +1,6 @@
 """What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,6 @@ def build(world: World, kind: str, stage: int, precision: str, micro: int, grad_
     """Builds an engine; several may be built one after another in a process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]
     config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60)
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
     optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
@@ -94,6 +91,31 @@ def train(engine: Engine, world: World, steps: range, micro: int, poison: int | 
 def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
     """Trains each (kind, stage, precision) from the same start."""
     return [train(build(world, *case, micro=micro), world, range(steps), micro) for case in cases]
+
+
+def bare_float64(steps: int) -> list[list[float]]:
+    """The definition: the token mean over one big batch, float64, no engine, no chunked loss; [loss, grad norm]."""
+    torch.set_num_threads(1)
+    model_config = ModelConfig.model_validate(expand_preset(MODEL))
+    model = build_model(
+        model_config, attention="eager", activation_checkpointing="none", compile=False, device=torch.device("cpu")
+    )
+    init_weights(model, model_config, seed=5)
+    model.double()
+    decaying, rest = group_parameters(model)
+    groups = [{"params": decaying.parameters, "weight_decay": 0.1}, {"params": rest.parameters, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=False)
+    rows = []
+    for step in range(steps):
+        batch = global_batch(step)
+        logits = model(batch).logits_BTV[..., :VOCAB].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch.targets_BT.flatten(), ignore_index=IGNORE_INDEX)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rows.append([loss.item(), norm.item()])
+    return rows
 
 
 def save_each(world: World, cases: list[list[Any]], folder: str, steps: int) -> list[list[list[float]]]:
@@ -141,3 +163,39 @@ def poisoned(world: World, cases: list[list[Any]]) -> list[list[Any]]:
 def snapshot(engine: Engine) -> list[torch.Tensor]:
     """Copies of all weights and moments on this rank."""
     return list(itertools.chain.from_iterable([t.clone() for t in f.tensors.values()] for f in engine.held_fragments()))
+
+
+PRIVATE = {
+    (0, "fp32"): [],
+    (0, "bf16"): ["optimizer.fp16_groups", "optimizer.fp32_groups"],
+    (1, None): ["optimizer.bit16_groups", "optimizer.single_partition_of_fp32_groups", "optimizer.update_lp_params"],
+    (3, None): ["optimizer.fp16_groups", "optimizer.fp32_partitioned_groups_flat", "optimizer.persistent_parameters"],
+}
+OF_PARAMETER = {
+    1: ["_hp_mapping.hp_fragment_address.numel", "_hp_mapping.lp_fragment_address.start"],
+    3: ["ds_tensor.ds_numel", "ds_numel", "ds_shape", "partition", "all_gather"],
+}
+
+
+def missing_private(world: World, cases: list[list[Any]]) -> list[str]:
+    """The paths of attributes that are absent, by case."""
+    missing = []
+    for _, stage, precision in cases:
+        wrapped: Any = build(world, "deepspeed", stage, precision, micro=2)
+        engine, kind = wrapped._engine, 1 if stage in (1, 2) else stage
+        paths = ["basic_optimizer.param_groups", "was_step_applied", "get_global_grad_norm"]
+        paths += PRIVATE[kind, precision if stage == 0 else None]
+        missing += [f"ZeRO {stage} {precision}: {path}" for path in paths if not _has(engine, path)]
+        parameter = next(engine.module.parameters())
+        missing += [
+            f"ZeRO {stage}: parameter.{path}" for path in OF_PARAMETER.get(kind, []) if not _has(parameter, path)
+        ]
+    return missing
+
+
+def _has(root: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not hasattr(root, name):
+            return False
+        root = getattr(root, name)
+    return True
