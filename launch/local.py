@@ -1,7 +1,7 @@
 """Runs the ranks of a job on this machine, and ends them all when one ends badly.
 
     start N ranks  ->  wait  ->  a signal to us: asked of every rank once, which commit and exit 75
-                             ->  a rank that fails: its peers get SIGTERM, after a grace SIGKILL
+                             ->  a rank that fails: its peers may fail of the same, then get SIGTERM, then SIGKILL
     exit code: that of the first rank that failed (128 + signal if it was killed), else 75, else 0
 
 Rank 0 shares our terminal; what the others print goes to a log file each, and is quoted when they failed first. A rank
@@ -19,13 +19,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from launch.command import rank_command, rank_environment
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, LaunchError
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, DiskError, LaunchError
 from pretrain.io import make_dir
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_S = 0.05
+SETTLE_S = 1.0
 FAILURE_GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -57,19 +59,22 @@ def _die_with_parent() -> None:
 class _Ranks:
     """The processes of one job."""
 
-    def __init__(self, command: list[str], world_size: int, port: int, logs: Path) -> None:
+    def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._asked_at: float | None = None
-        make_dir(logs)
+        self.signals: list[int] = []
+        """Signals that we got and the ranks did not yet."""
+
+    def start(self, command: list[str], world_size: int, port: int) -> None:
+        """Starts every rank. Raises: DiskError where a log file cannot be opened."""
+        make_dir(self.logs)
         for rank in range(world_size):
-            environment = rank_environment(os.environ, rank, world_size, port)
             with contextlib.ExitStack() as stack:
-                output = None if rank == 0 else stack.enter_context(self.output(rank).open("ab"))
+                output = None if rank == 0 else stack.enter_context(self._open_output(rank))
                 # A session of its own: a Ctrl-C of the terminal reaches the ranks through us, once.
                 process = subprocess.Popen(
                     command,
-                    env=environment,
+                    env=rank_environment(os.environ, rank, world_size, port),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -82,6 +87,14 @@ class _Ranks:
         """The file that takes what a rank other than 0 prints."""
         return self.logs / f"rank-{rank:05d}.out"
 
+    def _open_output(self, rank: int) -> BinaryIO:
+        try:
+            return self.output(rank).open("ab")
+        except OSError as error:
+            raise DiskError(
+                f"cannot be opened: {error.strerror}", where=str(self.output(rank)), fix="correct its permissions"
+            ) from None
+
     def send(self, number: int) -> None:
         """Sends a signal to every rank that still runs."""
         for process in self.processes:
@@ -90,50 +103,50 @@ class _Ranks:
 
     def wait(self) -> int:
         """Waits for all ranks; returns the job's exit code."""
-        first_bad: tuple[int, int] | None = None
-        deadline = None
-        while True:
-            codes = [process.poll() for process in self.processes]
-            if first_bad is None:
-                bad = [(rank, code) for rank, code in enumerate(codes) if code not in (None, EXIT_OK, EXIT_RESUME_ME)]
-                # A killed rank takes its peers along within the same poll; the signal is the cause, not they.
-                first_bad = min(bad, key=lambda item: item[1]) if bad else None
-                if first_bad:
-                    self.send(signal.SIGTERM)
-                    deadline = time.monotonic() + FAILURE_GRACE_S
-            if all(code is not None for code in codes):
-                break
-            if deadline is not None and time.monotonic() > deadline:
-                self.send(signal.SIGKILL)
+        failure: tuple[int, int] | None = None
+        failed_at = 0.0
+        # What fails on one rank mostly fails on all (bad data, a full disk): each may say so before it is ended.
+        escalation = [(SETTLE_S, signal.SIGTERM), (SETTLE_S + FAILURE_GRACE_S, signal.SIGKILL)]
+        while None in (codes := [process.poll() for process in self.processes]):
+            while self.signals:
+                self.send(self.signals.pop(0))
+            if failure is None and (failure := _find_failure(codes)):
+                failed_at = time.monotonic()
+            elif failure and escalation and time.monotonic() - failed_at > escalation[0][0]:
+                self.send(escalation.pop(0)[1])
             time.sleep(POLL_S)
-        if first_bad is not None:
-            self._report(*first_bad)
-            return _exit_code(first_bad[1])
-        return EXIT_RESUME_ME if EXIT_RESUME_ME in codes else EXIT_OK
+        failure = failure or _find_failure(codes)
+        if failure is None:
+            return EXIT_RESUME_ME if EXIT_RESUME_ME in codes else EXIT_OK
+        rank, code = failure
+        if code < 0 or code != codes[0]:  # else rank 0 has said it on the terminal
+            self._report(rank, code)
+        return 128 - code if code < 0 else code
 
     def _report(self, rank: int, code: int) -> None:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-        if rank or code < 0:
-            print(f"launch: rank {rank} {how}", file=sys.stderr)
-        if rank and code > 0:
-            text = self.output(rank).read_text(encoding="utf-8", errors="replace").strip()
-            print(f"launch: its last words, from {self.output(rank)}:", file=sys.stderr)
-            print("\n".join(f"  {line}" for line in text.splitlines()[-5:]), file=sys.stderr)
+        if code < 0:
+            print(f"launch: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)
+            return
+        text = self.output(rank).read_text(encoding="utf-8", errors="replace").strip()
+        print(f"launch: rank {rank} failed with exit code {code}; the end of {self.output(rank)}:", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in text.splitlines()[-5:]), file=sys.stderr)
 
 
-def _exit_code(code: int) -> int:
-    return 128 - code if code < 0 else code
+def _find_failure(codes: Sequence[int | None]) -> tuple[int, int] | None:
+    """Returns rank and code of a rank that failed: a killed one first, because its peers fail in its wake."""
+    ended = [(rank, code) for rank, code in enumerate(codes) if code is not None]
+    failed = [(rank, code) for rank, code in ended if code not in (EXIT_OK, EXIT_RESUME_ME)]
+    return min(failed, key=lambda item: item[1], default=None)
 
 
 @contextlib.contextmanager
-def _forwarding(ranks: list[_Ranks]) -> Iterator[None]:
-    """Passes stop signals on to the ranks."""
+def _noting_signals(signals: list[int]) -> Iterator[None]:
+    """Appends stop signals to `signals` instead of ending this process."""
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        for group in ranks:
-            group.send(number)
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
 
-    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -153,12 +166,13 @@ def launch_local(config: str, overrides: Sequence[str], num_ranks: int, port: in
 
     Raises:
         LaunchError: The port is in use.
+        DiskError: A log file cannot be written.
     """
     chosen = choose_port(port)
-    group: list[_Ranks] = []
-    with _forwarding(group):
-        group.append(_Ranks(rank_command(config, overrides), num_ranks, chosen, logs))
+    ranks = _Ranks(logs)
+    with _noting_signals(ranks.signals):
         try:
-            return group[0].wait()
+            ranks.start(rank_command(config, overrides), num_ranks, chosen)
+            return ranks.wait()
         finally:
-            group[0].send(signal.SIGKILL)
+            ranks.send(signal.SIGKILL)

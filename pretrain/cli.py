@@ -4,22 +4,34 @@ Errors of `pretrain.errors` end a command with one line and their exit code; `--
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, PretrainError
 
+if TYPE_CHECKING:
+    from pretrain.index import SplitIndex
+
+# The common base of every complaint about a command line. Typer exports no name for it, and where it comes from
+# (click, or a copy inside typer) depends on the version.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
 app = typer.Typer(
     name="pretrain",
-    help="Pretrain Transformers, from raw text to a released checkpoint.",
+    help="Pretrain Transformers, from raw text to a released checkpoint.\n\n"
+    "Example: pretrain launch local configs/run/quickstart.yaml --ranks 2",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-launch_app = typer.Typer(help="Start the ranks of a run.", no_args_is_help=True)
+launch_app = typer.Typer(
+    help="Start the ranks of a run.\n\nExample: pretrain launch local configs/run/quickstart.yaml --ranks 2",
+    no_args_is_help=True,
+)
 app.add_typer(launch_app, name="launch")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
@@ -40,6 +52,7 @@ def _options(
 @app.command("prepare")
 def prepare_command(
     output: Annotated[Path, typer.Option(help="Folder to write.")],
+    more_inputs: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     input: Annotated[
         list[str] | None,
         typer.Option(help="Files, folders or globs of .txt .md .py .jsonl(.gz). None: this Python's standard library."),
@@ -61,7 +74,8 @@ def prepare_command(
     setup_logging(rank=0, world_size=1)
     options = PrepareOptions(
         output=output,
-        inputs=tuple(input or ()),
+        # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
+        inputs=(*(input or ()), *(more_inputs or ())),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         text_field=text_field,
@@ -69,7 +83,20 @@ def prepare_command(
         processes=processes,
     )
     with progress_bar() as progress:
-        prepare(options, progress)
+        index = prepare(options, progress)
+    print(_summary(output, index.splits))
+
+
+def _summary(folder: Path, splits: dict[str, "SplitIndex"]) -> str:
+    train, validation = splits["train"], splits.get("validation")
+    held_out = f", {validation.num_tokens:,} validation tokens" if validation else ""
+    documents = sum(split.num_documents for split in splits.values())
+    tokens = sum(split.num_tokens for split in splits.values())
+    bytes_per_token = sum(split.num_bytes_text for split in splits.values()) / tokens
+    return (
+        f"{folder}: {train.num_tokens:,} training tokens{held_out}, {documents:,} documents, "
+        f"{bytes_per_token:.2f} bytes per token"
+    )
 
 
 @app.command()
@@ -113,9 +140,11 @@ def launch_local_command(
     from launch.local import launch_local
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
+    from pretrain.index import check_shards, load_index
 
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
+    check_shards(Path(loaded.data.path), load_index(Path(loaded.data.path)))
     logs = Path(loaded.run.dir) / loaded.run.name / "logs"
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))
 
@@ -162,25 +191,34 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit code. Errors are printed here and nowhere else."""
-    import click
-
-    rank = int(os.environ.get("RANK", "0") or 0)
+    rank = _own_rank()
     try:
         result = app(arguments, standalone_mode=False)
         return result if isinstance(result, int) else EXIT_OK
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return EXIT_USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except _UsageError as error:
+        return _show_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
     except PretrainError as error:
         _show(error, rank)
         return error.exit_code
     except Exception as error:
         return _show_unexpected(error, rank)
+
+
+def _own_rank() -> int:
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _show_usage(error: Any) -> int:
+    """Prints what is wrong with the command line; it is empty where nothing was given, and the help was printed."""
+    text = error.format_message()
+    if text:
+        command = error.ctx.command_path if error.ctx else "pretrain"
+        print(f"error: {command}: {text.rstrip('.')}; see `{command} --help`", file=sys.stderr)
+    return EXIT_USAGE
 
 
 def _show(error: PretrainError, rank: int) -> None:

@@ -6,6 +6,7 @@ An error names the key, where it was written (`file:line:column` or the override
 """
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pretrain.config.base import Section
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
-from pretrain.config.yaml_nodes import Located, parse_yaml, read_with_includes
+from pretrain.config.yaml_nodes import Located, is_file, parse_scalar, parse_yaml, read_with_includes
 from pretrain.errors import ConfigError
 
 
@@ -36,14 +37,11 @@ def builtin_configs() -> Path:
 def find_config(source: str | Path) -> Path:
     """Returns `source` if it is a file, else the built-in config of that name (such as `configs/run/x.yaml`)."""
     path = Path(source)
-    if path.is_file():
+    if is_file(path) or path.is_absolute() or ".." in path.parts:
         return path
     name = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
-    if not path.is_absolute() and ".." not in path.parts:
-        built_in = builtin_configs() / name
-        if built_in.is_file():
-            return built_in
-    return path
+    built_in = builtin_configs() / name
+    return built_in if is_file(built_in) else path
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -64,16 +62,20 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _apply_override(located: Located, override: str) -> None:
     key, separator, text = override.partition("=")
-    where = f"override {override!r}"
+    where = f"override {_short(key + '=***' if _is_secret(key) else override)}"
     if not separator or not all(part.isidentifier() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
-    tree = OmegaConf.create(located.values)
+    value, inner = parse_yaml(text, where)
     try:
-        OmegaConf.update(tree, key, parse_yaml(text, where)[0], merge=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], where=where, fix="check the key") from None
-    located.values = OmegaConf.to_container(tree, resolve=False)
-    located.places[key] = where
+        tree = OmegaConf.create(located.values)
+        OmegaConf.update(tree, key, value, merge=True)
+    except (OmegaConfBaseException, TypeError, ValueError) as error:
+        raise ConfigError(str(error).splitlines()[0], where=where, fix="check the key and the value") from None
+    values: Any = OmegaConf.to_container(tree, resolve=False)
+    located.values = values
+    located.places |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)), where)
+    for parent in _parents(key):
+        located.places.setdefault(parent, where)
 
 
 def _validate(located: Located, source: str) -> RunConfig:
@@ -94,32 +96,65 @@ def _validate(located: Located, source: str) -> RunConfig:
 def _describe(detail: Any, located: Located, source: str) -> str:
     keys = [str(key) for key in detail["loc"]]
     path = ".".join(keys)
-    where = next((located.places[p] for p in _prefixes(keys) if p in located.places), source)
+    where = next((located.places[name] for name in (path, *_parents(path)) if name in located.places), source)
     if detail["type"] == "extra_forbidden":
         what, fix = f"unknown key {path!r}", _suggest(keys)
     elif detail["type"] == "missing":
         what, fix = f"{path} is required", f"add it, or pass {path}=..."
     elif detail["type"] == "value_error":
         what, fix = f"{path + ': ' if path else ''}{detail['ctx']['error']}", ""
+        named = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
+        where = next((located.places[name] for name in named if name in located.places), where)
     else:
         rule = detail["msg"][0].lower() + detail["msg"][1:]
-        what, fix = f"{path}={detail['input']!r}: {rule}", ""
+        what, fix = f"{path}={_short(detail['input'])}: {rule}", _FIXES.get(detail["type"], "")
     return ConfigError(what, where=where, fix=fix).line()
 
 
-def _prefixes(keys: list[str]) -> Iterator[str]:
-    for length in range(len(keys), 0, -1):
-        yield ".".join(keys[:length])
+_NAMED_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=")
+"""How a rule over several fields names them: `batch.seq_len=512`."""
+
+_FIXES = {
+    "string_type": "put it in quotes",
+    "int_type": "write a whole number, without a point or an exponent",
+    "int_from_float": "write a whole number, without a point or an exponent",
+    "float_type": "write a number, without quotes",
+    "bool_type": "write true or false",
+    "list_type": "write a list: [a, b]",
+    "model_type": "write `key: value` pairs, indented",
+}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _parents(key: str) -> Iterator[str]:
+    """Yields the sections around a dotted key, the nearest first."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
+
+
+def _is_secret(key: str) -> bool:
+    return _SECRET_KEY.search(key) is not None
+
+
+_SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
 
 
 def _suggest(keys: list[str]) -> str:
     """Names the nearest known key: among its siblings first, then anywhere by its last word."""
-    if any(word in keys[-1].lower() for word in ("key", "token", "secret", "password")) and "tokens" not in keys[-1]:
+    if _is_secret(keys[-1]):
         return "secrets are read from the environment only, never from a config"
+    if "." in keys[-1]:
+        return "indent instead of dots: optim: {lr: 3e-4}"
     known = list(known_keys())
     path, parent = ".".join(keys), ".".join(keys[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
-    near = difflib.get_close_matches(path, siblings, n=1, cutoff=0.6)
+    words = {key.rpartition(".")[2]: key for key in siblings}
+    near = [words[word] for word in difflib.get_close_matches(keys[-1], words, n=1, cutoff=0.6)]
     near = near or [key for key in known if key.rpartition(".")[2] == keys[-1]][:1]
     near = near or difflib.get_close_matches(path, known, n=1, cutoff=0.7)
     if near:
@@ -145,7 +180,11 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes floats so that every YAML reader takes them for floats (`1.0e-04`, never `1e-4`)."""
+    """Writes what every YAML reader reads alike: floats with a point (`1.0e-04`), look-alikes of numbers in quotes."""
+
+    def represent_str(self, value: str) -> yaml.ScalarNode:
+        style = None if parse_scalar(value) == value else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style)
 
     def represent_float(self, value: float) -> yaml.ScalarNode:
         mantissa, e, exponent = repr(value).partition("e")
@@ -153,6 +192,7 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:float", text + e + exponent)
 
 
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_representer(float, _Dumper.represent_float)
 
 

@@ -17,11 +17,11 @@ import yaml
 from pretrain.errors import ConfigError
 
 MAX_FILE_BYTES = 1024 * 1024
+MAX_DIGITS = 100
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
-_FLOAT = re.compile(
-    r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
-)
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+_SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
 
 
 @dataclass
@@ -52,10 +52,12 @@ def parse_scalar(text: str) -> Any:
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
-    if _INT.match(text):
+    if _INT.match(text) and len(text) <= MAX_DIGITS:
         return int(text.replace("_", ""))
     if _FLOAT.match(text):
-        return float(text.replace("_", "").replace(".inf", "inf").replace(".Inf", "inf").replace(".nan", "nan"))
+        return float(text.replace("_", ""))
+    if _SPECIAL_FLOAT.match(text):
+        return float(text.replace(".", ""))
     return text
 
 
@@ -83,20 +85,34 @@ def _plain(node: yaml.Node, prefix: str, places: dict[str, str]) -> Any:
 
 def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
     """Parses YAML text; returns its value and the place of each dotted key. Raises: ConfigError, naming `name`."""
-    loader = _Loader(text)
-    loader.name = name
+    places: dict[str, str] = {}
     try:
+        loader = _Loader(text)
+        loader.name = name
         node = loader.get_single_node()
+        return (None if node is None else _plain(node, "", places)), places
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = _place(mark) if mark else name
         raise ConfigError(
             f"not YAML: {error.problem or error.context}", where=where, fix="correct the syntax"
         ) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {error}", where=name, fix="correct the syntax") from None
-    places: dict[str, str] = {}
-    return (None if node is None else _plain(node, "", places)), places
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        where = f"{name}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+        raise ConfigError(
+            f"not YAML: the character U+{error.character:04X} is not allowed", where=where, fix="remove it"
+        ) from None
+    except RecursionError:
+        raise ConfigError("nested too deeply", where=name, fix="see configs/ for the shape") from None
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def read_yaml(path: Path) -> Located:
@@ -106,9 +122,11 @@ def read_yaml(path: Path) -> Located:
         ConfigError: Missing, too large, not UTF-8, not YAML, or not a mapping at the top.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes", where=str(path), fix="give a config, not data")
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
     except FileNotFoundError:
         raise ConfigError("no such config file", where=str(path), fix="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -145,12 +163,12 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
     opened = (*_open, path.resolve())
     for name in names:
         target = path.parent / name
+        if not is_file(target):
+            raise ConfigError(
+                f"included file {str(target)!r} does not exist", where=where, fix="paths are relative to this file"
+            )
         if target.resolve() in opened:
             raise ConfigError(f"include {name!r} leads back to itself", where=where, fix="break the circle")
-        if not target.is_file():
-            raise ConfigError(
-                f"included file {target} does not exist", where=where, fix="paths are relative to this file"
-            )
         part = read_with_includes(target, opened)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)
