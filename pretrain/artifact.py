@@ -11,6 +11,7 @@ from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import load_checkpoint
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
+from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import CheckpointError
 from pretrain.io import check_file
 from pretrain.model import Transformer, build_model
@@ -89,17 +90,17 @@ def open_artifact(what: Path, device: str = "cpu") -> Artifact:
 
     Raises:
         CheckpointError: No intact checkpoint, or the run's config or tokenizer is missing.
+        ConfigError: The run's config is damaged.
+        DataError: Its tokenizer is.
     """
     checkpoint = find_checkpoint(what)
-    run = RunDir(checkpoint.parent.parent)
+    run = RunDir(checkpoint.resolve().parent.parent)
     for needed in (run.config, run.tokenizer):
         if not needed.is_file():
             raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix="keep the run folder together")
     config = load_config(run.config)
     target = torch.device(device)
-    model = build_model(
-        config.model, attention="auto", activation_checkpointing="none", compile=False, device=target
-    )
+    model = build_model(config.model, attention="auto", activation_checkpointing="none", compile=False, device=target)
     load_checkpoint(checkpoint, _PlainWeights(model), weights_only=True)
     model.eval()
-    return Artifact(model, Tokenizer.from_file(str(run.tokenizer)), config, checkpoint)
+    return Artifact(model, load_tokenizer(run.tokenizer), config, checkpoint)

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from pretrain import __version__
-from pretrain.errors import ConfigError, LockedError
+from pretrain.errors import ConfigError, DiskError, LockedError
 from pretrain.io import make_dir, write_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
+_RECORD_KEYS = {"id", "name", "created", "attempts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,15 @@ class RunDir:
         return self.record.is_file()
 
     def read_record(self) -> dict[str, Any]:
-        """Returns run.json. Raises: ConfigError where it is absent or not JSON."""
+        """Returns run.json. Raises: ConfigError where it is absent, not JSON, or not the record of a run."""
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError("no run here (no run.json)", where=str(self.path), fix="check the path") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix="restore it") from None
-        assert isinstance(record, dict)
+        if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS or not record["attempts"]:
+            raise ConfigError("not the record of a run", where=str(self.record), fix="restore it")
         return record
 
 
@@ -129,14 +131,20 @@ class Lock:
 
     Raises (on creation):
         LockedError: Another process holds it; names its host, process and start.
+        DiskError: The folder cannot be written to.
     """
 
     def __init__(self, path: Path) -> None:
         make_dir(path.parent)
-        self._file: IO[str] = path.open("a+", encoding="utf-8")
+        try:
+            self._file: IO[str] = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise DiskError(
+                f"cannot be locked: {error.strerror}", where=str(path.parent), fix="correct its permissions"
+            ) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.seek(0)
             owner = self._file.read().strip() or "another process"
             self._file.close()

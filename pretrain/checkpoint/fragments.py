@@ -106,14 +106,13 @@ def _read_header(path: Path) -> Iterator[tuple[tuple[str, str], _Piece]]:
             if size > _MAX_HEADER_BYTES:
                 raise ValueError(f"header of {size} bytes")
             header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
         for key, entry in header.items():
-            if key == "__metadata__":
-                continue
             name, _, rest = key.rpartition("/")
             kind, _, offset = rest.partition("@")
             start, end = entry["data_offsets"]
-            if entry["dtype"] != "F32" or end - start != 4 * entry["shape"][0]:
+            if entry["dtype"] != "F32" or start < 0 or [end - start] != [4 * length for length in entry["shape"]]:
                 raise ValueError(f"{key} is not a 1-D fp32 tensor")
             yield (name, kind), _Piece(int(offset), (end - start) // 4, path, 8 + size + start)
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise CheckpointError(f"cannot be parsed: {error}", where=str(path), fix="use another checkpoint") from None

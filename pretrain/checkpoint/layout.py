@@ -3,7 +3,7 @@
     checkpoints/step-00001000/rank-00000.safetensors ...   fragments, one file a rank
     checkpoints/step-00001000/manifest.json                written last: state, files with sizes and CRCs, parameters
     checkpoints/.tmp-step-00001000/                        being written; nothing reads it
-    checkpoints/step-00001000.bad-<why>/                   set aside after a failed verification
+    checkpoints/step-00001000.bad-damaged/                 set aside after a failed verification
 
 A folder without a readable manifest is not a checkpoint.
 """
@@ -21,6 +21,11 @@ from pretrain.io import FileRecord
 SCHEMA = 1
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d{8,})$")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint of a format that this version does not read. It may well be good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,8 @@ def load_manifest(path: Path) -> Manifest:
     """Reads the manifest of a checkpoint folder.
 
     Raises:
-        CheckpointError: Missing, not JSON, of another schema, or with fields missing or names that leave the folder.
+        CheckpointError: Missing, not JSON, damaged, or with fields missing or file names that leave the folder.
+        NewerFormatError: Of another schema.
     """
     file = path / MANIFEST
     try:
@@ -85,7 +91,7 @@ def load_manifest(path: Path) -> Manifest:
         if envelope["crc32"] != _crc32(raw):
             raise ValueError("its CRC32 does not match")
         if raw["schema"] != SCHEMA:
-            raise CheckpointError(
+            raise NewerFormatError(
                 f"written in format {raw['schema']}, this version reads {SCHEMA}",
                 where=str(file),
                 fix="update pretrain",
@@ -97,6 +103,6 @@ def load_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the manifest is damaged ({reason})", where=str(file), fix="use another one") from None
-    if any(record.name != Path(record.name).name for record in manifest.files):
+    if not all(isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for record in manifest.files):
         raise CheckpointError("a file name leaves the folder", where=str(file), fix="do not trust this checkpoint")
     return manifest

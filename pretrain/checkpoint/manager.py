@@ -9,16 +9,26 @@ Rank 0 decides and tells; no rank decides alone. DeepSpeed's own save and load a
 do not reshape.
 """
 
+import functools
+import itertools
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from pretrain import dist
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
-from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, list_checkpoints, load_manifest, step_name
+from pretrain.checkpoint.layout import (
+    MANIFEST,
+    SCHEMA,
+    Manifest,
+    NewerFormatError,
+    list_checkpoints,
+    load_manifest,
+    step_name,
+)
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
@@ -67,14 +77,21 @@ class CheckpointManager:
         if dist.broadcast_object((final / MANIFEST).is_file()):
             return final
         temporary = self._folder / f".tmp-{final.name}"
-        self._on_main(lambda: self._clear(temporary))
+        self._on_main(lambda: self._clear(temporary), "checkpoint not saved")
         fragments = list(engine.owned_fragments())
         record, error = self._write_own(temporary, fragments)
         shapes = {fragment.name: list(fragment.shape) for fragment in fragments}
         moments = sorted({kind for fragment in fragments for kind in fragment.tensors} - {"weight"})
         votes = dist.gather_objects({"record": record, "error": error, "shapes": shapes, "moments": moments})
-        self._raise_first([vote["error"] for vote in votes], temporary)
-        self._on_main(lambda: self._commit(temporary, final, state, votes))
+        try:
+            _raise_first([vote["error"] for vote in votes], "checkpoint not saved")
+            self._on_main(lambda: self._commit(temporary, final, state, votes), "checkpoint not saved")
+        except DiskError:
+            if self._world.is_main:  # a full disk needs the space
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        if self._world.is_main:
+            self._remove_old()
         return final
 
     def _clear(self, temporary: Path) -> None:
@@ -99,11 +116,17 @@ class CheckpointManager:
         manifest = Manifest(SCHEMA, state.to_json(), shapes, moments, files, self._topology)
         write_json(temporary / MANIFEST, manifest.to_json())
         publish_dir(temporary, final)
-        for old in list_checkpoints(self._folder)[: -self._keep]:
-            remove_dir(old)
 
-    def _on_main(self, action: Any) -> None:
-        """Runs `action` on rank 0 and fails on every rank where it fails there."""
+    def _remove_old(self) -> None:
+        """Removes checkpoints beyond `keep`; where that fails, the one just saved is no less good."""
+        for old in list_checkpoints(self._folder)[: -self._keep]:
+            try:
+                remove_dir(old)
+            except DiskError as error:
+                log.warning("%s", error)
+
+    def _on_main(self, action: Callable[[], None], failed: str) -> None:
+        """Runs `action` on rank 0 and fails on every rank where it fails there, saying what `failed`."""
         error = None
         if self._world.is_main:
             try:
@@ -112,22 +135,17 @@ class CheckpointManager:
                 error = str(failure)
             except OSError as failure:
                 error = f"{self._folder}: {failure}"
-        self._raise_first(dist.gather_objects(error), None)
-
-    def _raise_first(self, errors: list[str | None], temporary: Path | None) -> None:
-        first = next((error for error in errors if error), None)
-        if first is not None:
-            if self._world.is_main and temporary is not None:
-                shutil.rmtree(temporary, ignore_errors=True)
-            raise DiskError(f"checkpoint not saved: {first}")
+        _raise_first(dist.gather_objects(error), failed)
 
     def load_newest(self, engine: HasFragments) -> TrainState | None:
         """Loads the newest checkpoint that verifies into `engine`; returns its state, or None where there is none yet.
 
-        A bad one is renamed to `step-N.bad-<why>`, and the next older one is tried.
+        A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried.
 
         Raises:
-            CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself.
+            CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself. Or the
+                newest is of a newer format: it is good, but not for this version.
+            DiskError: A bad one cannot be renamed.
         """
         while True:
             newest = dist.broadcast_object([path.name for path in list_checkpoints(self._folder)[-1:]])
@@ -139,7 +157,7 @@ class CheckpointManager:
             if problem is None:
                 return load_checkpoint(path, engine)
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
-            self._on_main(lambda path=path: path.rename(path.with_name(f"{path.name}.bad-damaged")))
+            self._on_main(functools.partial(_set_aside, path), "a damaged checkpoint cannot be set aside")
 
     def _refuse_restart(self) -> None:
         bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []
@@ -151,14 +169,36 @@ class CheckpointManager:
             )
 
     def verify(self, path: Path) -> str | None:
-        """Checks sizes and CRCs of all files, a share of them on each rank; returns the first problem, or None."""
+        """Checks sizes and CRCs of all files, a share of them on each rank; returns the first problem, or None.
+
+        Raises:
+            NewerFormatError: This version cannot tell.
+        """
         try:
             files = load_manifest(path).files
             mine = files[self._world.rank :: self._world.size]
             problem = next((text for record in mine if (text := check_file(path / record.name, record))), None)
+        except NewerFormatError:
+            raise  # on every rank: all read the same manifest
         except CheckpointError as error:
             problem = error.what
         return next((text for text in dist.gather_objects(problem) if text), None)
+
+
+def _raise_first(errors: list[str | None], failed: str) -> None:
+    first = next((error for error in errors if error), None)
+    if first is not None:
+        raise DiskError(f"{failed}: {first}")
+
+
+def _set_aside(path: Path) -> None:
+    """Gives a damaged checkpoint a name that nothing reads, and that no earlier one of the same step has."""
+    target = path.with_name(f"{path.name}.bad-damaged")
+    for number in itertools.count(2):
+        if not target.exists():
+            break
+        target = path.with_name(f"{path.name}.bad-damaged-{number}")
+    path.rename(target)
 
 
 def load_checkpoint(path: Path, engine: HasFragments, weights_only: bool = False) -> TrainState:

@@ -1,11 +1,12 @@
 """`pretrain inspect`: the facts of a shard folder, a run, or a checkpoint."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
-from pretrain.errors import DataError
+from pretrain.errors import CheckpointError, DataError
 from pretrain.index import INDEX_NAME, check_shards, load_index
 from pretrain.rundir import RunDir
 
@@ -15,7 +16,8 @@ def describe(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: It is none of the three, or its shards are damaged.
-        CheckpointError: It is a checkpoint that is damaged.
+        CheckpointError: It is a checkpoint whose manifest is damaged, or files of which are missing or cut short.
+        ConfigError: It is a run whose record is damaged.
     """
     if (path / INDEX_NAME).is_file():
         return _describe_shards(path)
@@ -42,11 +44,15 @@ def _describe_shards(path: Path) -> dict[str, Any]:
 
 def _describe_checkpoint(path: Path) -> dict[str, Any]:
     manifest = load_manifest(path)
+    for record in manifest.files:
+        file = path / record.name
+        if not file.is_file() or file.stat().st_size != record.num_bytes:
+            raise CheckpointError("missing, or not of its size", where=str(file), fix="use another checkpoint")
     return {
         "kind": "checkpoint",
         "path": str(path),
         **manifest.state,
-        "parameters": sum(_product(shape) for shape in manifest.shapes.values()),
+        "parameters": sum(math.prod(shape) for shape in manifest.shapes.values()),
         "moments": manifest.moments,
         "bytes": sum(record.num_bytes for record in manifest.files),
         "written_by": manifest.topology,
@@ -65,15 +71,8 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
         "attempts": len(record["attempts"]),
         "last_attempt": last.get("reason", "running, or killed"),
         "checkpoints": [path.name for path in list_checkpoints(run.checkpoints)],
-        "versions": last["versions"],
+        "versions": last.get("versions", {}),
     }
-
-
-def _product(shape: list[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
@@ -82,11 +81,12 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(facts, indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in facts.items():
-        table.add_row(f"[bold]{key}[/bold]", _text(value))
+        table.add_row(f"[bold]{key}[/bold]", escape(_text(value)))
     Console().print(table)
 
 
