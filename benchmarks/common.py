@@ -1,7 +1,7 @@
 """What every benchmark shares: paired measurement, an interval for its ratio, and the row that is kept.
 
     measure(arms, rounds)  ->  each round runs every arm once, in random order  ->  {arm: [Timing]}
-    ratio(peer, ours)      ->  median of the paired ratios of CPU time, with a bootstrap 95% interval
+    ratio(peer, ours)      ->  median of the paired ratios of CPU (or wall) time, with a bootstrap 95% interval
     print_row(...)         ->  one JSON line with figures and environment, for results.md
 
 An arm that is run twice under two names (A/A) shows what a ratio of 1 looks like here: wider than 3%, and the run is
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,19 +60,31 @@ def _cpu_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def measure(arms: dict[str, Callable[[], Any]], rounds: int, seed: int = 0) -> dict[str, list[Timing]]:
-    """Runs every arm once a round, in an order drawn anew each round; entry i of all lists is round i."""
+def measure(
+    arms: dict[str, Callable[[], Any]], rounds: int, seed: int = 0, before: Callable[[], Any] = lambda: None
+) -> dict[str, list[Timing]]:
+    """Runs every arm once a round, in an order drawn anew each round; entry i of all lists is round i.
+
+    `before` is called before each run and not timed: a barrier, where several ranks measure together.
+    """
     rng = random.Random(seed)
     timings: dict[str, list[Timing]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name in rng.sample(list(arms), len(arms)):
+            before()
             timings[name].append(time_once(arms[name]))
     return timings
 
 
-def ratio(numerator: list[Timing], denominator: list[Timing], resamples: int = 4000) -> Ratio:
-    """Returns the ratio of CPU times; peer over ours is the speed of ours relative to the peer's, at equal work."""
-    paired = np.array([above.cpu_s / below.cpu_s for above, below in zip(numerator, denominator, strict=True)])
+def ratio(
+    numerator: list[Timing],
+    denominator: list[Timing],
+    resamples: int = 4000,
+    clock: Literal["cpu_s", "wall_s"] = "cpu_s",
+) -> Ratio:
+    """Returns the ratio of times; peer over ours is the speed of ours relative to the peer's, at equal work."""
+    pairs = zip(numerator, denominator, strict=True)
+    paired = np.array([getattr(above, clock) / getattr(below, clock) for above, below in pairs])
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(paired, (resamples, len(paired))), axis=1)
     low, high = np.percentile(medians, (2.5, 97.5))
