@@ -1,0 +1,47 @@
+# install      .venv with pretrain and its development tools; redone only when pyproject.toml has changed
+# quickstart   the whole path on two CPU ranks: prepare, train, stop, resume, generate
+# test         the fast tests           check   format, lint, types, repository rules
+# bench        every benchmark, --quick unless BENCH says otherwise
+# clean        removes .venv and caches; data/ and runs/ stay
+#
+# PYTHON=python3.12 make install takes another Python. Packages come from wherever your pip is set up to look.
+
+PYTHON ?= python3
+BIN := .venv/bin
+BENCH ?= --quick
+# decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
+BENCHMARKS := $(filter-out common decoder_step,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.PHONY: install quickstart test check bench clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo 'pretrain needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable '.[dev]'
+	@touch $@
+
+quickstart: install
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh configs/run/quickstart.sh
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/repo
+
+bench: install
+	@failed=; for name in $(BENCHMARKS); do \
+	    echo; echo "$$ python -m benchmarks.$$name $(BENCH)"; \
+	    $(BIN)/python -m benchmarks.$$name $(BENCH) || failed="$$failed $$name"; \
+	done; \
+	$(if $(NANOGPT),$(BIN)/python -m benchmarks.decoder_step --nanogpt '$(NANOGPT)' $(BENCH) || failed="$$failed decoder_step";) \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

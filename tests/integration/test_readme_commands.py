@@ -1,0 +1,125 @@
+"""What the README tells a newcomer to type, typed: in a fresh clone, with an empty HOME and no environment active."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.tracking.audit import read_audit
+from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
+
+
+class Newcomer:
+    """A clone of the last commit, and an environment with nothing of ours in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clone = folder / "pretrain"
+        home = folder / "home"
+        home.mkdir()
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(self.clone)], check=True)
+        outside = [part for part in os.environ["PATH"].split(":") if not Path(part).is_relative_to(sys.prefix)]
+        # How packages are found is the user's set-up, and a cache saves downloading torch twice; nothing else is kept.
+        pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        cache = Path("~/.cache/pip").expanduser()
+        self._env = {
+            "PIP_CACHE_DIR": str(cache),
+            **pip,
+            "HOME": str(home),
+            "PATH": ":".join(outside),
+            "PYTHON": sys._base_executable,
+        }
+
+    def run(self, command: str, *, activated: bool = False, **env: str) -> str:
+        """Runs a shell command; returns what it printed. Fails where it does."""
+        path = f"{self.clone}/.venv/bin:{self._env['PATH']}" if activated else self._env["PATH"]
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.clone,
+            env={**self._env, "PATH": path, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout[-6000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory) -> Newcomer:
+    return Newcomer(tmp_path_factory.mktemp("newcomer"))
+
+
+def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
+    output = newcomer.run("make quickstart")
+    train = "pretrain launch local configs/run/quickstart.yaml --ranks 2"
+    shown = [line[2:] for line in output.splitlines() if line.startswith("$ ")]
+    generate = "pretrain generate runs/quickstart --prompt 'def '"
+    assert shown == ["pretrain prepare --output data/stdlib", train, train, generate]
+    assert output.rpartition(f"$ {generate}\n")[2].startswith("def ")
+
+    run = newcomer.clone / "runs/quickstart"
+    attempts = json.loads((run / "run.json").read_text())["attempts"]
+    assert [attempt["exit_code"] for attempt in attempts] == [EXIT_RESUME_ME, EXIT_OK]
+    assert "DeepSpeed ZeRO-2" in attempts[0]["engine"] and attempts[0]["world_size"] == 2
+    audit = read_audit(run / "audit.jsonl")
+    assert [row.step for row in audit] == list(range(1, 121))
+    assert {row.attempt for row in audit} == {1, 2}
+    assert attempts[1]["from_step"] == sum(row.attempt == 1 for row in audit)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validation = [row["val_loss"] for row in rows if "val_loss" in row]
+    # A uniform guess over 8192 tokens is 9.01; frequencies alone give about 6.7.
+    assert validation == sorted(validation, reverse=True) and validation[-1] < 5.6
+    assert (run / "wandb/SYNC.txt").is_file()
+
+
+def test_a_second_quickstart_finds_nothing_to_train(newcomer):
+    before = (newcomer.clone / "runs/quickstart/audit.jsonl").read_bytes()
+    output = newcomer.run("make quickstart")
+    assert "is complete: nothing to do" in output
+    assert "runs/quickstart is finished" in output
+    assert "pip install" not in output
+    assert (newcomer.clone / "runs/quickstart/audit.jsonl").read_bytes() == before
+
+
+def test_the_commands_of_the_readme_run_in_order(newcomer):
+    """As written, with 2 ranks for 8, and each attempt ended two steps after the one before."""
+    shutil.copytree(newcomer.clone / "pretrain", newcomer.clone / "corpus")
+    (config,) = [block.text for block in read_blocks("README.md") if block.language == "yaml"]
+    (newcomer.clone / "mine.yaml").write_text(config)
+    attempts, outputs = 0, {}
+    for line in read_commands("README.md"):
+        command = re.sub(r"(--ranks|--nproc-per-node|--num_processes|--num_gpus) 8", r"\1 2", line)
+        if pretrain_arguments(line)[0] in ("train", "launch"):
+            attempts += 1
+            command += f" train.stop_after={2 * attempts}"
+        # The deepspeed launcher counts GPUs by itself, unless it is told that there are none to count.
+        outputs[line] = newcomer.run(command, activated=True, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+    assert attempts >= 5
+
+    run = newcomer.clone / "runs/mine"
+    record = json.loads((run / "run.json").read_text())["attempts"]
+    assert [attempt["from_step"] for attempt in record] == [2 * number for number in range(attempts)]
+    assert {attempt["exit_code"] for attempt in record} == {EXIT_OK}
+    assert [row.step for row in read_audit(run / "audit.jsonl")] == list(range(1, 2 * attempts + 1))
+    (sample,) = [output for line, output in outputs.items() if " generate " in line]
+    assert "Once" in sample
+
+    named = [line.split()[0] for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("    runs/")]
+    assert len(named) == 8
+    assert [path for path in named if not (newcomer.clone / path).exists()] == []
+
+
+def test_the_shards_are_read_with_webdataset_alone(newcomer):
+    (code,) = [block.text for block in read_blocks("README.md") if block.language == "python"]
+    (newcomer.clone / "read.py").write_text(code)
+    output = newcomer.run("python read.py", activated=True, WDS_SECURE="1")
+    assert re.match(r"\d+ tokens, \d+ documents: ", output)

@@ -1,0 +1,81 @@
+"""What the documents say is there: paths, commands, config keys, and the constants of the quickstart."""
+
+import re
+
+import pytest
+
+from pretrain import cli, errors
+from pretrain.config.load import known_keys, load_config
+from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/extending.md", "docs/checkpoints.md"]
+MAX_README_LINES = 230
+
+PATH = re.compile(r"(?<![\w/.-])((?:pretrain|launch|configs|docs|tests|benchmarks|\.ci)/[\w./-]*\w/?)")
+LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
+KEY = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`")
+
+
+def text_of(document):
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def test_readme_fits_a_few_screens():
+    assert len(text_of("README.md").splitlines()) < MAX_README_LINES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_path_that_a_document_names_exists(document):
+    paths = {match.group(1) for match in PATH.finditer(text_of(document))}
+    links = {match.group(1) for match in LINK.finditer(text_of(document))}
+    missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
+    missing += [link for link in sorted(links) if not ((ROOT / document).parent / link).exists()]
+    assert paths and missing == []
+
+
+@pytest.mark.parametrize("document", ["README.md"])
+def test_every_command_of_a_document_parses(document, capsys):
+    command_lines = [line for line in read_commands(document) if pretrain_arguments(line)]
+    assert len(command_lines) > 5
+    for line in command_lines:
+        # The parser sees the whole line before --help ends the command: an unknown option or command fails here.
+        assert cli.run([*pretrain_arguments(line), "--help"]) == 0, line
+    capsys.readouterr()
+
+
+def test_a_command_that_does_not_exist_is_noticed(capsys):
+    assert cli.run(["generate", "runs/x", "--beams", "4", "--help"]) == errors.EXIT_USAGE
+    assert cli.run(["pretend", "--help"]) == errors.EXIT_USAGE
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_config_key_that_a_document_names_exists(document):
+    keys = set(known_keys())
+    sections = {key.partition(".")[0] for key in keys}
+    named = {match.group(1) for match in KEY.finditer(text_of(document))}
+    named = {key for key in named if key.partition(".")[0] in sections and not (ROOT / key).exists()}
+    assert named <= keys
+    for line in read_commands(document):
+        overrides = [word for word in pretrain_arguments(line) or [] if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
+        assert {word.partition("=")[0] for word in overrides} <= keys, line
+
+
+def test_the_config_in_the_readme_is_valid(tmp_path):
+    (block,) = [block for block in read_blocks("README.md") if block.language == "yaml"]
+    (tmp_path / "mine.yaml").write_text(block.text)
+    assert load_config(tmp_path / "mine.yaml").run.name == "mine"
+
+
+def test_the_exit_codes_in_the_readme_are_those_of_the_errors():
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    shown = {int(code) for code in re.findall(r"\| (\d+) \| ", text_of("README.md"))}
+    assert shown <= codes
+    assert codes - shown <= {errors.EXIT_HANG}, "nothing ends with EXIT_HANG yet"
+
+
+def test_the_quickstart_script_has_the_numbers_of_its_config():
+    config = load_config("configs/run/quickstart.yaml")
+    numbers = dict(re.findall(r"^(\w+)=(\d+) ", text_of("configs/run/quickstart.sh"), re.MULTILINE))
+    assert numbers == {"stop_at": str(config.checkpoint.every_steps), "last": str(config.train.steps)}
+    assert f"run={config.run.dir}/{config.run.name}\n" in text_of("configs/run/quickstart.sh")
