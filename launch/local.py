@@ -42,8 +42,8 @@ def choose_port(port: int | None) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port or 0))
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or "it must be 0 to 65535"
             raise LaunchError(
                 f"port {port} cannot be used: {reason}",
                 where="--port",

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pretrain.config.base import Section
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
-from pretrain.config.yaml_nodes import Located, is_file, parse_scalar, parse_yaml, read_with_includes
+from pretrain.config.yaml_nodes import Located, is_file, parse_scalar, parse_yaml, read_with_includes, short
 from pretrain.errors import ConfigError
 
 
@@ -62,7 +62,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _apply_override(located: Located, override: str) -> None:
     key, separator, text = override.partition("=")
-    where = f"override {_short(key + '=***' if _is_secret(key) else override)}"
+    where = f"override {short(key + '=***' if _is_secret(key) else override)}"
     if not separator or not all(part.isidentifier() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
     value, inner = parse_yaml(text, where)
@@ -71,11 +71,19 @@ def _apply_override(located: Located, override: str) -> None:
         OmegaConf.update(tree, key, value, merge=True)
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(str(error).splitlines()[0], where=where, fix="check the key and the value") from None
-    values: Any = OmegaConf.to_container(tree, resolve=False)
-    located.values = values
+    before, values = located.values, OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(values, dict)
+    located.values = {str(name): item for name, item in values.items()}
     located.places |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)), where)
     for parent in _parents(key):
-        located.places.setdefault(parent, where)
+        if not _is_section(before, parent):
+            located.places[parent] = where
+
+
+def _is_section(values: Any, path: str) -> bool:
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return isinstance(values, dict)
 
 
 def _validate(located: Located, source: str) -> RunConfig:
@@ -98,7 +106,7 @@ def _describe(detail: Any, located: Located, source: str) -> str:
     path = ".".join(keys)
     where = next((located.places[name] for name in (path, *_parents(path)) if name in located.places), source)
     if detail["type"] == "extra_forbidden":
-        what, fix = f"unknown key {path!r}", _suggest(keys)
+        what, fix = f"unknown key {short(path)}", _suggest(keys)
     elif detail["type"] == "missing":
         what, fix = f"{path} is required", f"add it, or pass {path}=..."
     elif detail["type"] == "value_error":
@@ -107,7 +115,7 @@ def _describe(detail: Any, located: Located, source: str) -> str:
         where = next((located.places[name] for name in named if name in located.places), where)
     else:
         rule = detail["msg"][0].lower() + detail["msg"][1:]
-        what, fix = f"{path}={_short(detail['input'])}: {rule}", _FIXES.get(detail["type"], "")
+        what, fix = f"{path}={short(detail['input'])}: {rule}", _FIXES.get(detail["type"], "")
     return ConfigError(what, where=where, fix=fix).line()
 
 
@@ -123,11 +131,6 @@ _FIXES = {
     "list_type": "write a list: [a, b]",
     "model_type": "write `key: value` pairs, indented",
 }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _parents(key: str) -> Iterator[str]:

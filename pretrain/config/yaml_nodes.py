@@ -36,14 +36,24 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader whose scalars are resolved by `parse_scalar`; only its composer is used."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise ConfigError("aliases (*name) are not allowed", where=_place(mark), fix="write the value out")
+        event = self.peek_event()
+        if isinstance(event, yaml.events.AliasEvent):
+            where = _place(event.start_mark)
+            raise ConfigError("aliases (*name) are not allowed", where=where, fix="write the value out")
+        if event.tag is not None:
+            where = _place(event.start_mark)
+            raise ConfigError(f"tags ({short(event.tag)}) are not allowed", where=where, fix="remove the tag")
         return super().compose_node(parent, index)
 
 
 def _place(mark: Any) -> str:
     return f"{mark.name}:{mark.line + 1}:{mark.column + 1}"
+
+
+def short(value: object) -> str:
+    """Returns how a value is shown in an error: as Python writes it, at most about 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}...{text[-1]}"
 
 
 def parse_scalar(text: str) -> Any:
@@ -71,15 +81,13 @@ def _plain(node: yaml.Node, prefix: str, places: dict[str, str]) -> Any:
             path = f"{prefix}.{key}" if prefix else key
             if key in result:
                 fix = "keep one of them"
-                raise ConfigError(f"key {path!r} stands twice", where=_place(key_node.start_mark), fix=fix)
+                raise ConfigError(f"key {short(path)} stands twice", where=_place(key_node.start_mark), fix=fix)
             places[path] = _place(key_node.start_mark)
             result[key] = _plain(value_node, path, places)
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, f"{prefix}.{number}", places) for number, item in enumerate(node.value)]
     assert isinstance(node, yaml.ScalarNode)
-    if node.tag not in ("tag:yaml.org,2002:str",) and node.tag.startswith("!"):
-        raise ConfigError(f"tags ({node.tag}) are not allowed", where=_place(node.start_mark), fix="remove the tag")
     return parse_scalar(node.value) if node.style is None else node.value
 
 
@@ -165,10 +173,10 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
         target = path.parent / name
         if not is_file(target):
             raise ConfigError(
-                f"included file {str(target)!r} does not exist", where=where, fix="paths are relative to this file"
+                f"included file {short(str(target))} does not exist", where=where, fix="paths are relative to this file"
             )
         if target.resolve() in opened:
-            raise ConfigError(f"include {name!r} leads back to itself", where=where, fix="break the circle")
+            raise ConfigError(f"include {short(name)} leads back to itself", where=where, fix="break the circle")
         part = read_with_includes(target, opened)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)

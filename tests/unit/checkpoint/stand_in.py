@@ -17,7 +17,7 @@ SHAPES = {"embed": (3, 4), "norm": (5,)}
 class StandIn:
     """Parameters of `SHAPES` and their moments; every value tells the step, so that a mixture of two would show."""
 
-    def __init__(self, step: int, shapes: dict[str, tuple[int, ...]] = SHAPES, cut: int = 4) -> None:
+    def __init__(self, step: int, shapes: dict[str, tuple[int, ...]] = SHAPES, cut: int = 6) -> None:
         self.shapes, self.cut = shapes, cut
         self.finished_with: int | None = None
         self.tensors = {

@@ -87,7 +87,7 @@ def test_the_manifest_is_written_last_and_made_durable_before_the_rename(tmp_pat
         "mkdir " + tmp_path.name,
         "mkdir .tmp-step-00000003",
         "open rank-00000.safetensors",
-        *["write rank-00000.safetensors"] * (1 + 3 * 5),
+        *["write rank-00000.safetensors"] * (1 + 3 * 3),
         "fsync rank-00000.safetensors",
         *(f"{operation} {MANIFEST}.tmp-{os.getpid()}" for operation in ("open", "write", "fsync")),
         f"rename {MANIFEST}",
@@ -127,7 +127,7 @@ def test_a_full_disk_at_any_operation_costs_no_checkpoint_and_the_next_save_succ
             save(folder, 3)
             assert "cannot remove: No space left on device" in caplog.text
         else:
-            with pytest.raises(DiskError, match="checkpoint not saved: .*No space left on device; free space or fix"):
+            with pytest.raises(DiskError, match=r"checkpoint not saved: .*No space left on device; free space or fix"):
                 save(folder, 3)
             assert not [name for name in names(folder) if name.startswith(".tmp")], operation
         io.set_fault_hook(None)

@@ -1,0 +1,52 @@
+"""Every YAML under configs/ is a config that loads, or a part of one."""
+
+import tomllib
+
+import pytest
+
+from pretrain.config.load import builtin_configs, dump_config, load_config
+from pretrain.config.yaml_nodes import read_yaml
+from tests.repo.source import ROOT, name
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+RECIPES = [path for path in CONFIGS if path.parent.name in ("run", "finetune")]
+PARTS = [path for path in CONFIGS if path not in RECIPES]
+
+
+def test_there_are_recipes_and_parts():
+    assert RECIPES
+    assert PARTS
+    assert list((ROOT / "configs").rglob("*.yml")) == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_a_recipe_loads_and_its_resolved_form_loads_as_the_same(path, tmp_path):
+    config = load_config(path)
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(dump_config(config))
+    assert load_config(resolved) == config
+    assert dump_config(load_config(resolved)) == resolved.read_text()
+
+
+@pytest.mark.parametrize("path", PARTS, ids=name)
+def test_a_part_fits_into_a_recipe(path, tmp_path):
+    """Laid over the quickstart, a part gives a config that loads and that has the part's values."""
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(f"include: [{ROOT / 'configs/run/quickstart.yaml'}, {path}]\n")
+    resolved = load_config(whole).model_dump(by_alias=True)
+    assert_covers(resolved, read_yaml(path).values)
+
+
+def assert_covers(values: dict, part: dict) -> None:
+    """Every leaf of `part` is in `values`."""
+    for key, value in part.items():
+        if isinstance(value, dict):
+            assert_covers(values[key], value)
+        else:
+            assert values[key] == value, key
+
+
+def test_the_wheel_carries_the_configs_to_where_they_are_looked_for():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]["configs"] == "pretrain/configs"
+    assert builtin_configs() == ROOT / "configs"

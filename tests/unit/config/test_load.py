@@ -1,0 +1,253 @@
+"""From a file and overrides to a config, or to one line for each problem that says where it stands."""
+
+import re
+import textwrap
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrain.config.load import changed_keys, dump_config, find_config, known_keys, load_config
+from pretrain.errors import ConfigError
+
+BASE = """\
+run: {name: base}
+data:
+  path: shards
+model: {preset: llama-tiny}
+batch: {global_tokens: 256, seq_len: 64, micro: 2}
+optim:
+  lr: 1e-3
+  schedule: {warmup_steps: 2}
+train: {steps: 20}
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file of the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str | bytes, name: str = "a.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else textwrap.dedent(content).encode())
+        return name
+
+    return write
+
+
+def problems(source: str, *overrides: str) -> list[str]:
+    """The lines of the error that loading ends with."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, overrides)
+    assert caught.value.exit_code == 64
+    return str(caught.value).splitlines()
+
+
+def test_numbers_and_words_are_what_they_look_like(write):
+    config = load_config(
+        write(
+            BASE.replace("name: base", "name: no")
+            .replace("lr: 1e-3", "lr: 1e-4")
+            .replace("path: shards", "path: off")
+            .replace("steps: 20", "steps: 2_000")
+        )
+    )
+    assert (config.optim.lr, config.run.name, config.data.path, config.train.steps) == (1e-4, "no", "off", 2000)
+
+
+def test_a_quoted_number_stays_text(write):
+    assert load_config(write(BASE), ["run.name='2024'"]).run.name == "2024"
+    (line,) = problems(write(BASE), "optim.lr='1'")
+    assert (
+        line
+        == """override "optim.lr='1'": optim.lr='1': input should be a valid number; write a number, without quotes"""
+    )
+
+
+def test_interpolations_stay_literal(write):
+    assert load_config(write(BASE.replace("path: shards", "path: '${oc.env:HOME}'"))).data.path == "${oc.env:HOME}"
+    assert load_config(write(BASE), ["data.path=${seed}", "optim.beta1=0.8"]).data.path == "${seed}"
+    assert load_config(write(BASE), ["data.path=???"]).data.path == "???"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("optim.lr=3e-4", "optim.lr", 3e-4),
+        ("optim.lr=.5", "optim.lr", 0.5),
+        ("extend=[x, y]", "extend", ["x", "y"]),
+        ("extend=[]", "extend", []),
+        ("optim.schedule={kind: linear, min_ratio: 0}", "optim.schedule.min_ratio", 0),
+        ("tracking.project='a: b'", "tracking.project", "a: b"),
+        ('tracking.project="x=y"', "tracking.project", "x=y"),
+        ("tracking.project=x=y", "tracking.project", "x=y"),
+        ("tracking.project=true story", "tracking.project", "true story"),
+        ("train.stop_after=", "train.stop_after", None),
+        ("train.stop_after=null", "train.stop_after", None),
+        ("tracking.project=''", "tracking.project", ""),
+        ("tracking.wandb=off", "tracking.wandb", "off"),
+        ("engine.compile=true", "engine.compile", True),
+        ("init.from=runs/a", "init.from_", "runs/a"),
+        ("model.decoder.layers=7", "model.decoder.layers", 7),
+    ],
+)
+def test_overrides_reach_their_key(write, override, key, value):
+    section = load_config(write(BASE), [override])
+    for name in key.split("."):
+        section = getattr(section, name)
+    assert section == value
+
+
+def test_a_mapping_is_merged_and_the_last_override_wins(write):
+    config = load_config(write(BASE), ["optim={beta2: 0.9}", "optim.lr=1.0", "optim.lr=2.0"])
+    assert (config.optim.lr, config.optim.beta2, config.optim.schedule.warmup_steps) == (2.0, 0.9, 2)
+
+
+def test_a_preset_is_laid_under_the_keys_of_the_file(write):
+    config = load_config(write(BASE), ["model.decoder.layers=3"])
+    assert (config.model.decoder.layers, config.model.decoder.width) == (3, 64)
+
+
+def test_includes_are_relative_merged_in_order_and_covered_by_the_file(write):
+    write("optim: {lr: 5.0, beta1: 0.5}\ninclude: more/c.yaml\n", "parts/b.yaml")
+    write("optim: {lr: 6.0, beta2: 0.6, eps: 1e-3}\n", "parts/more/c.yaml")
+    write("optim: {beta1: 0.7}\n", "d.yaml")
+    config = load_config(write("include: [parts/b.yaml, d.yaml]\n" + BASE))
+    assert (config.optim.lr, config.optim.beta1, config.optim.beta2, config.optim.eps) == (1e-3, 0.7, 0.6, 1e-3)
+
+
+def test_an_error_in_an_included_file_names_that_file(write):
+    write("data:\n  lanes: x\n", "part.yaml")
+    (line,) = problems(write("include: part.yaml\n" + BASE))
+    assert line.startswith("part.yaml:2:3: data.lanes='x': input should be a valid integer")
+
+
+def test_all_problems_are_told_at_once(write):
+    lines = problems(write(BASE + "seeed: 1\nengine: {zero_stage: 9}\n"), "optim.lr=0", "batch.micro=x")
+    assert [line.partition(": ")[0] for line in lines] == [
+        "override 'batch.micro=x'",
+        "override 'optim.lr=0'",
+        "a.yaml:11:10",
+        "a.yaml:10:1",
+    ]
+    assert lines[-1].endswith("unknown key 'seeed'; did you mean 'seed'?")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("optim.learning_rate", "known here: kind, lr, beta1"),
+        ("optim.beta_2", "did you mean 'optim.beta2'?"),
+        ("data.global_tokens", "did you mean 'batch.global_tokens'?"),
+        ("zero_stage", "did you mean 'engine.zero_stage'?"),
+        ("model.decoder.layer", "did you mean 'model.decoder.layers'?"),
+        ("tracking.wandb_api_key", "secrets are read from the environment only, never from a config"),
+        ("tracking.token", "secrets are read from the environment only"),
+        ("data.tokenizer", "known here: path, lanes"),
+    ],
+)
+def test_an_unknown_key_has_a_hint(write, key, hint):
+    (line,) = problems(write(BASE), f"{key}=1")
+    assert f"unknown key {key!r}; {hint}" in line
+
+
+def test_a_secret_is_not_repeated(write):
+    (line,) = problems(write(BASE), "tracking.wandb_api_key=0123456789abcdef")
+    assert "0123456789abcdef" not in line
+    assert line.startswith("override 'tracking.wandb_api_key=***'")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["batch.global_tokens=1000"],
+            "override 'batch.global_tokens=1000': batch.global_tokens=1000 must be a multiple of batch.seq_len=64; "
+            "use 960 or 1024",
+        ),
+        (
+            ["model.max_seq_len=32"],
+            "a.yaml:5:29: batch.seq_len=64 exceeds model.max_seq_len=32; lower the first or raise the second",
+        ),
+        (
+            ["optim.schedule.warmup_steps=20"],
+            "override 'optim.schedule.warmup_steps=20': optim.schedule.warmup_steps=20 must be less than the 20 steps "
+            "of the schedule; lower it or raise train.steps",
+        ),
+        (
+            ["model.decoder.heads=5"],
+            "override 'model.decoder.heads=5': model.decoder: width=64 must be a multiple of heads=5, or set head",
+        ),
+        (
+            ["engine={kind: ddp, zero_stage: 1}"],
+            "override 'engine={kind: ddp, zero_stage: 1}': engine: zero_stage=1 needs kind=deepspeed, not ddp; "
+            "set zero_stage=0",
+        ),
+        (
+            ["model.preset=lama-tiny"],
+            "override 'model.preset=lama-tiny': unknown model.preset 'lama-tiny'; use llama-tiny",
+        ),
+        (["model.decoder=null"], "a.yaml:4:1: model: needs an encoder, a decoder, or a preset that has one"),
+    ],
+)
+def test_a_rule_over_several_fields_names_field_value_rule_and_fix(write, overrides, line):
+    (found,) = problems(write(BASE), *overrides)
+    assert found.startswith(line)
+
+
+def test_required_keys_are_named(write):
+    assert problems(write("# nothing\n")) == [
+        f"a.yaml: {key} is required; add it, or pass {key}=..."
+        for key in ("run", "data", "batch", "model", "optim", "train")
+    ]
+
+
+def test_a_builtin_config_is_found_by_name_from_any_folder(write):
+    write("")
+    assert load_config("configs/run/quickstart.yaml").run.name == "quickstart"
+    assert find_config("run/quickstart.yaml").is_file()
+    write(BASE, "configs/run/quickstart.yaml")
+    assert load_config("configs/run/quickstart.yaml").run.name == "base"
+
+
+PLAIN = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=200)
+NUMBER_LIKE = ["1e5", "1e-4", "12e03", "1.5e5", "007", "0o7", "1_000", ".5", "1.", "no", "True", "null", "~", ".inf"]
+MARKUP_LIKE = ["a: b", "[x", "{", "'", '"', "#", " x", "x ", "- a", "&a", "*a", "!t", "%", "@", "=", "<<", "a\nb", "\t"]
+LOOKALIKES = st.sampled_from([*NUMBER_LIKE, *MARKUP_LIKE])
+
+
+@settings(max_examples=120, deadline=None)
+@given(path=PLAIN | LOOKALIKES, lr=st.floats(1e-30, 1e30), steps=st.integers(21, 10**15))
+def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, steps):
+    folder = tmp_path_factory.mktemp("dump")
+    (folder / "a.yaml").write_text(BASE)
+    config = load_config(folder / "a.yaml")
+    config = config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"path": path}),
+            "optim": config.optim.model_copy(update={"lr": lr}),
+            "train": config.train.model_copy(update={"steps": steps}),
+            "extend": [path],
+        }
+    )
+    (folder / "b.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(folder / "b.yaml") == config
+
+
+def test_changed_keys_are_leaves_with_both_values(write):
+    old = load_config(write(BASE))
+    assert changed_keys(old, old) == {}
+    new = load_config(write(BASE), ["optim.lr=2.0", "model.decoder.layers=3", "extend=[m]"])
+    assert changed_keys(old, new) == {
+        "optim.lr": (1e-3, 2.0),
+        "model.decoder.layers": (2, 3),
+        "extend": ([], ["m"]),
+    }
+
+
+def test_every_known_key_is_in_a_resolved_config(write):
+    text = dump_config(load_config(write(BASE)))
+    words = {key.rpartition(".")[2] for key in known_keys() if not key.startswith("model.encoder.")}
+    assert [word for word in sorted(words) if not re.search(rf"\b{word}:", text)] == []

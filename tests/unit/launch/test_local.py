@@ -1,0 +1,205 @@
+"""The launcher's supervision, with small programs as ranks: who dies takes the others along, and is named."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.local import choose_port
+from pretrain.errors import LaunchError
+
+ROOT = Path(__file__).parents[3]
+LAUNCH = """
+import sys
+from pathlib import Path
+from launch import local
+local.rank_command = lambda config, overrides: [sys.executable, "-c", config, *overrides]
+local.SETTLE_S, local.FAILURE_GRACE_S = 0.2, 0.5
+sys.exit(local.launch_local(sys.argv[1], sys.argv[3:], 3, None, Path(sys.argv[2])))
+"""
+RANK = """
+import os, signal, sys, time
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
+def note(what):
+    with open(f"{folder}/{what}.{rank}", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+"""
+
+
+class Job:
+    """A launcher of three ranks that run `program`."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder = folder
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, RANK + program, str(folder / "logs"), str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, what: str) -> None:
+        """Waits until every rank has noted `what`."""
+        deadline = time.monotonic() + 20
+        while len(list(self.folder.glob(f"{what}.*"))) < 3:
+            assert time.monotonic() < deadline, f"no rank came to {what!r}"
+            time.sleep(0.01)
+
+    def noted(self, what: str) -> dict[int, list[int]]:
+        """The process ids that noted `what`, by rank."""
+        files = self.folder.glob(f"{what}.*")
+        return {int(path.suffix[1:]): [int(line) for line in path.read_text().split()] for path in files}
+
+    def end(self) -> tuple[int, str]:
+        """Waits for the launcher; returns its exit code and what it printed to stderr."""
+        _, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, errors
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_dead(pids: list[int]) -> None:
+    """Waits until none of the processes runs."""
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a rank outlived its launcher"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a job, and ends what is left of it."""
+    jobs: list[Job] = []
+
+    def start(program: str) -> Job:
+        jobs.append(Job(tmp_path, program))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.process.kill()
+        job.process.communicate()
+
+
+def test_ranks_that_end_well_end_the_job_well(start):
+    assert start("note('ran')").end() == (0, "")
+
+
+def test_each_rank_knows_its_place(start):
+    job = start("import json; print(json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')}))")
+    output, _ = job.process.communicate(timeout=20)
+    rows = [json.loads(output), *(json.loads((job.folder / f"logs/rank-0000{n}.out").read_text()) for n in (1, 2))]
+    assert [row["RANK"] for row in rows] == ["0", "1", "2"]
+    assert {row["WORLD_SIZE"] for row in rows} == {"3"}
+    assert len({row["MASTER_PORT"] for row in rows}) == 1
+
+
+def test_ranks_that_were_stopped_end_the_job_with_the_resume_code(start):
+    assert start("sys.exit(75)").end() == (75, "")
+    assert start("sys.exit(75 if rank == 1 else 0)").end()[0] == 75
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
+    job = start(f"note('started'); time.sleep(0.2)\nif rank == {culprit}: os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    code, errors = job.end()
+    assert code == 128 + signal.SIGKILL
+    assert errors == f"launch: rank {culprit} was killed by SIGKILL\n"
+    assert time.monotonic() - job.started_at < 10
+    assert not any(is_alive(pid) for pids in job.noted("started").values() for pid in pids)
+
+
+def test_a_rank_that_fails_is_quoted_and_its_code_returned(start):
+    job = start(
+        "print('first'); print('error: rank 2: bad shard', file=sys.stderr)\nif rank == 2: sys.exit(65)\ntime.sleep(60)"
+    )
+    code, errors = job.end()
+    assert code == 65
+    lines = errors.splitlines()
+    assert lines[0] == "error: rank 2: bad shard"  # rank 0's own, which shares the terminal
+    assert lines[1] == f"launch: rank 2 failed with exit code 65; the end of {job.folder}/logs/rank-00002.out:"
+    assert set(lines[2:]) == {"  first", "  error: rank 2: bad shard"}
+
+
+def test_what_fails_on_every_rank_is_said_once(start):
+    job = start("time.sleep(0.05 * (2 - rank)); print('error: bad data', file=sys.stderr); sys.exit(65)")
+    assert job.end() == (65, "error: bad data\n")
+
+
+def test_ranks_that_ignore_the_request_to_end_are_killed(start):
+    job = start(
+        "signal.signal(15, lambda *_: note('asked')); note('started')\nif rank == 1: sys.exit(70)\n"
+        "while True: time.sleep(1)"
+    )
+    assert job.end()[0] == 70
+    assert job.noted("asked").keys() == {0, 2}
+    assert all(len(pids) == 1 for pids in job.noted("asked").values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_signal_reaches_every_rank_once(start, number):
+    job = start(
+        f"signal.signal({int(number)}, lambda *_: note('asked')); note('started')\n"
+        f"while not os.path.exists(f'{{folder}}/asked.{{rank}}'): time.sleep(0.01)\n"
+        f"time.sleep(0.3); sys.exit(75)"
+    )
+    job.wait_for("started")
+    job.process.send_signal(number)
+    assert job.end() == (75, "")
+    assert {rank: len(pids) for rank, pids in job.noted("asked").items()} == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_killed_launcher_leaves_no_rank(start):
+    job = start("note('started'); time.sleep(60)")
+    job.wait_for("started")
+    job.process.kill()
+    wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])
+
+
+def test_logs_of_earlier_attempts_are_kept(start):
+    for _ in range(2):
+        job = start("print('hello from', rank)")
+        assert job.end()[0] == 0
+    assert (job.folder / "logs" / "rank-00001.out").read_text() == "hello from 1\n" * 2
+    assert not (job.folder / "logs" / "rank-00000.out").exists()
+
+
+def test_a_log_that_cannot_be_written_is_told_before_a_rank_runs_on(start, tmp_path):
+    (tmp_path / "logs" / "rank-00002.out").mkdir(parents=True)
+    job = start("note('started'); time.sleep(60)")
+    code, errors = job.end()
+    assert code != 0
+    assert "rank-00002.out: cannot be opened: Is a directory; correct its permissions" in errors
+    wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])
+
+
+def test_a_port_in_use_is_refused_by_name():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            LaunchError, match=f"--port: port {port} cannot be used: Address already in use; give another"
+        ):
+            choose_port(port)
+    assert choose_port(port) == port
+    assert choose_port(None) != 0
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_cannot_be_is_refused(port):
+    with pytest.raises(LaunchError, match=f"port {port} cannot be used: it must be 0 to 65535"):
+        choose_port(port)

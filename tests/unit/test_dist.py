@@ -1,0 +1,86 @@
+"""A process's place in its job, and collectives in a world of one. Those of several ranks: tests/integration."""
+
+import os
+import socket
+
+import pytest
+import torch
+
+from pretrain import dist
+from pretrain.dist import World, free_port, read_world
+from pretrain.errors import ConfigError
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_started_alone_a_process_is_a_world_of_one_that_others_understand():
+    assert read_world() == World(0, 1, 0)
+    assert {name: os.environ[name] for name in NAMES[:5]} == {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    assert 1024 < int(os.environ["MASTER_PORT"]) < 65536
+    assert read_world() == World(0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "world"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, World(3, 8, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, World(3, 8, 3)),
+    ],
+)
+def test_a_launchers_environment_is_read(monkeypatch, environment, world):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert read_world() == world
+    assert world.is_main == (world.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "incomplete: 'WORLD_SIZE'; start with `pretrain launch` or torchrun"),
+        ({"WORLD_SIZE": "2"}, "incomplete: 'RANK'"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "incomplete: invalid literal"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": ""}, "incomplete: invalid literal"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not within WORLD_SIZE=2; correct the launcher's environment"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not within WORLD_SIZE=2"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(monkeypatch, environment, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        read_world()
+
+
+def test_a_free_port_can_be_bound():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", free_port()))
+
+
+def test_collectives_of_one_return_what_they_were_given():
+    assert not dist.is_distributed()
+    values = torch.tensor([1.0, 2.0])
+    assert dist.all_reduce_sum(values).tolist() == [1.0, 2.0]
+    assert dist.gather_objects({"a": [1, None]}) == [{"a": [1, None]}]
+    assert dist.broadcast_object("x") == "x"
+    dist.barrier()
+    dist.shut_down()
+
+
+def test_objects_travel_as_json_alone():
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        dist.gather_objects(object())
+    assert dist.gather_objects((1, 2)) == [[1, 2]]

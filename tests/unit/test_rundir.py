@@ -1,0 +1,104 @@
+"""A run folder's record, and its one owner."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import ConfigError, DiskError, LockedError
+from pretrain.rundir import Lock, RunDir, begin_attempt, end_attempt, package_versions
+
+
+def test_attempts_are_appended_to_one_record(tmp_path):
+    run = RunDir(tmp_path)
+    assert not run.exists()
+    first = begin_attempt(run, "night", {"world_size": 2})
+    assert run.exists()
+    end_attempt(run, {"exit_code": 75, "reason": "stopped by SIGTERM"})
+    second = begin_attempt(run, "renamed", {"world_size": 4})
+    assert second["id"] == first["id"]
+    assert (second["name"], second["created"]) == ("night", first["created"])
+    assert [attempt["number"] for attempt in second["attempts"]] == [1, 2]
+    assert [attempt["world_size"] for attempt in second["attempts"]] == [2, 4]
+    assert second["attempts"][0]["reason"] == "stopped by SIGTERM"
+    assert "reason" not in second["attempts"][1]
+    assert run.read_record() == second
+
+
+def test_ids_of_runs_differ(tmp_path):
+    records = [begin_attempt(RunDir(tmp_path / name), name, {}) for name in "ab" if (tmp_path / name).mkdir() is None]
+    assert records[0]["id"] != records[1]["id"]
+
+
+def test_versions_of_what_results_depend_on_are_noted():
+    versions = package_versions()
+    assert versions["python"] == sys.version.split()[0]
+    assert {"pretrain", "torch", "deepspeed", "numpy"} <= versions.keys()
+
+
+def test_there_is_no_record_before_a_run_has_begun(tmp_path):
+    with pytest.raises(ConfigError, match=r"no run here \(no run.json\); check the path"):
+        RunDir(tmp_path).read_record()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"3", b"{}"])
+def test_a_record_that_is_damaged_is_named(tmp_path, content):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run.json: .*(cannot be read|not the record of a run).*; restore it"):
+        RunDir(tmp_path).read_record()
+
+
+def test_a_record_without_attempts_is_damaged(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"id": "x", "name": "x", "created": "x", "attempts": []}))
+    with pytest.raises(ConfigError, match="not the record of a run"):
+        RunDir(tmp_path).read_record()
+
+
+HOLD = """
+import pathlib, sys
+from pretrain.rundir import Lock
+lock = Lock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def hold(path: Path) -> subprocess.Popen[str]:
+    """A process that owns the lock until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_folder_has_one_owner_who_is_named(tmp_path):
+    path = tmp_path / "run" / ".lock"
+    owner = hold(path)
+    try:
+        with pytest.raises(
+            LockedError, match=rf"run: in use by process {owner.pid} on \S+ since .*; wait for it, stop it"
+        ):
+            Lock(path)
+    finally:
+        owner.communicate()
+    Lock(path).release()
+
+
+def test_a_killed_owner_leaves_the_folder_free(tmp_path):
+    owner = hold(tmp_path / ".lock")
+    owner.kill()
+    owner.wait()
+    lock = Lock(tmp_path / ".lock")
+    with pytest.raises(LockedError):
+        Lock(tmp_path / ".lock")
+    lock.release()
+    Lock(tmp_path / ".lock").release()
+
+
+def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(DiskError, match="cannot be locked: Is a directory; correct its permissions"):
+        Lock(tmp_path / ".lock")

@@ -1,0 +1,43 @@
+"""What the ranks tell each other at the end of a step: exact for every value that it carries."""
+
+import multiprocessing
+
+import torch
+import torch.distributed as td
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrain.dist import free_port
+from pretrain.train.exchange import Agreed, Done, exchange
+
+CPU = torch.device("cpu")
+
+
+@given(st.floats(0, 1e12), st.integers(0, 2**64 - 1), st.integers(0, 2**50), st.booleans())
+def test_alone_a_rank_hears_itself(loss_sum, digest, next_targets, stop):
+    assert exchange(Done(loss_sum, digest), next_targets, stop, CPU) == Agreed(loss_sum, digest, next_targets, stop)
+
+
+def test_before_the_first_step_there_is_nothing_done():
+    assert exchange(None, 7, False, CPU) == Agreed(0.0, 0, 7, False)
+
+
+def rank(number: int, port: int, results) -> None:
+    """One of three ranks; only the last was asked to stop."""
+    td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=3)
+    agreed = exchange(Done(0.25 * number, 2**64 - 1 - number), 10 + number, number == 2, CPU)
+    results.put((number, agreed.loss_sum, agreed.digest, agreed.next_targets, agreed.stop))
+    td.destroy_process_group()
+
+
+def test_every_rank_hears_the_same_sums():
+    context = multiprocessing.get_context("fork")
+    results, port = context.Queue(), free_port()
+    processes = [context.Process(target=rank, args=(number, port, results)) for number in range(3)]
+    for process in processes:
+        process.start()
+    rows = sorted(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join(30)
+    digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
+    assert rows == [(number, 0.75, digest, 33, True) for number in range(3)]
