@@ -159,13 +159,12 @@ class SteppedLoader:
         return batch
 
     def grant(self, steps: int, around: Callable[[], Any]) -> None:
-        """Lets the loop take `steps` steps, in a context of its thread, from one fetch to another; waits for them."""
+        """Lets the loop take `steps` steps, from one fetch to another, in a context of its thread."""
         self._left, self._around = steps, around
         self._go.release()
-        self.wait()
 
     def wait(self) -> None:
-        """Waits until the loop waits."""
+        """Waits until the loop waits, or has ended."""
         self._done.acquire()
 
     def leave(self) -> None:
@@ -190,7 +189,7 @@ class Trainer:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._train, args=(self.run, state), daemon=True)
         self._thread.start()
-        self.steps.wait()
+        self._wait()
 
     def _train(self, run: Run, state: TrainState) -> None:
         try:
@@ -204,6 +203,10 @@ class Trainer:
     def take(self, steps: int, around: Callable[[], Any] = contextlib.nullcontext) -> None:
         """Takes some steps."""
         self.steps.grant(steps, around)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.steps.wait()
         if self._error is not None:
             raise self._error
 
