@@ -9,8 +9,9 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
 A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also reads `source`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -101,3 +102,19 @@ class Fragment:
     def length(self) -> int:
         """Number of elements of the piece."""
         return self.tensors["weight"].numel()
+
+
+class FragmentStore(Protocol):
+    """The training state of a model on this rank, as fragments: what an engine keeps and a checkpoint saves."""
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """Yields what this rank must save; over the ranks, every element of every parameter exactly once."""
+        ...
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """Yields everything that this rank keeps, to be filled when loading."""
+        ...
+
+    def finish_load(self, optimizer_step: int) -> None:
+        """Makes the working weights follow the filled fragments and sets the optimizer's own step count. Collective."""
+        ...

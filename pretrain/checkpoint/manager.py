@@ -13,10 +13,10 @@ import functools
 import itertools
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pretrain import dist
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
@@ -33,25 +33,9 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
 from pretrain.io import FileRecord, check_file, make_dir, publish_dir, remove_dir, write_json
-from pretrain.types import Fragment
+from pretrain.types import Fragment, FragmentStore
 
 log = logging.getLogger(__name__)
-
-
-class HasFragments(Protocol):
-    """What the checkpoint needs of an engine (see `engine/engine.py`)."""
-
-    def owned_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank saves."""
-        ...
-
-    def held_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank fills when loading."""
-        ...
-
-    def finish_load(self, optimizer_step: int) -> None:
-        """Makes the engine follow the filled fragments."""
-        ...
 
 
 class CheckpointManager:
@@ -67,7 +51,7 @@ class CheckpointManager:
     def __init__(self, folder: Path, keep: int, world: World, topology: dict[str, Any]) -> None:
         self._folder, self._keep, self._world, self._topology = folder, keep, world, topology
 
-    def save(self, engine: HasFragments, state: TrainState) -> Path:
+    def save(self, store: FragmentStore, state: TrainState) -> Path:
         """Commits a checkpoint of `state.step`; does nothing where that step is committed already.
 
         Raises:
@@ -78,7 +62,7 @@ class CheckpointManager:
             return final
         temporary = self._folder / f".tmp-{final.name}"
         self._on_main(lambda: self._clear(temporary), "checkpoint not saved")
-        fragments = list(engine.owned_fragments())
+        fragments = list(store.owned_fragments())
         record, error = self._write_own(temporary, fragments)
         shapes = {fragment.name: list(fragment.shape) for fragment in fragments}
         moments = sorted({kind for fragment in fragments for kind in fragment.tensors} - {"weight"})
@@ -137,8 +121,8 @@ class CheckpointManager:
                 error = f"{self._folder}: {failure}"
         _raise_first(dist.gather_objects(error), failed)
 
-    def load_newest(self, engine: HasFragments) -> TrainState | None:
-        """Loads the newest checkpoint that verifies into `engine`; returns its state, or None where there is none yet.
+    def load_newest(self, store: FragmentStore) -> TrainState | None:
+        """Loads the newest checkpoint that verifies into `store`; returns its state, or None where there is none yet.
 
         A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried.
 
@@ -155,7 +139,7 @@ class CheckpointManager:
             path = self._folder / newest[0]
             problem = self.verify(path)
             if problem is None:
-                return load_checkpoint(path, engine)
+                return load_checkpoint(path, store)
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
             self._on_main(functools.partial(_set_aside, path), "a damaged checkpoint cannot be set aside")
 
@@ -201,12 +185,12 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def load_checkpoint(path: Path, engine: HasFragments, weights_only: bool = False) -> TrainState:
-    """Fills an engine from a verified checkpoint, whatever topology wrote it.
+def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False) -> TrainState:
+    """Fills a model's state from a verified checkpoint, whatever topology wrote it.
 
     Args:
         path: The checkpoint folder.
-        engine: Where it goes.
+        store: Where it goes.
         weights_only: Leave the moments and the step count as they are (to start a new run from these weights).
 
     Raises:
@@ -216,7 +200,7 @@ def load_checkpoint(path: Path, engine: HasFragments, weights_only: bool = False
     reader = FragmentReader(path / record.name for record in manifest.files)
     problem = None
     try:
-        for fragment in engine.held_fragments():
+        for fragment in store.held_fragments():
             saved = manifest.shapes.get(fragment.name)
             if saved != list(fragment.shape):
                 shape = "no such parameter" if saved is None else f"shape {saved}"
@@ -234,5 +218,5 @@ def load_checkpoint(path: Path, engine: HasFragments, weights_only: bool = False
     if first is not None:
         raise CheckpointError(first)
     state = TrainState.from_json(manifest.state, str(path))
-    engine.finish_load(0 if weights_only else state.optimizer_step)
+    store.finish_load(0 if weights_only else state.optimizer_step)
     return state

@@ -1,6 +1,5 @@
 """The DeepSpeed engine: ZeRO 0 to 3 behind accelerate. Steps here; where the state lies is in `zero_state.py`."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.deepspeed_config import clips_itself
 from pretrain.engine.engine import Update
+from pretrain.engine.moments import set_optimizer_step
 from pretrain.engine.replicated import clip_or_drop
-from pretrain.engine.zero_state import ZeroState, build_zero_state
+from pretrain.engine.zero_state import build_zero_state
 from pretrain.errors import LaunchError
-from pretrain.types import Batch, Fragment
+from pretrain.types import Batch
 
 
 class DeepSpeedZeroEngine:
@@ -50,9 +50,9 @@ class DeepSpeedZeroEngine:
         self._engine = wrapped
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
-        self._state: ZeroState = build_zero_state(wrapped, names, config.zero_stage, world)
+        self.state = build_zero_state(wrapped, names, config.zero_stage, world)
         # Some of DeepSpeed's optimizers take a step of zeros when they are built, which Adam would count.
-        self._state.set_step(0)
+        set_optimizer_step(wrapped.basic_optimizer, 0)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
@@ -79,17 +79,3 @@ class DeepSpeedZeroEngine:
         """See `Engine.loss_sum`."""
         self._engine.eval()
         return self._engine(batch)
-
-    def owned_fragments(self) -> Iterator[Fragment]:
-        """See `Engine.owned_fragments`."""
-        return self._state.owned_fragments()
-
-    def held_fragments(self) -> Iterator[Fragment]:
-        """See `Engine.held_fragments`."""
-        return self._state.held_fragments()
-
-    @torch.no_grad()
-    def finish_load(self, optimizer_step: int) -> None:
-        """See `Engine.finish_load`."""
-        self._state.set_step(optimizer_step)
-        self._state.refresh_working_weights()

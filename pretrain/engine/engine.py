@@ -10,7 +10,6 @@ Deliberately not here: data (accelerate would re-shard a loader), checkpoints (t
 the learning-rate schedule (a pure function of the step that the loop evaluates).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +20,7 @@ from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.errors import LaunchError
-from pretrain.types import Batch, Fragment
+from pretrain.types import Batch, FragmentStore
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -41,10 +40,20 @@ class Update:
 
 
 class Engine(Protocol):
-    """A model and an optimizer, distributed."""
+    """A model and an optimizer, distributed.
+
+    Attributes:
+        device: Where batches go.
+        description: What runs, for people.
+    """
 
     device: torch.device
     description: str
+
+    @property
+    def state(self) -> FragmentStore:
+        """Weights and moments, for checkpoints."""
+        ...
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """Runs one micro-batch and accumulates the gradient of `scale x (sum of its token losses)`.
@@ -65,18 +74,6 @@ class Engine(Protocol):
 
     def loss_sum(self, batch: Batch) -> Tensor:
         """Returns the sum of the token losses without gradient or dropout. Collective under ZeRO 3."""
-        ...
-
-    def owned_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank must save; over the ranks, every element of every parameter exactly once."""
-        ...
-
-    def held_fragments(self) -> Iterator[Fragment]:
-        """Yields everything that this rank keeps, to be filled when loading."""
-        ...
-
-    def finish_load(self, optimizer_step: int) -> None:
-        """Makes the working weights follow the filled fragments and sets the optimizer's own step count. Collective."""
         ...
 
 

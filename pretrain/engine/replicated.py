@@ -57,6 +57,6 @@ class ReplicatedState:
                 tensors = {key: tensor[start:end] for key, tensor in whole.tensors.items()}
                 yield Fragment(whole.name, start, whole.shape, tensors)
 
-    def set_step(self, optimizer_step: int) -> None:
-        """Sets the optimizer's own step count."""
+    def finish_load(self, optimizer_step: int) -> None:
+        """See `FragmentStore.finish_load`."""
         set_optimizer_step(self._optimizer, optimizer_step)

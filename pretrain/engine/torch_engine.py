@@ -1,7 +1,6 @@
 """The engine without DeepSpeed: one process, or torch's DistributedDataParallel."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from pretrain.dist import World
 from pretrain.engine.engine import Update
 from pretrain.engine.replicated import ReplicatedState, clip_or_drop
 from pretrain.errors import LaunchError
-from pretrain.types import Batch, Fragment
+from pretrain.types import Batch
 
 
 class TorchEngine:
@@ -42,7 +41,7 @@ class TorchEngine:
         self._is_ddp = is_ddp
         self._parameters = list(module.parameters())
         masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
-        self._state = ReplicatedState(masters, optimizer, world)
+        self.state = ReplicatedState(masters, optimizer, world)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
@@ -67,15 +66,3 @@ class TorchEngine:
         """See `Engine.loss_sum`."""
         self._wrapped.eval()
         return self._wrapped(batch)
-
-    def owned_fragments(self) -> Iterator[Fragment]:
-        """See `Engine.owned_fragments`."""
-        return self._state.owned_fragments()
-
-    def held_fragments(self) -> Iterator[Fragment]:
-        """See `Engine.held_fragments`."""
-        return self._state.held_fragments()
-
-    def finish_load(self, optimizer_step: int) -> None:
-        """See `Engine.finish_load`."""
-        self._state.set_step(optimizer_step)

@@ -10,37 +10,18 @@ This file and `deepspeed_engine.py` are the only ones that touch attributes that
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from pretrain.dist import World
 from pretrain.engine.moments import create_moments, create_moments_of, moment_views, set_optimizer_step
 from pretrain.engine.replicated import ReplicatedState
-from pretrain.types import Fragment
+from pretrain.types import Fragment, FragmentStore
 
 
-class ZeroState(Protocol):
-    """The state of one stage; see `Engine` for what the methods promise."""
-
-    def owned_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank must save."""
-        ...
-
-    def held_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank keeps."""
-        ...
-
-    def set_step(self, optimizer_step: int) -> None:
-        """Sets the optimizer's own step count."""
-        ...
-
-    def refresh_working_weights(self) -> None:
-        """Copies the master weights to the weights that the forward pass reads. Collective."""
-        ...
-
-
-def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> ZeroState:
+def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> FragmentStore:
     """Returns the state of a DeepSpeedEngine.
 
     Args:
@@ -70,8 +51,9 @@ class _Replicated(ReplicatedState):
         named = [(names[id(lp)], hp) for lp, hp in self._pairs]
         super().__init__(named, engine.basic_optimizer, world)
 
-    def refresh_working_weights(self) -> None:
+    def finish_load(self, optimizer_step: int) -> None:
         """Copies fp32 masters to bf16 weights; in fp32 they are the same tensors."""
+        super().finish_load(optimizer_step)
         for working, master in self._pairs:
             if working is not master:
                 working.data.copy_(master.data)
@@ -100,12 +82,10 @@ class _PartitionedGroups:
 
     owned_fragments = held_fragments
 
-    def set_step(self, optimizer_step: int) -> None:
-        """Sets the optimizer's own step count."""
-        set_optimizer_step(self._base, optimizer_step)
-
-    def refresh_working_weights(self) -> None:
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int) -> None:
         """Copies this rank's masters to its working partition and gathers the others'."""
+        set_optimizer_step(self._base, optimizer_step)
         self._zero.update_lp_params()
 
 
@@ -138,12 +118,10 @@ class _PartitionedParameters:
             views[key] = safe_get_local_optimizer_state(parameter, key)
         return views
 
-    def set_step(self, optimizer_step: int) -> None:
-        """Sets the optimizer's own step count."""
-        set_optimizer_step(self._base, optimizer_step)
-
-    def refresh_working_weights(self) -> None:
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int) -> None:
         """Copies masters to the working shares, and gathers again the small parameters that stay whole."""
+        set_optimizer_step(self._base, optimizer_step)
         for _, parameter in self._named:
             parameter.ds_tensor.data.copy_(self._views(parameter)["weight"])
         persistent = self._zero.persistent_parameters

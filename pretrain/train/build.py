@@ -210,14 +210,14 @@ def _validation(
 
 def _restore(config: RunConfig, index: DataIndex, engine: Engine, checkpoints: CheckpointManager) -> TrainState:
     fresh = TrainState(data_hash=data_hash(index), tokenizer_hash=index.tokenizer_sha256)
-    state = checkpoints.load_newest(engine)
+    state = checkpoints.load_newest(engine.state)
     if state is not None:
         check_data(state, fresh, config.resume.allow)
         return replace(state, data_hash=fresh.data_hash, tokenizer_hash=fresh.tokenizer_hash)
     if config.init.from_ is not None:
         from pretrain.artifact import find_checkpoint
 
-        load_checkpoint(find_checkpoint(Path(config.init.from_)), engine, weights_only=True)
+        load_checkpoint(find_checkpoint(Path(config.init.from_)), engine.state, weights_only=True)
     return fresh
 
 

@@ -187,7 +187,7 @@ def _save(run: Run, state: TrainState) -> None:
     if run.audit is not None:
         run.audit.sync()
     started = time.monotonic()
-    path = run.checkpoints.save(run.engine, state)
+    path = run.checkpoints.save(run.engine.state, state)
     if run.world.is_main:
         log.info("saved %s in %.1f s", path, time.monotonic() - started)
 

@@ -127,14 +127,14 @@ def test_twenty_kills_at_random_moments_change_nothing(golden):
     rng = np.random.default_rng(20)
     kills = 0
     while kills < 20:
-        process = golden.start("twenty", "checkpoint.every_steps=7")
+        process = golden.start("twenty", "checkpoint.every_steps=5")
         before = _saved_step(golden, "twenty")
-        golden.wait_for_step("twenty", before + int(rng.integers(1, 20)), process)
+        golden.wait_for_step("twenty", before + int(rng.integers(1, 10)), process)
         kill_rank(process, int(rng.integers(2)))
         process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGKILL
         kills += 1
-    golden.complete("twenty", "checkpoint.every_steps=7")
+    golden.complete("twenty", "checkpoint.every_steps=5")
     assert compare(golden.folder("golden").audit, golden.folder("twenty").audit) is None
 
 

@@ -1,6 +1,5 @@
 """What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def save_each(world: World, cases: list[list[Any]], folder: str, steps: int) -> 
     for case in cases:
         engine = build(world, *case, micro=2)
         train(engine, world, range(steps), 2)
-        manager(world, folder, case).save(engine, TrainState(step=steps, optimizer_step=steps))
+        manager(world, folder, case).save(engine.state, TrainState(step=steps, optimizer_step=steps))
         followed.append(train(engine, world, range(steps, steps + 3), 2))
     return followed
 
@@ -140,7 +139,7 @@ def load_pairs(world: World, pairs: list[list[list[Any]]], folder: str, steps: i
     for saved, case in pairs:
         engine = build(world, *case, micro=2)
         path = Path(folder) / "-".join(map(str, saved)) / f"step-{steps:08d}"
-        state = load_checkpoint(path, engine)
+        state = load_checkpoint(path, engine.state)
         assert state.step == steps
         followed.append(train(engine, world, range(steps, steps + 3), 2))
     return followed
@@ -162,7 +161,7 @@ def poisoned(world: World, cases: list[list[Any]]) -> list[list[Any]]:
 
 def snapshot(engine: Engine) -> list[torch.Tensor]:
     """Copies of all weights and moments on this rank."""
-    return list(itertools.chain.from_iterable([t.clone() for t in f.tensors.values()] for f in engine.held_fragments()))
+    return [tensor.clone() for fragment in engine.state.held_fragments() for tensor in fragment.tensors.values()]
 
 
 PRIVATE = {
