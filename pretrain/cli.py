@@ -193,7 +193,7 @@ def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit code. Errors are printed here and nowhere else."""
     rank = _own_rank()
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments, prog_name="pretrain", standalone_mode=False)
         return result if isinstance(result, int) else EXIT_OK
     except _UsageError as error:
         return _show_usage(error)

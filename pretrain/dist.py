@@ -6,6 +6,7 @@ The launcher's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PO
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,11 @@ def read_world() -> World:
         raise ConfigError(
             f"the launcher's environment is incomplete: {error}", fix="start with `pretrain launch` or torchrun"
         ) from None
+    absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if absent:
+        raise ConfigError(
+            f"the launcher's environment is incomplete: no {absent[0]}", fix="start with `pretrain launch` or torchrun"
+        )
     if not 0 <= rank < size:
         raise ConfigError(f"RANK={rank} is not within WORLD_SIZE={size}", fix="correct the launcher's environment")
     return World(rank, size, local_rank)
@@ -73,12 +79,14 @@ def all_reduce_sum(values: Any) -> Any:
     return values
 
 
-def barrier() -> None:
-    """Waits for every rank."""
+def start_all_reduce_sum(values: Any) -> Callable[[], None]:
+    """Begins to sum a tensor over the ranks, in place; returns the function that waits for it."""
     import torch.distributed as td
 
-    if is_distributed():
-        td.barrier()
+    if not is_distributed():
+        return lambda: None
+    work = td.all_reduce(values, async_op=True)
+    return lambda: work.wait()
 
 
 def broadcast_object(value: Any) -> Any:

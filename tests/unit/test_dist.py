@@ -41,7 +41,7 @@ def test_started_alone_a_process_is_a_world_of_one_that_others_understand():
     ],
 )
 def test_a_launchers_environment_is_read(monkeypatch, environment, world):
-    for name, value in environment.items():
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **environment}.items():
         monkeypatch.setenv(name, value)
     assert read_world() == world
     assert world.is_main == (world.rank == 0)
@@ -54,12 +54,16 @@ def test_a_launchers_environment_is_read(monkeypatch, environment, world):
         ({"WORLD_SIZE": "2"}, "incomplete: 'RANK'"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "incomplete: invalid literal"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": ""}, "incomplete: invalid literal"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
+            "incomplete: no MASTER_PORT; start with `pretrain launch`",
+        ),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not within WORLD_SIZE=2; correct the launcher's environment"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not within WORLD_SIZE=2"),
     ],
 )
 def test_an_environment_that_makes_no_sense_is_refused(monkeypatch, environment, message):
-    for name, value in environment.items():
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **environment}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         read_world()

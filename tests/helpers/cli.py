@@ -1,0 +1,118 @@
+"""Runs the command line: as a fresh process, or forked from one that has imported torch already.
+
+    run_cli("config", "a.yaml")                    a process of its own, as a user starts it
+    with WarmCli() as cli: cli("train", "a.yaml")  the same code in a fork, without the seconds that torch takes
+
+In both, what the command printed, its exit code and its duration come back.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that are errors, quoted ones too, without the word."""
+        lines = (line.strip() for line in self.stderr.splitlines())
+        return [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+
+
+def run_cli(*arguments: str, cwd: Path, timeout_s: float = 60, **environment: str) -> Result:
+    """Runs `pretrain ARGUMENTS` in a new process."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pretrain", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+
+
+class WarmCli:
+    """A process that imports torch and the trainer once and forks a child for each command."""
+
+    def __enter__(self) -> "WarmCli":
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.cli"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+    def __call__(self, *arguments: str, cwd: Path, **environment: str) -> Result:
+        """Runs `pretrain ARGUMENTS` in a fork."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            request = {"arguments": arguments, "cwd": str(cwd), "environment": environment, "output": folder}
+            started = time.monotonic()
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            seconds = time.monotonic() - started
+            stdout, stderr = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
+        return Result(code, stdout, stderr, seconds)
+
+
+def serve() -> None:
+    """Forks a child for each request on stdin; answers with its exit code."""
+    import accelerate  # noqa: F401 (what a child would import first)
+
+    import pretrain.artifact
+    import pretrain.generate.text
+    import pretrain.train.run  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if not child:
+            _run_child(request)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _run_child(request: dict) -> None:
+    from pretrain.cli import run
+
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(Path(request["output"]) / name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+    os.chdir(request["cwd"])
+    os.environ.update(request["environment"])
+    code = run(request["arguments"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

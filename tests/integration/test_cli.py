@@ -1,0 +1,195 @@
+"""The command line itself: help, completion, speed, and what `prepare`, `config` and `inspect` print."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.load import load_config
+from tests.helpers.cli import ROOT, Result, run_cli
+
+COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"]]
+# Half a second is the goal and what an idle machine shows; a loaded one gets the double.
+HELP_S, CONFIG_S = 1.0, 2.0
+
+
+def best_of_three(limit_s: float, *arguments: str, cwd: Path) -> Result:
+    """Runs a command until it is quick enough, at most three times; returns the quickest."""
+    results: list[Result] = []
+    while len(results) < 3 and not any(result.seconds < limit_s for result in results):
+        results.append(run_cli(*arguments, cwd=cwd))
+    return min(results, key=lambda result: result.seconds)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")
+def test_every_command_has_help_with_an_example_at_once(tmp_path, command):
+    result = best_of_three(HELP_S, *command, "--help", cwd=tmp_path)
+    assert (result.code, result.stderr) == (0, "")
+    assert f"Example: pretrain {' '.join(command) or 'launch'}" in re.sub(r"\s+", " ", result.stdout)
+    assert result.seconds < HELP_S
+
+
+def test_the_list_of_commands_under_test_is_complete():
+    import typer.main
+
+    from pretrain.cli import app
+
+    group = typer.main.get_command(app)
+    names = {name for name in group.commands if name != "launch"}
+    names |= {f"launch {name}" for name in group.commands["launch"].commands}
+    assert names == {" ".join(words) for words in COMMANDS} - {"", "launch"}
+
+
+WITHOUT_TORCH = """
+import sys
+from pretrain.cli import run
+code = run(sys.argv[1:])
+assert "torch" not in sys.modules, "torch was imported"
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["config", "configs/run/quickstart.yaml", "optim.lr=1"], 0),
+        (["config", "configs/run/quickstart.yaml", "optim.lrr=1"], 64),
+        (["train", "configs/run/quickstart.yaml", "optim.lrr=1"], 64),
+        (["launch", "local", "configs/run/quickstart.yaml", "--ranks", "3"], 64),
+        (["launch", "local", "configs/run/quickstart.yaml", "--ranks", "2"], 65),
+        (["inspect", "."], 65),
+        (["prepare", "--input", "nope.txt", "--output", "out"], 65),
+    ],
+)
+def test_what_a_login_node_runs_imports_no_torch(tmp_path, arguments, code):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == code, done.stderr
+
+
+def test_a_bad_config_is_told_within_a_second(tmp_path):
+    result = best_of_three(CONFIG_S, "train", "configs/run/quickstart.yaml", "optim.lrr=1", cwd=tmp_path)
+    assert result.code == 64
+    assert result.seconds < CONFIG_S
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["prepar"], "pretrain: No such command 'prepar'. Did you mean 'prepare'?; see `pretrain --help`"),
+        (["config"], "pretrain config: Missing argument 'CONFIG'; see `pretrain config --help`"),
+        (["prepare"], "pretrain prepare: Missing option '--output'; see `pretrain prepare --help`"),
+        (
+            ["inspect", "x", "--jsn"],
+            "pretrain inspect: No such option: --jsn (Possible options: --json); see `pretrain",
+        ),
+        (["launch", "local", "x", "--ranks", "0"], "pretrain launch local: Invalid value for '--ranks'"),
+        (["launch", "slur"], "pretrain launch: No such command 'slur'"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line(tmp_path, arguments, line):
+    result = run_cli(*arguments, cwd=tmp_path)
+    assert result.code == 64
+    assert result.stderr.startswith(f"error: {line}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["launch"]], ids=["pretrain", "launch"])
+def test_no_command_at_all_gets_the_help(tmp_path, command):
+    result = run_cli(*command, cwd=tmp_path)
+    assert result.code == 64
+    assert "Usage: pretrain" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("pretrain ", {"prepare", "config", "train", "inspect", "generate", "launch"}),
+        ("pretrain pre", {"prepare"}),
+        ("pretrain launch ", {"local"}),
+        ("pretrain launch local x --ra", {"--ranks"}),
+        ("pretrain prepare --tok", {"--tokenizer"}),
+    ],
+)
+def test_the_shell_completes_commands_and_options(words, offered):
+    done = subprocess.run(
+        [Path(sys.executable).with_name("pretrain")],
+        env={
+            **os.environ,
+            "_PRETRAIN_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        },
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert set(done.stdout.split()) == offered
+
+
+def test_a_resolved_config_loads_as_the_same(tmp_path):
+    result = run_cli("config", "configs/run/quickstart.yaml", "optim.lr=1e-4", "run.name=no", cwd=tmp_path)
+    (tmp_path / "a.yaml").write_text(result.stdout)
+    expected = load_config("configs/run/quickstart.yaml", ["optim.lr=1e-4", "run.name=no"])
+    assert load_config(tmp_path / "a.yaml") == expected
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    """A folder with three texts."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"the text of {name}, " * 50)
+    return tmp_path
+
+
+def test_prepare_says_what_it_made_and_a_second_run_that_there_is_nothing_to_do(texts):
+    command = ["prepare", "--input", "*.txt", "--output", "out", "--tokenizer", "char", "--split", "tail:0.1"]
+    first, second = (run_cli(*command, cwd=texts) for _ in range(2))
+    facts = json.loads(run_cli("inspect", "out", "--json", cwd=texts).stdout)
+    train, validation = facts["train"], facts["validation"]
+    assert (first.code, second.code) == (0, 0)
+    assert first.stdout == second.stdout
+    assert re.fullmatch(
+        rf"out: {train['tokens']:,} training tokens, {validation['tokens']:,} validation tokens, "
+        rf"{train['documents'] + validation['documents']} documents, \d\.\d\d bytes per token\n",
+        first.stdout,
+    )
+    assert "nothing to do" not in first.stderr
+    assert "out is complete: nothing to do" in second.stderr
+
+
+def test_a_glob_that_the_shell_expanded_means_what_it_says(texts):
+    common = ["--tokenizer", "char", "--split", "tail:0.1"]
+    expanded = ["--input", "a.txt", "b.txt", "c.txt", "--output", "expanded", *common]
+    assert run_cli("prepare", *expanded, cwd=texts).code == 0
+    assert run_cli("prepare", "--input", "*.txt", "--output", "quoted", *common, cwd=texts).code == 0
+    assert (texts / "expanded/index.json").read_bytes() == (texts / "quoted/index.json").read_bytes()
+
+
+def test_inspect_prints_json_that_a_program_can_read(texts):
+    run_cli("prepare", "--input", ".", "--output", "out", "--tokenizer", "char", cwd=texts)
+    facts = json.loads(run_cli("inspect", "out", "--json", cwd=texts).stdout)
+    assert (facts["kind"], facts["dtype"]) == ("shards", "uint16")
+    table = run_cli("inspect", "out", cwd=texts)
+    assert table.code == 0
+    assert f"{facts['train']['tokens']:,}" in table.stdout
+
+
+def test_the_traceback_of_an_error_is_shown_on_request_only(tmp_path):
+    assert "Traceback" not in run_cli("config", "nope.yaml", cwd=tmp_path).stderr
+    shown = run_cli("--debug", "config", "nope.yaml", cwd=tmp_path)
+    assert shown.code == 64
+    assert "Traceback" in shown.stderr
+    assert shown.errors == ["nope.yaml: no such config file; check the path"]
