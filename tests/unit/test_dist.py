@@ -80,7 +80,8 @@ def test_collectives_of_one_return_what_they_were_given():
     assert dist.all_reduce_sum(values).tolist() == [1.0, 2.0]
     assert dist.gather_objects({"a": [1, None]}) == [{"a": [1, None]}]
     assert dist.broadcast_object("x") == "x"
-    dist.barrier()
+    dist.start_all_reduce_sum(values)()
+    assert values.tolist() == [1.0, 2.0]
     dist.shut_down()
 
 
