@@ -54,7 +54,7 @@ def test_every_config_key_that_a_document_names_exists(document):
     keys = set(known_keys())
     sections = {key.partition(".")[0] for key in keys}
     named = {match.group(1) for match in KEY.finditer(text_of(document))}
-    named = {key for key in named if key.partition(".")[0] in sections and not (ROOT / key).exists()}
+    named = {key for key in named if key.partition(".")[0] in sections and not key.endswith((".json", ".yaml"))}
     assert named <= keys
     for line in read_commands(document):
         overrides = [word for word in pretrain_arguments(line) or [] if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
