@@ -99,29 +99,32 @@ class TrainLoader:
         position = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
         self._steps_taken += 1
-        micro_batches = [batch for batch, _ in parts]
-        sample_ids = tuple(sample for batch in micro_batches for sample in batch.sample_ids)
-        first_row = self._rank * plan.rows_per_rank
-        rows = np.arange(first_row, first_row + plan.rows_per_rank)
+        micro_batches = [batch for batch, _, _ in parts]
         return StepBatch(
             position=position,
             next_position=position + plan.rows,
             micro_batches=micro_batches,
-            num_targets=sum(num_targets for _, num_targets in parts),
-            sample_ids=sample_ids,
-            digest=digest_rows(np.array(sample_ids, dtype=np.int64), rows),
+            num_targets=sum(num_targets for _, num_targets, _ in parts),
+            sample_ids=tuple(sample for batch in micro_batches for sample in batch.sample_ids),
+            digest=sum(digest for _, _, digest in parts) % 2**64,
         )
 
     def close(self) -> None:
         """Stops the threads and joins them."""
         self._prefetcher.close()
 
-    def _assemble(self, number: int) -> tuple[Batch, int]:
-        """Reads the micro-batch `number` of this rank, counted from where the loader started."""
+    def _assemble(self, number: int) -> tuple[Batch, int, int]:
+        """Reads the micro-batch `number` of this rank, counted from where the loader started.
+
+        Returns:
+            The batch, its number of targets, and its share of the digest.
+        """
         step, micro = divmod(number, self._plan.accumulation)
-        first = self._start + step * self._plan.rows + self._rank * self._plan.rows_per_rank + micro * self._plan.micro
+        first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
+        first = self._start + step * self._plan.rows + first_row
         rows = self._stream.read(range(first, first + self._plan.micro))
-        return _build_batch(rows, self._document_mask, self._pin_memory)
+        digest = digest_rows(rows.sample_ids, np.arange(first_row, first_row + self._plan.micro))
+        return *_build_batch(rows, self._document_mask, self._pin_memory), digest
 
 
 class ValidationLoader:

@@ -56,7 +56,8 @@ class DeepSpeedZeroEngine:
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
-        self._engine.train()
+        if not self._engine.training:  # setting the mode walks every module
+            self._engine.train()
         self._engine.set_gradient_accumulation_boundary(is_last)
         loss_sum = self._engine(batch)
         self._engine.backward(loss_sum * scale, scale_wrt_gas=False)

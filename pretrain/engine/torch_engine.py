@@ -45,7 +45,8 @@ class TorchEngine:
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
-        self._wrapped.train()
+        if not self._wrapped.training:  # setting the mode walks every module
+            self._wrapped.train()
         hold = self._wrapped.no_sync() if self._is_ddp and not is_last else contextlib.nullcontext()
         with hold:
             loss_sum = self._wrapped(batch)

@@ -8,7 +8,7 @@ step exactly once, however often the run was killed.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -63,8 +63,9 @@ class AuditLedger:
         self, *, step: int, tokens: int, digest: str, loss: float, grad_norm: float | None, attempt: int
     ) -> None:
         """Adds the row of a step; see AuditRow. `grad_norm` is None when the step was skipped."""
-        norm = None if grad_norm is None else float(grad_norm).hex()
-        self._lines.append(asdict(AuditRow(step, tokens, digest, float(loss).hex(), norm, attempt)))
+        norm = None if grad_norm is None else grad_norm.hex()
+        row = {"step": step, "tokens": tokens, "digest": digest, "loss": loss.hex(), "grad_norm": norm}
+        self._lines.append(row | {"attempt": attempt})
 
     def sync(self) -> None:
         """Makes the rows so far durable; called before the manifest of a checkpoint is written."""

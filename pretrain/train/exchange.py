@@ -1,24 +1,18 @@
 """The one collective that the loop adds to a step.
 
-At the end of each step the ranks sum a few numbers: the loss and sample digest of the step that is done, the target
+The ranks sum a few numbers while the optimizer works: the loss and sample digest of the step that is ending, the target
 count of the step that comes (its loss scale needs the global count before the backward pass), and whether anyone was
 asked to stop. Everybody gets the same sums, so everybody takes the same decision at the same step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pretrain import dist
 from pretrain.data.digest import join64, split64
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """This rank's share of a finished step."""
-
-    loss_sum: float
-    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +20,7 @@ class Agreed:
     """The sums over all ranks.
 
     Attributes:
-        loss_sum: Sum of the token losses of the finished step.
+        loss_sum: Sum of the token losses of the ending step.
         digest: Digest of its global sample ids, 64 bits.
         next_targets: Target tokens of the coming step.
         stop: Whether any rank was asked to stop.
@@ -38,11 +32,24 @@ class Agreed:
     stop: bool
 
 
-def exchange(done: Done | None, next_targets: int, stop: bool, device: torch.device) -> Agreed:
-    """Sums over the ranks. Collective; one all-reduce of five float64 values."""
-    high, low = split64(done.digest) if done else (0.0, 0.0)
-    loss_sum = done.loss_sum if done else 0.0
-    mine = [loss_sum, high, low, float(next_targets), float(stop)]
-    values = dist.all_reduce_sum(torch.tensor(mine, dtype=torch.float64, device=device)).tolist()
-    digest = join64(values[1], values[2])
-    return Agreed(values[0], digest, int(values[3]), values[4] > 0)
+def start_exchange(loss_sum: Tensor, digest: int, next_targets: int, stop: bool) -> Callable[[], Agreed]:
+    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of five float64 values.
+
+    Args:
+        loss_sum: This rank's sum of token losses, a scalar on the engine's device; it is not read on the host here.
+        digest: Of this rank's rows.
+        next_targets: Of this rank's rows in the coming step; 0 where none comes.
+        stop: Whether this rank was asked to stop.
+    """
+    high, low = split64(digest)
+    host = torch.tensor([0.0, high, low, float(next_targets), float(stop)], dtype=torch.float64)
+    values = host.to(loss_sum.device, non_blocking=True)
+    values[0] = loss_sum
+    wait = dist.start_all_reduce_sum(values)
+
+    def finish() -> Agreed:
+        wait()
+        total, high, low, targets, stops = values.tolist()
+        return Agreed(total, join64(high, low), int(targets), stops > 0)
+
+    return finish

@@ -1,6 +1,6 @@
 """The training loop. One screen shows the order of a step:
 
-    micro-batches forward and backward  ->  update  ->  next batch fetched  ->  exchange (one all-reduce)
+    micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange (one all-reduce)
     ->  ledger  ->  metrics  ->  validation, if due  ->  checkpoint, if due  ->  stop, if asked
 
 Nothing is called back: evaluator, checkpointer and tracker are called here, in plain sight.
@@ -9,9 +9,11 @@ Nothing is called back: evaluator, checkpointer and tracker are called here, in 
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
@@ -22,7 +24,7 @@ from pretrain.evaluate.loss import evaluate_loss
 from pretrain.io import write_file
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.train.build import Run
-from pretrain.train.exchange import Agreed, Done, exchange
+from pretrain.train.exchange import Agreed, start_exchange
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +45,16 @@ def train(run: Run, state: TrainState) -> TrainState:
     saved_step = state.step
     run.stop.arm()
     upcoming = _fetch(run) if state.step < target else None
-    agreed = _exchange(run, None, upcoming)
+    agreed = _start_exchange(run, _zero(run), 0, upcoming)()
     while upcoming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.next_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, config.optim.schedule, config.train.steps)
 
         loss_sum = _accumulate(run, state.step, batch, num_targets)
-        update = run.engine.update(learning_rate)
         upcoming = _fetch(run) if state.step + 1 < target else None
-        agreed = _exchange(run, Done(loss_sum, batch.digest), upcoming)
+        pending = _start_exchange(run, loss_sum, batch.digest, upcoming)
+        update = run.engine.update(learning_rate)
+        agreed = pending()
 
         state = _advance(state, batch, num_targets, update)
         loss = agreed.loss_sum / max(num_targets, 1)
@@ -90,19 +93,22 @@ def _fetch(run: Run) -> StepBatch:
         return next(run.loader)
 
 
-def _exchange(run: Run, done: Done | None, upcoming: StepBatch | None) -> Agreed:
-    next_targets = upcoming.num_targets if upcoming else 0
-    return exchange(done, next_targets, bool(run.stop), run.engine.device)
+def _start_exchange(run: Run, loss_sum: Tensor, digest: int, upcoming: StepBatch | None) -> Callable[[], Agreed]:
+    return start_exchange(loss_sum, digest, upcoming.num_targets if upcoming else 0, bool(run.stop))
 
 
-def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> float:
-    """Runs the micro-batches of a step; returns this rank's sum of token losses."""
+def _zero(run: Run) -> Tensor:
+    return torch.zeros((), dtype=torch.float64, device=run.engine.device)
+
+
+def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tensor:
+    """Runs the micro-batches of a step; returns this rank's sum of token losses, float64, on the device."""
     scale = run.world.size / max(num_targets, 1)
-    total = 0.0
+    total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
         _seed_dropout(run, step, number)
         is_last = number + 1 == len(batch.micro_batches)
-        total += float(run.engine.forward_backward(micro.to(run.engine.device), scale, is_last))
+        total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
     return total
 
 

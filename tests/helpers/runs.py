@@ -69,22 +69,22 @@ class RunMaker:
         assert process.returncode == expect, f"exit code {process.returncode}, not {expect}:\n{output[-5000:]}"
         return output
 
-    def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str], timeout_s: float = 90) -> None:
-        """Waits until the ledger has `step`."""
+    def wait_for_step(
+        self, name: str, step: int, process: subprocess.Popen[str], after_attempt: int = 0, timeout_s: float = 90
+    ) -> None:
+        """Waits until an attempt later than `after_attempt` has written `step` to the ledger."""
         deadline = time.monotonic() + timeout_s
-        while _last_step(self.folder(name).audit) < step:
+        while (last := self.last_row(name))["step"] < step or last["attempt"] <= after_attempt:
             assert process.poll() is None, f"ended before step {step}:\n{process.communicate()[0][-5000:]}"
             assert time.monotonic() < deadline, f"step {step} was not reached in {timeout_s} s"
             time.sleep(0.005)
 
-
-def _last_step(audit: Path) -> int:
-    try:
-        lines = audit.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return 0
-    whole = [line for line in lines if line.endswith(b"\n")]
-    return int(json.loads(whole[-1])["step"]) if whole else 0
+    def last_row(self, name: str) -> dict[str, int]:
+        """The last whole row of the ledger, as it is now; zeros where there is none."""
+        audit = self.folder(name).audit
+        lines = audit.read_bytes().splitlines(keepends=True) if audit.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        return json.loads(whole[-1]) if whole else {"step": 0, "attempt": 0}
 
 
 def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
@@ -97,8 +97,11 @@ def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
 
 
 def kill_rank(launcher: subprocess.Popen[str], rank: int) -> None:
-    """Kills a rank at once."""
-    os.kill(rank_pids(launcher)[rank], signal.SIGKILL)
+    """Kills a rank, as soon as there is one."""
+    while rank not in (found := rank_pids(launcher)):
+        assert launcher.poll() is None, "the launcher ended by itself"
+        time.sleep(0.005)
+    os.kill(found[rank], signal.SIGKILL)
 
 
 def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:

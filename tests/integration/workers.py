@@ -21,7 +21,7 @@ from pretrain.model import build_model, init_weights
 from pretrain.objective import build_objective
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.train.exchange import Done, exchange
+from pretrain.train.exchange import start_exchange
 from pretrain.train.module import TrainModule
 from pretrain.types import IGNORE_INDEX, Batch
 
@@ -80,9 +80,10 @@ def train(engine: Engine, world: World, steps: range, micro: int, poison: int | 
         scale = world.size / whole.num_targets()
         if step == poison and world.rank == 0:
             scale = float("inf")
-        losses = [float(engine.forward_backward(b, scale, b is micros[-1])) for b in micros]
+        losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
+        pending = start_exchange(sum(losses, torch.zeros((), dtype=torch.float64)), 0, 0, False)
         update = engine.update(1e-2)
-        agreed = exchange(Done(sum(losses), 0), 0, False, engine.device)
+        agreed = pending()
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])
     return rows
 

@@ -8,24 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.dist import free_port
-from pretrain.train.exchange import Agreed, Done, exchange
+from pretrain.train.exchange import Agreed, start_exchange
 
-CPU = torch.device("cpu")
+
+def exchange(loss_sum: float, digest: int, next_targets: int, stop: bool) -> Agreed:
+    """Starts an exchange and waits for it."""
+    return start_exchange(torch.tensor(loss_sum, dtype=torch.float64), digest, next_targets, stop)()
 
 
 @given(st.floats(0, 1e12), st.integers(0, 2**64 - 1), st.integers(0, 2**50), st.booleans())
 def test_alone_a_rank_hears_itself(loss_sum, digest, next_targets, stop):
-    assert exchange(Done(loss_sum, digest), next_targets, stop, CPU) == Agreed(loss_sum, digest, next_targets, stop)
+    assert exchange(loss_sum, digest, next_targets, stop) == Agreed(loss_sum, digest, next_targets, stop)
 
 
 def test_before_the_first_step_there_is_nothing_done():
-    assert exchange(None, 7, False, CPU) == Agreed(0.0, 0, 7, False)
+    assert exchange(0.0, 0, 7, False) == Agreed(0.0, 0, 7, False)
 
 
 def rank(number: int, port: int, results) -> None:
     """One of three ranks; only the last was asked to stop."""
     td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=3)
-    agreed = exchange(Done(0.25 * number, 2**64 - 1 - number), 10 + number, number == 2, CPU)
+    agreed = exchange(0.25 * number, 2**64 - 1 - number, 10 + number, number == 2)
     results.put((number, agreed.loss_sum, agreed.digest, agreed.next_targets, agreed.stop))
     td.destroy_process_group()
 
