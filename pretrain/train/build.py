@@ -80,8 +80,8 @@ def claim_run(config: RunConfig, world: World) -> Claim:
         ConfigError: The config contradicts the data or the run that is resumed.
         DataError: Shards are missing or damaged.
     """
-    for module in config.extend:
-        importlib.import_module(module)
+    for name in config.extend:
+        _extend(name)
     plan_batch(config.batch, world.size)
     index = load_index(Path(config.data.path))
     check_shards(Path(config.data.path), index)
@@ -91,6 +91,17 @@ def claim_run(config: RunConfig, world: World) -> Claim:
         check_config(load_config(folder.config), config)
     lock = Lock(folder.path / ".lock") if world.is_main else None
     return Claim(folder, lock, index, config)
+
+
+def _extend(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that is there and lacks something else is the user's bug, with its traceback.
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise
+        fix = "correct the name, or put its folder on PYTHONPATH"
+        raise ConfigError(f"extend: there is no module {name!r}", fix=fix) from None
 
 
 def _with_vocabulary(config: RunConfig, index: DataIndex) -> RunConfig:

@@ -234,6 +234,12 @@ def test_a_vocabulary_that_does_not_match_the_shards_is_refused(folder, warm):
     assert not (folder / "runs").exists()
 
 
+def test_an_extension_that_does_not_exist_is_refused(folder, warm):
+    words = ["extend: there is no module 'no_such.module'", "correct the name, or put its folder on PYTHONPATH"]
+    check_refused(warm("train", "a.yaml", "extend=[no_such.module]", cwd=folder), 64, *words)
+    assert not (folder / "runs").exists()
+
+
 # --- the run folder ----------------------------------------------------------------------------------------------
 
 
