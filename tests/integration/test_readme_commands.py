@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,10 @@ class Newcomer:
 
 
 @pytest.fixture(scope="module")
-def newcomer(tmp_path_factory) -> Newcomer:
-    return Newcomer(tmp_path_factory.mktemp("newcomer"))
+def newcomer(tmp_path_factory) -> Iterator[Newcomer]:
+    newcomer = Newcomer(tmp_path_factory.mktemp("newcomer"))
+    yield newcomer
+    shutil.rmtree(newcomer.clone / ".venv", ignore_errors=True)  # gigabytes, which pytest would keep three times
 
 
 def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
