@@ -430,7 +430,7 @@ def run_job(world: World, size: str, stage: int, folder: str, rounds: int) -> di
     arms: dict[str, Trainer | BareLoop] = {**ours, **peers}
     traffic = {name: count_traffic(arm) for name, arm in arms.items()}
     blocks = {name: partial(arm.take, BLOCK_STEPS) for name, arm in arms.items()}
-    timings = measure(blocks, rounds, before=dist.barrier)
+    timings = measure(blocks, rounds, before=torch.distributed.barrier)
     loop = clock_loop(first, 5 * BLOCK_STEPS)
     for trainer in ours.values():
         trainer.close()

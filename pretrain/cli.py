@@ -186,7 +186,12 @@ def generate(
 
 def main() -> None:
     """Runs the command line and exits."""
-    sys.exit(run(sys.argv[1:]))
+    exit_code = run(sys.argv[1:])
+    if "torch" in sys.modules:
+        from pretrain.dist import leave
+
+        leave(exit_code)
+    sys.exit(exit_code)
 
 
 def run(arguments: list[str]) -> int:

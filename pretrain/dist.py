@@ -4,11 +4,13 @@ The launcher's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PO
 `accelerate launch`, `deepspeed` and `pretrain launch` all set it. Started alone, it is filled in for a world of one.
 """
 
+import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from pretrain.errors import ConfigError
 
@@ -116,9 +118,16 @@ def gather_objects(value: Any) -> list[Any]:
     return [json.loads(bytes(row[: int(n)].cpu().numpy())) for row, n in zip(rows, sizes, strict=True)]
 
 
-def shut_down() -> None:
-    """Leaves the process group, if there is one."""
-    import torch.distributed as td
+def leave(exit_code: int) -> NoReturn:
+    """Ends this process at once, its output flushed; everything else must be closed before.
 
-    if td.is_available() and td.is_initialized():
-        td.destroy_process_group()
+    An orderly interpreter exit races with the threads of process groups that accelerate and DeepSpeed keep references
+    to, `destroy_process_group` or not, and now and then aborts a process whose work is done (SIGABRT).
+    """
+    import logging
+
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed terminal is no reason to stay
+            stream.flush()
+    os._exit(exit_code)

@@ -1,12 +1,15 @@
 """From a YAML file and `a.b=c` overrides to a checked RunConfig, or to every error at once.
 
-    read_with_includes -> overrides (OmegaConf dotlist) -> preset laid under `model` -> pydantic -> RunConfig
+    read_with_includes -> overrides (OmegaConf dotlist) -> modules of `extend` imported -> preset laid under `model`
+    -> pydantic -> RunConfig
 
 An error names the key, where it was written (`file:line:column` or the override), the rule, and the nearest known key.
 """
 
 import difflib
+import importlib
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -19,37 +22,20 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pretrain.config.base import Section
+from pretrain.config.find import find_config
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
-from pretrain.config.yaml_nodes import Located, is_file, parse_scalar, parse_yaml, read_with_includes, short
+from pretrain.config.yaml_nodes import Located, parse_scalar, parse_yaml, read_with_includes, short
 from pretrain.errors import ConfigError
 
 
-def builtin_configs() -> Path:
-    """Returns the folder of the configs that come with the package (a checkout's, or the wheel's copy)."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package.parent / "configs", package / "configs"):
-        if folder.is_dir():
-            return folder
-    raise ConfigError("the package's own configs are missing", where=str(package), fix="reinstall pretrain")
-
-
-def find_config(source: str | Path) -> Path:
-    """Returns `source` if it is a file, else the built-in config of that name (such as `configs/run/x.yaml`)."""
-    path = Path(source)
-    if is_file(path) or path.is_absolute() or ".." in path.parts:
-        return path
-    name = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
-    built_in = builtin_configs() / name
-    return built_in if is_file(built_in) else path
-
-
-def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_extensions: bool = True) -> RunConfig:
     """Loads and checks a run's config.
 
     Args:
         source: A YAML file, or the name of a built-in one such as `configs/run/quickstart.yaml`.
         overrides: `a.b=c` items, laid over the file in order.
+        import_extensions: Whether to import the modules under `extend`; not for a config that is only compared.
 
     Raises:
         ConfigError: With one line for every problem found.
@@ -57,6 +43,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     located = read_with_includes(find_config(source))
     for override in overrides:
         _apply_override(located, override)
+    if import_extensions:
+        _import_extensions(located.values.get("extend"), located.places.get("extend", str(source)))
     return _validate(located, str(source))
 
 
@@ -99,6 +87,23 @@ def _validate(located: Located, source: str) -> RunConfig:
     except pydantic.ValidationError as error:
         lines = [_describe(detail, located, source) for detail in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _import_extensions(names: Any, where: str) -> None:
+    """Imports the user's modules, which add names that the rest of the config may use; the current folder's too."""
+    if not isinstance(names, list):
+        return  # absent, or said by the validation
+    if names and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for name in names:
+        try:
+            importlib.import_module(str(name))
+        except ModuleNotFoundError as error:
+            # A module that is there and lacks another is the user's bug, with its traceback.
+            if error.name is None or not (name == error.name or str(name).startswith(f"{error.name}.")):
+                raise
+            fix = "correct the name, or put its folder on PYTHONPATH"
+            raise ConfigError(f"extend: there is no module {name!r}", where=where, fix=fix) from None
 
 
 def _describe(detail: Any, located: Located, source: str) -> str:

@@ -2,9 +2,12 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import Section, check_name
+
+OPTIMIZER_KINDS = {"adamw"}
+"""Names of `OPTIMIZERS` in `optim/`. Modules under `extend` may add."""
 
 
 class ScheduleConfig(Section):
@@ -38,7 +41,7 @@ class OptimConfig(Section):
         max_bad_steps: Non-finite steps in a row, each skipped, after which the run stops (exit code 77).
     """
 
-    kind: Literal["adamw"] = "adamw"
+    kind: str = "adamw"
     lr: float = Field(gt=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -47,6 +50,11 @@ class OptimConfig(Section):
     grad_clip: float = Field(default=1.0, ge=0)
     schedule: ScheduleConfig = ScheduleConfig()
     max_bad_steps: int = Field(default=10, ge=1)
+
+    @field_validator("kind")
+    @classmethod
+    def _is_known(cls, kind: str) -> str:
+        return check_name(kind, OPTIMIZER_KINDS)
 
     @model_validator(mode="after")
     def _check(self) -> "OptimConfig":

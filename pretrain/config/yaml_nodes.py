@@ -3,8 +3,8 @@
     file -> yaml nodes (with marks) -> plain dict + {dotted key: "file:line:column"}
 
 Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are booleans (so that
-`name: no` stays text) and `1e-4` is a number. An `include:` list of files, relative to the including file, is merged
-first, in order, and the file's own keys go over them.
+`name: no` stays text) and `1e-4` is a number. An `include:` list of files, relative to the including file or built in,
+is merged first, in order, and the file's own keys go over them.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from pretrain.config.find import find_config, is_file
 from pretrain.errors import ConfigError
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -115,14 +116,6 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         raise ConfigError("nested too deeply", where=name, fix="see configs/ for the shape") from None
 
 
-def is_file(path: Path) -> bool:
-    """Returns whether there is such a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def read_yaml(path: Path) -> Located:
     """Reads one file, without its includes.
 
@@ -170,11 +163,10 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
     result = Located()
     opened = (*_open, path.resolve())
     for name in names:
-        target = path.parent / name
+        target = path.parent / name if is_file(path.parent / name) else find_config(name)
         if not is_file(target):
-            raise ConfigError(
-                f"included file {short(str(target))} does not exist", where=where, fix="paths are relative to this file"
-            )
+            fix = "give a path relative to this file, or a built-in one such as configs/engine/zero2.yaml"
+            raise ConfigError(f"included file {short(str(path.parent / name))} does not exist", where=where, fix=fix)
         if target.resolve() in opened:
             raise ConfigError(f"include {short(name)} leads back to itself", where=where, fix="break the circle")
         part = read_with_includes(target, opened)

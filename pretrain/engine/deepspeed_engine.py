@@ -56,7 +56,8 @@ class DeepSpeedZeroEngine:
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
-        if not self._engine.training:  # setting the mode walks every module
+        # Setting the mode walks every module. DeepSpeed's own `training` does not follow its `eval()`.
+        if not self._engine.module.training:
             self._engine.train()
         self._engine.set_gradient_accumulation_boundary(is_last)
         loss_sum = self._engine(batch)

@@ -36,6 +36,9 @@ def _count(value: float) -> str:
 _COLUMNS: dict[str, tuple[str, Any]] = {
     "loss": ("loss", lambda value: f"{value:.4f}"),
     "val_loss": ("val_loss", lambda value: f"{value:.4f}"),
+    "val_bits_per_byte": ("bits/byte", lambda value: f"{value:.3f}"),
+    "val_perplexity": ("perplexity", lambda value: f"{value:.2f}"),
+    "val_tokens": ("tokens", _count),
     "lr": ("lr", lambda value: f"{value:.2e}"),
     "grad_norm": ("grad", lambda value: f"{value:.2f}"),
     "tokens_per_s": ("tok/s", _count),

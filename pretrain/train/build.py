@@ -5,7 +5,6 @@
 Each step calls one builder. Siblings meet here and nowhere else.
 """
 
-import importlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,28 +79,15 @@ def claim_run(config: RunConfig, world: World) -> Claim:
         ConfigError: The config contradicts the data or the run that is resumed.
         DataError: Shards are missing or damaged.
     """
-    for name in config.extend:
-        _extend(name)
     plan_batch(config.batch, world.size)
     index = load_index(Path(config.data.path))
     check_shards(Path(config.data.path), index)
     config = _with_vocabulary(config, index)
     folder = RunDir(Path(config.run.dir) / config.run.name)
     if folder.config.is_file():
-        check_config(load_config(folder.config), config)
+        check_config(load_config(folder.config, import_extensions=False), config)
     lock = Lock(folder.path / ".lock") if world.is_main else None
     return Claim(folder, lock, index, config)
-
-
-def _extend(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A module that is there and lacks something else is the user's bug, with its traceback.
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise
-        fix = "correct the name, or put its folder on PYTHONPATH"
-        raise ConfigError(f"extend: there is no module {name!r}", fix=fix) from None
 
 
 def _with_vocabulary(config: RunConfig, index: DataIndex) -> RunConfig:

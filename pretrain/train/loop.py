@@ -84,8 +84,12 @@ def _due(step: int, every: int) -> bool:
 
 def _announce(run: Run, state: TrainState, target: int) -> None:
     if run.world.is_main:
-        begin = f"resuming {run.config.run.name} at step {state.step}" if state.step else f"starting {run.folder.path}"
-        log.info("%s of %d: %s", begin, target, run.engine.description)
+        if state.step >= target:
+            log.info("%s is complete: %d steps", run.folder.path, state.step)
+        elif state.step:
+            log.info("resuming %s at step %d of %d: %s", run.folder.path, state.step, target, run.engine.description)
+        else:
+            log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
 
 
 def _fetch(run: Run) -> StepBatch:

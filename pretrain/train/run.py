@@ -2,7 +2,6 @@
 
 import logging
 
-from pretrain import dist
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.dist import World
@@ -49,7 +48,6 @@ def run_training(config: RunConfig, world: World) -> int:
     finally:
         if claim.lock is not None:
             claim.lock.release()
-    dist.shut_down()
     return code
 
 

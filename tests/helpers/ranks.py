@@ -48,12 +48,12 @@ def run_in_ranks(function: str, world_size: int, arguments: dict[str, Any], time
 
 def main() -> None:
     """The process of one rank."""
-    from pretrain.dist import read_world, shut_down
+    from pretrain.dist import leave, read_world
 
     module, _, name = sys.argv[1].partition(":")
     result = getattr(importlib.import_module(module), name)(read_world(), **json.loads(sys.argv[2]))
     Path(sys.argv[3]).write_text(json.dumps(result))
-    shut_down()
+    leave(0)
 
 
 if __name__ == "__main__":

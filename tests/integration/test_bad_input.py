@@ -283,7 +283,7 @@ def test_a_resumption_with_another_meaning_is_refused_naming_keys_and_values(run
     assert (run_folder / "runs/run/run.json").read_bytes() == before
     allowed = warm("train", "a.yaml", "seed=8", "resume.allow=[seed]", "train.steps=5", cwd=run_folder)
     assert allowed.code == 0, allowed.stderr
-    assert "resuming run at step 4" in allowed.stderr
+    assert "resuming runs/run at step 4" in allowed.stderr
     assert "resuming with train.steps changed from 4 to 5" in allowed.stderr
 
 
@@ -325,7 +325,7 @@ def test_a_corrupted_checkpoint_is_set_aside_and_the_older_one_continued(run_fol
     assert "WARNING checkpoint runs/run/checkpoints/step-00000004 is damaged (rank-00000.safetensors: CRC32" in (
         result.stderr
     )
-    assert "resuming run at step 2" in result.stderr
+    assert "resuming runs/run at step 2" in result.stderr
     assert visible(checkpoints) == {"step-00000002", "step-00000004", "step-00000004.bad-damaged"}
     again = json.loads((run_folder / "runs/run/audit.jsonl").read_text().splitlines()[-1])
     assert again["step"] == 4

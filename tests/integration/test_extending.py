@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pretrain.tracking.audit import read_audit
-from tests.helpers.documents import ROOT, read_blocks
+from tests.helpers.documents import read_blocks
 
 TINY = [
     "model={preset: llama-tiny}",
@@ -25,15 +26,21 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
         path = tmp_path / block.file
         path.parent.mkdir(exist_ok=True)
         path.write_text(block.text)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def run(*arguments):
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True)
+    def run(*command):
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run("-m", "pytest", "-q", "my_lab/test_query_blocks.py", "--rootdir", ".")
-    train = ["-m", "pretrain", "train", "my_lab/query_blocks.yaml", f"data.path={corpus}", *TINY]
+    run(sys.executable, "-m", "pytest", "-q", "my_lab/test_query_blocks.py", "--rootdir", ".")
+    # Not `-m pretrain`, which would put the current folder on the path by itself.
+    train = [
+        str(Path(sys.executable).with_name("pretrain")),
+        "train",
+        "my_lab/query_blocks.yaml",
+        f"data.path={corpus}",
+        *TINY,
+    ]
     run(*train, "engine.attention=query_blocks")
     run(*train, "engine.attention=eager", "run.name=eager")
     ours, reference = (read_audit(tmp_path / "runs" / name / "audit.jsonl") for name in ("query-blocks", "eager"))
@@ -42,3 +49,26 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
         assert row.digest == expected.digest
         # fp32, summed in another order: a few units in the last place of 24 bits.
         assert float.fromhex(row.loss) == pytest.approx(float.fromhex(expected.loss), rel=1e-5)
+
+
+def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
+    (tmp_path / "lab.py").write_text(
+        "from pretrain.config.objective import SHAPE_OF_OBJECTIVE\n"
+        "from pretrain.config.optim import OPTIMIZER_KINDS\n"
+        "from pretrain.objective import OBJECTIVES\n"
+        "from pretrain.optim import OPTIMIZERS\n"
+        "SHAPE_OF_OBJECTIVE['next'] = 'decoder'\n"
+        "OBJECTIVES['next'] = OBJECTIVES['causal']\n"
+        "OPTIMIZER_KINDS.add('adam')\n"
+        "OPTIMIZERS['adam'] = OPTIMIZERS['adamw']\n"
+    )
+    command = [str(Path(sys.executable).with_name("pretrain")), "train", "configs/run/quickstart.yaml", *TINY]
+    names = ["objective.kind=next", "optim.kind=adam"]
+    run = subprocess.run(
+        [*command, f"data.path={corpus}", "extend=[lab]", *names], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    refused = subprocess.run([*command, *names], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 64
+    assert "unknown name 'next'; use causal, or add it by a module under extend" in refused.stderr
+    assert "unknown name 'adam'; use adamw, or add it by a module under extend" in refused.stderr

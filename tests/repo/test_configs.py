@@ -4,7 +4,8 @@ import tomllib
 
 import pytest
 
-from pretrain.config.load import builtin_configs, dump_config, load_config
+from pretrain.config.find import builtin_configs
+from pretrain.config.load import dump_config, load_config
 from pretrain.config.yaml_nodes import read_yaml
 from tests.repo.source import ROOT, name
 

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -82,10 +84,24 @@ def test_collectives_of_one_return_what_they_were_given():
     assert dist.broadcast_object("x") == "x"
     dist.start_all_reduce_sum(values)()
     assert values.tolist() == [1.0, 2.0]
-    dist.shut_down()
 
 
 def test_objects_travel_as_json_alone():
     with pytest.raises(TypeError, match="not JSON serializable"):
         dist.gather_objects(object())
     assert dist.gather_objects((1, 2)) == [[1, 2]]
+
+
+def test_a_process_leaves_at_once_with_its_code_and_its_output(tmp_path):
+    program = (
+        "import atexit, logging, sys\n"
+        "from pretrain.dist import leave\n"
+        f"logging.basicConfig(filename={str(tmp_path / 'log')!r})\n"
+        "atexit.register(lambda: print('too late'))\n"
+        "logging.warning('logged')\n"
+        "sys.stdout.write('printed')\n"
+        "leave(75)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, "printed")
+    assert "logged" in (tmp_path / "log").read_text()

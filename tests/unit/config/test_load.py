@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.load import changed_keys, dump_config, find_config, known_keys, load_config
+from pretrain.config.objective import SHAPE_OF_OBJECTIVE
+from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
 
 BASE = """\
@@ -77,7 +79,7 @@ def test_interpolations_stay_literal(write):
     [
         ("optim.lr=3e-4", "optim.lr", 3e-4),
         ("optim.lr=.5", "optim.lr", 0.5),
-        ("extend=[x, y]", "extend", ["x", "y"]),
+        ("extend=[json, csv]", "extend", ["json", "csv"]),
         ("extend=[]", "extend", []),
         ("optim.schedule={kind: linear, min_ratio: 0}", "optim.schedule.min_ratio", 0),
         ("tracking.project='a: b'", "tracking.project", "a: b"),
@@ -233,17 +235,17 @@ def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, st
         }
     )
     (folder / "b.yaml").write_text(dump_config(config), encoding="utf-8")
-    assert load_config(folder / "b.yaml") == config
+    assert load_config(folder / "b.yaml", import_extensions=False) == config
 
 
 def test_changed_keys_are_leaves_with_both_values(write):
     old = load_config(write(BASE))
     assert changed_keys(old, old) == {}
-    new = load_config(write(BASE), ["optim.lr=2.0", "model.decoder.layers=3", "extend=[m]"])
+    new = load_config(write(BASE), ["optim.lr=2.0", "model.decoder.layers=3", "extend=[json]"])
     assert changed_keys(old, new) == {
         "optim.lr": (1e-3, 2.0),
         "model.decoder.layers": (2, 3),
-        "extend": ([], ["m"]),
+        "extend": ([], ["json"]),
     }
 
 
@@ -251,3 +253,19 @@ def test_every_known_key_is_in_a_resolved_config(write):
     text = dump_config(load_config(write(BASE)))
     words = {key.rpartition(".")[2] for key in known_keys() if not key.startswith("model.encoder.")}
     assert [word for word in sorted(words) if not re.search(rf"\b{word}:", text)] == []
+
+
+def test_a_module_under_extend_may_add_names_before_they_are_checked(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab_names.py").write_text(
+        "from pretrain.config.presets import PRESETS\n"
+        "from pretrain.config.objective import SHAPE_OF_OBJECTIVE\n"
+        "PRESETS['lab-tiny'] = PRESETS['llama-tiny'] | {'max_seq_len': 77}\n"
+        "SHAPE_OF_OBJECTIVE['lab'] = 'decoder'\n"
+    )
+    config = load_config(write(BASE), ["extend=[lab_names]", "model={preset: lab-tiny}", "objective.kind=lab"])
+    assert config.objective.kind == "lab"
+    with pytest.raises(ConfigError, match=r"objective.kind: unknown name 'labb'; use lab, or add it by a module"):
+        load_config(write(BASE), ["extend=[lab_names]", "objective.kind=labb"])
+    monkeypatch.delitem(PRESETS, "lab-tiny")
+    monkeypatch.delitem(SHAPE_OF_OBJECTIVE, "lab")
