@@ -4,10 +4,10 @@ A preset gives no `vocab_size`: that is the tokenizer's, unless the config says 
 it, down to single keys of a stack: `model: {preset: llama-5m, decoder: {layers: 8}}`.
 """
 
-import copy
 import difflib
 from typing import Any
 
+from pretrain.config.merge import merge
 from pretrain.errors import ConfigError
 
 _GPT2_STACK: dict[str, Any] = {
@@ -83,12 +83,4 @@ def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)
         raise ConfigError(f"unknown model.preset {name!r}", fix=f"use {' or '.join(near)}")
-    return _merge(PRESETS[name], model)
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(base)
-    for key, value in over.items():
-        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if nested else copy.deepcopy(value)
-    return merged
+    return merge(PRESETS[name], model)

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from pretrain.config.find import find_config, is_file
+from pretrain.config.merge import merge
 from pretrain.errors import ConfigError
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -137,15 +138,6 @@ def read_yaml(path: Path) -> Located:
     if value is not None and not isinstance(value, dict):
         raise ConfigError("the top level must be `key: value` pairs", where=str(path), fix="see configs/")
     return Located(value or {}, places)
-
-
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` with `over` laid on it, key by key; lists are replaced, not joined."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
 
 
 def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
