@@ -34,8 +34,9 @@ def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
     """Sizes the buckets from the model, instead of 5e8 elements whatever the model.
 
     Each is 5% of the parameters, at least 2^20 elements (4 MiB in fp32; with 2^18 a 5M model on gloo spent an eighth of
-    its step on latency) and at most 5e7. A parameter larger than a bucket is reduced by itself. Tensors under a ten-thousandth of the model
-    (norms and biases), at most 1e5 elements, persist: all of them together are a per cent or two of it.
+    its step on latency) and at most 5e7. A parameter larger than a bucket is reduced by itself. Tensors under a
+    ten-thousandth of the model (norms and biases), at most 1e5 elements, persist: all of them together are a per cent
+    or two of it.
     """
     share = num_parameters // 20 // _ALIGNMENT * _ALIGNMENT
     bucket = max(_MIN_BUCKET, min(_MAX_BUCKET // _ALIGNMENT * _ALIGNMENT, share))
