@@ -5,7 +5,6 @@
 Each step calls one builder. Siblings meet here and nowhere else.
 """
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -224,7 +223,7 @@ def _begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     if world.is_main:
         write_file(claim.folder.config, dump_config(claim.config).encode())
         if not claim.folder.tokenizer.is_file():
-            shutil.copyfile(Path(claim.config.data.path) / "tokenizer.json", claim.folder.tokenizer)
+            write_file(claim.folder.tokenizer, (Path(claim.config.data.path) / "tokenizer.json").read_bytes())
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)
     assert isinstance(result, dict)

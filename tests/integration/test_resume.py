@@ -95,6 +95,23 @@ def test_a_run_killed_in_the_middle_of_a_save_continues_bit_for_bit(golden, tmp_
     assert_same_run(golden, "torn")
 
 
+def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, corpus, tmp_path):
+    (tmp_path / "kill_at_begin.py").write_text(
+        "import os, signal\n"
+        "from pretrain.io import set_fault_hook\n"
+        "def hook(operation, path):\n"
+        "    if 'begun' in str(path) and path.name.startswith('tokenizer.json') and operation == 'fsync':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "set_fault_hook(hook)\n"
+    )
+    alone = ("engine={kind: single, zero_stage: 0}", "train.stop_after=1")
+    killed = 128 + signal.SIGKILL
+    golden.complete("begun", *alone, "extend=[kill_at_begin]", ranks=1, expect=killed, PYTHONPATH=str(tmp_path))
+    assert not golden.folder("begun").tokenizer.exists()
+    golden.complete("begun", *alone, ranks=1)
+    assert golden.folder("begun").tokenizer.read_bytes() == (corpus / "tokenizer.json").read_bytes()
+
+
 def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_path):
     # Saving hangs, as on a dead file system: the first signal cannot finish, the second one need not.
     (tmp_path / "slow_save.py").write_text(
