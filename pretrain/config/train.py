@@ -18,6 +18,11 @@ class TrainConfig(Section):
     steps: int = Field(ge=1)
     stop_after: int | None = Field(default=None, ge=1)
 
+    @property
+    def last_step(self) -> int:
+        """Step at which the run ends."""
+        return min(self.stop_after or self.steps, self.steps)
+
 
 class EvalConfig(Section):
     """Validation loss during training.

@@ -39,7 +39,7 @@ def train(run: Run, state: TrainState) -> TrainState:
         DiskError: The last save, or three in a row, could not be written.
     """
     config = run.config
-    target = min(config.train.stop_after or config.train.steps, config.train.steps)
+    target = config.train.last_step
     _announce(run, state, target)
     bad_steps = failed_saves = 0
     saved_step = state.step

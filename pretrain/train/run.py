@@ -33,7 +33,7 @@ def run_training(config: RunConfig, world: World) -> int:
             # Peers may be gone, and a launcher waits to kill us: what wandb still has on its way is not worth it.
             _close(run, tracker_timeout_s=1.0)
             raise
-        target = min(run.config.train.stop_after or run.config.train.steps, run.config.train.steps)
+        target = run.config.train.last_step
         stopped = state.step < target
         reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
         code = EXIT_RESUME_ME if stopped else EXIT_OK
