@@ -11,7 +11,7 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,22 +20,63 @@ IGNORE_INDEX = -100
 """Target id of a position that has no loss."""
 
 
+Moved = TypeVar("Moved", bound="Source | Batch")
+
+
+def _moved(value: Moved, device: torch.device) -> Moved:
+    tensors: dict[str, Any] = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if isinstance(item, Tensor):
+            tensors[field.name] = item.to(device, non_blocking=True)
+    return replace(value, **tensors)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
     """Who may attend to whom, declared, never materialised here. A backend turns it into what its kernel takes.
+
+    Query t may see key s where all of these hold; a backend may return anything finite for a query that sees no key.
 
     Attributes:
         causal: Position t sees only positions up to t.
         documents_BT: int32; queries and keys see each other only within one document number. None: one document a row.
         key_documents_BS: The same for keys, where they are another sequence than the queries (cross attention, cache).
             None: keys are the queries' own sequence.
+        key_lengths_B: int32, at least 1; keys from a row's length on are padding, which nobody sees. None: no padding.
+        window: Only keys fewer than this many positions away are seen, t - s with `query_offset` counted. None: all.
+        prefix_BS: bool; keys that every query of their document sees, `causal` or not (prefix language models).
         query_offset: Position of the first query among the keys; non-zero when decoding with a cache.
     """
 
     causal: bool
     documents_BT: Tensor | None = None
     key_documents_BS: Tensor | None = None
+    key_lengths_B: Tensor | None = None
+    window: int | None = None
+    prefix_BS: Tensor | None = None
     query_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the encoder of an encoder-decoder reads, one source a row, or packed like the targets.
+
+    Attributes:
+        tokens_BS: int64 input ids.
+        positions_BS: int64 position of each token in its document. None: 0..S-1 in every row.
+        documents_BS: int32; the targets of a document see the source of the same number. None: each row is one.
+        lengths_B: int32, at least 1: tokens of each row before padding. None: no padding.
+    """
+
+    tokens_BS: Tensor
+    positions_BS: Tensor | None = None
+    documents_BS: Tensor | None = None
+    lengths_B: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Source":
+        """Returns the source with its tensors on `device`, copied asynchronously from pinned memory."""
+        return _moved(self, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +87,12 @@ class Batch:
         tokens_BT: int64 input ids.
         targets_BT: int64 ids to predict at each position; IGNORE_INDEX where there is no loss.
         positions_BT: int64 position of each token in its document. None: 0..T-1 in every row.
-        documents_BT: int32 number of each token's document in its row, from 0. None: each row is one document.
+        documents_BT: int32 number of each token's document in its row, from 0; tokens of a negative number are padding
+            that nobody else sees. None: each row is one document.
+        lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no padding.
+        prefix_BT: bool; tokens that all of their document sees, although the model is causal. None: none.
+        token_types_BT: int64 segment of each token (BERT). None: 0.
+        source: What the encoder reads, where the model has two stacks.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty for text that is not from shards.
     """
 
@@ -54,6 +100,10 @@ class Batch:
     targets_BT: Tensor
     positions_BT: Tensor | None = None
     documents_BT: Tensor | None = None
+    lengths_B: Tensor | None = None
+    prefix_BT: Tensor | None = None
+    token_types_BT: Tensor | None = None
+    source: Source | None = None
     sample_ids: tuple[int, ...] = ()
 
     def num_targets(self) -> int:
@@ -62,12 +112,8 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch with its tensors on `device`, copied asynchronously from pinned memory."""
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                moved[field.name] = value.to(device, non_blocking=True)
-        return replace(self, **moved)
+        source = None if self.source is None else self.source.to(device)
+        return replace(_moved(self, device), source=source)
 
 
 class ModelOutput(NamedTuple):
@@ -75,7 +121,7 @@ class ModelOutput(NamedTuple):
 
     Attributes:
         hidden_BTD: Last hidden states, after the final norm; the input of the head.
-        logits_BTV: Scores; None when the caller asked for hidden states only.
+        logits_BTV: Scores; None when the caller asked for hidden states only, or the model has no head.
     """
 
     hidden_BTD: Tensor
