@@ -1,0 +1,70 @@
+"""What a family of Hugging Face models is: a config.json and named tensors, and how they correspond to ours.
+
+    config.json, names  -> read_config  -> ModelConfig  -> weights -> [Weight(ours, theirs), ...]
+    ModelConfig         -> write_config -> config.json
+
+A family is data and pure functions over a dict. It sees no tensor, no file and no model of transformers: `convert` does
+the arithmetic of one `Weight`, `read` and `write` stream over files. So a model of any size converts shard by shard.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pretrain.config.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter of ours, and the tensors of theirs that it is made of.
+
+    Attributes:
+        ours: Name of our parameter.
+        theirs: (name, rows) of each tensor of theirs, stacked along dimension 0 in this order; rows are counted after
+            transposing. A tensor of one dimension counts its elements.
+        transposed: Theirs is [in, out] where ours is [out, in] (GPT-2's Conv1D).
+        vocab: Dimension 0 is the vocabulary, `vocab_size` rows in theirs: padded with rows of zeros on import, cut on
+            export.
+        row: Theirs is [1, n] where ours is [n] (Marian's final_logits_bias).
+    """
+
+    ours: str
+    theirs: tuple[tuple[str, int], ...]
+    transposed: bool = False
+    vocab: bool = False
+    row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One `model_type` of Hugging Face.
+
+    Attributes:
+        model_type: As in config.json.
+        read_config: From config.json as published (old and new spellings; a key that is missing means the default that
+            transformers documents for this model type) and the names of the tensors beside it, spelled as in `weights`,
+            which tell whether there is a head or a pooler. Raises ConfigError naming key, value and reason where theirs
+            is not exactly one of ours. `vocab_multiple` stays at its default.
+        write_config: Inverse of `read_config`, best effort: an export is allowed where reading back gives the same
+            config again. Without `architectures`, `model_type`, dtype and version, which the writer adds. Must not
+            raise, nor may `weights` and `architecture`, for any config of ours: that it does not fit shows afterwards.
+        architecture: Class that has exactly the tensors of `weights`: "LlamaForCausalLM", "BertModel".
+        weights: Every parameter of ours, with names as `AutoModelFor*.save_pretrained` writes them.
+        aliases: Name of a tensor that theirs may hold twice (tied weights) -> its name in `weights`. Accepted on import
+            where equal, not written.
+        ignored: Patterns (`re.fullmatch`) of tensors that are not read: what carries no information (masks, inv_freq,
+            position ids, sinusoidal tables), and heads that have no place here (next-sentence prediction).
+        renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings (`LayerNorm.gamma`).
+        prefix: What names begin with under a head ("bert.", "transformer.", "model."). Where no name of a checkpoint
+            begins so, it is a bare base model and every name is read as if it did.
+    """
+
+    model_type: str
+    read_config: Callable[[dict[str, Any], frozenset[str]], ModelConfig]
+    write_config: Callable[[ModelConfig], dict[str, Any]]
+    architecture: Callable[[ModelConfig], str]
+    weights: Callable[[ModelConfig], list[Weight]]
+    aliases: Callable[[ModelConfig], dict[str, str]]
+    ignored: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
