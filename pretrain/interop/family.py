@@ -49,7 +49,8 @@ class Family:
             config again. Without `architectures`, `model_type`, dtype and version, which the writer adds. Must not
             raise, nor may `weights` and `architecture`, for any config of ours: that it does not fit shows afterwards.
         architecture: Class that has exactly the tensors of `weights`: "LlamaForCausalLM", "BertModel".
-        weights: Every parameter of ours, with names as `AutoModelFor*.save_pretrained` writes them.
+        weights: Every parameter of ours, with names as `AutoModelFor*.save_pretrained` writes them. They have `prefix`
+            even where `head.kind` is none; the writer then leaves it out, as `AutoModel.save_pretrained` does.
         aliases: Name of a tensor that theirs may hold twice (tied weights) -> its name in `weights`. Accepted on import
             where equal, not written.
         ignored: Patterns (`re.fullmatch`) of tensors that are not read: what carries no information (masks, inv_freq,
