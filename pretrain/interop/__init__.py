@@ -1,5 +1,10 @@
-"""Families of Hugging Face models that can be read and written, by the `model_type` of their config.json."""
+"""Families of Hugging Face models that can be read and written, by the `model_type` of their config.json.
+
+An export takes the first that represents a model exactly.
+"""
 
 from pretrain.interop.family import Family
+from pretrain.interop.gpt2 import GPT2
+from pretrain.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}

@@ -20,6 +20,9 @@ ACTIVATIONS = {
 }
 """Their name of an activation -> ours. Approximations that are none of ours (gelu_fast, quick_gelu) are left out."""
 
+THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu", "relu": "relu"}
+"""Our name of an activation -> theirs."""
+
 
 def refusal(key: str, value: Any, why: str, fix: str = "") -> ConfigError:
     """Returns the error for a value of config.json that is not exactly one of ours."""
@@ -73,6 +76,11 @@ class Fields:
         if name not in ACTIVATIONS:
             raise refusal(key, name, f"not an activation of ours ({', '.join(sorted(ACTIVATIONS))})")
         return ACTIVATIONS[name]
+
+    def claims(self, architecture: str) -> bool:
+        """Returns whether `architectures` lists a class of transformers."""
+        listed = self.values.get("architectures")
+        return isinstance(listed, list) and architecture in listed
 
     def only(self, key: str, allowed: Any, why: str, *, missing: Any = None) -> None:
         """Refuses any value but `allowed`.
