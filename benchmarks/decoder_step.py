@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
+from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
@@ -105,7 +106,7 @@ def plan_model(size: Size) -> ModelConfig:
 
 def build_ours(size: Size) -> tuple[Transformer, Step]:
     config = plan_model(size)
-    model = build_model(config, attention="auto", activation_checkpointing="none", compile=False, device=CPU)
+    model = build_model(config, PLAIN_ENGINE, CPU)
     init_weights(model, config, seed=0)
     objective = build_objective(ObjectiveConfig())
     optim = OptimConfig(lr=LR, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0)

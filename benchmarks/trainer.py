@@ -44,6 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
+from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
@@ -259,7 +260,7 @@ def forget_accelerate() -> None:
 def build_module(config: RunConfig) -> tuple[TrainModule, torch.optim.Optimizer]:
     """Builds what every peer trains: our model with the weights that a run starts from, and our optimizer."""
     device = torch.device("cpu")
-    model = build_model(config.model, attention="auto", activation_checkpointing="none", compile=False, device=device)
+    model = build_model(config.model, PLAIN_ENGINE, device)
     init_weights(model, config.model, config.seed)
     optimizer = build_optimizer(group_parameters(model), config.optim, device)
     return TrainModule(model, build_objective(config.objective)), optimizer

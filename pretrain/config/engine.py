@@ -16,7 +16,9 @@ class EngineConfig(Section):
         precision: Compute dtype. bf16 keeps fp32 master weights under DeepSpeed, and autocasts under ddp and single.
         device: `auto` takes CUDA where there is one.
         attention: Entry of `model/backends`, or `auto`.
-        activation_checkpointing: `full` recomputes each block in the backward pass.
+        activation_checkpointing: `full` recomputes each block in the backward pass; `selective` keeps the results of
+            matrix products and attention and recomputes the rest.
+        activation_checkpointing_every: Only each n-th block is checkpointed.
         compile: torch.compile each block.
         deterministic: Deterministic kernels on CUDA (CPU always is).
         timeout_s: Longest wait for another rank before the job is torn down.
@@ -27,7 +29,8 @@ class EngineConfig(Section):
     precision: Literal["fp32", "bf16"] = "bf16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention: str = "auto"
-    activation_checkpointing: Literal["none", "full"] = "none"
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    activation_checkpointing_every: int = Field(default=1, ge=1)
     compile: bool = False
     deterministic: bool = False
     timeout_s: int = Field(default=600, ge=1)
@@ -37,3 +40,7 @@ class EngineConfig(Section):
         if self.kind != "deepspeed" and "zero_stage" in self.model_fields_set and self.zero_stage:
             raise ValueError(f"zero_stage={self.zero_stage} needs kind=deepspeed, not {self.kind}; set zero_stage=0")
         return self
+
+
+PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32")
+"""One process, fp32, nothing special: for a model that is used rather than trained."""

@@ -243,7 +243,8 @@ class ModelConfig(Section):
             raise ValueError("needs an encoder, a decoder, or a preset that has one")
         if self.encoder is not None and self.decoder is not None and self.encoder.width != self.decoder.width:
             raise ValueError(
-                f"encoder.width={self.encoder.width} must equal decoder.width={self.decoder.width}: they share embeddings"
+                f"encoder.width={self.encoder.width} must equal decoder.width={self.decoder.width}: "
+                "they share embeddings"
             )
         if self.head.kind == "none" and self.tied_embeddings:
             raise ValueError("tied_embeddings=true needs head.kind=lm")

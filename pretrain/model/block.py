@@ -1,34 +1,73 @@
-"""One Transformer block: attention and feed-forward, each with its norm and its residual sum."""
+"""One Transformer block: self-attention, cross attention where there is an encoder, feed-forward; norms and sums."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from pretrain.config.model import StackConfig
-from pretrain.model.attention import Attention
+from pretrain.model.attention import CrossAttention, SelfAttention
 from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.cache import LayerCache
 from pretrain.model.feedforward import build_feedforward
 from pretrain.model.norm import build_norm
-from pretrain.model.position import Rotation
+from pretrain.model.rotary import Rotation
+
+
+class Memory(NamedTuple):
+    """What cross attention reads.
+
+    Attributes:
+        hidden_BSD: The encoder's output; None where a cache has its keys and values.
+        prepared: The mask over it, as the backend wants it.
+    """
+
+    hidden_BSD: Tensor | None
+    prepared: Any
 
 
 class Block(nn.Module):
-    """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (`norm(x + f(x))`, Vaswani et al. 2017, 3.1)."""
+    """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (`norm(x + f(x))`, Vaswani et al. 2017, 3.1).
 
-    def __init__(self, config: StackConfig, backend: AttentionBackend) -> None:
+    Args:
+        config: The stack.
+        backend: Attention kernel of self-attention.
+        cross_backend: That of cross attention; None: the block has none.
+        first: Its input has been normalised already where the stack has an `input_norm`.
+    """
+
+    def __init__(
+        self, config: StackConfig, backend: AttentionBackend, cross_backend: AttentionBackend | None, *, first: bool
+    ) -> None:
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.attention_norm = build_norm(config)
-        self.attention = Attention(config, backend)
+        skip_norm = first and self.pre_norm and config.input_norm
+        self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
+        self.attention = SelfAttention(config, backend)
+        self.cross_norm = None if cross_backend is None else build_norm(config)
+        self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.feedforward_norm = build_norm(config)
         self.feedforward = build_feedforward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
-    def forward(self, x_BTD: Tensor, prepared: Any, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
-        """Maps [B, T, D] to the same; the other arguments are those of `Attention.forward`."""
+    def forward(
+        self,
+        x_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None = None,
+        memory: Memory | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Maps [B, T, D] to the same; the other arguments are those of the attention layers."""
+        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, prepared, rotation, cache))
+        cross, cross_norm = self.cross, self.cross_norm
+        if cross is not None and cross_norm is not None:
+            assert memory is not None, "a decoder with cross attention needs a source"
+            hidden_BSD, cross_prepared = memory
+            x_BTD = self._add(x_BTD, cross_norm, lambda x: cross(x, hidden_BSD, cross_prepared, cache))
+        return self._add(x_BTD, self.feedforward_norm, self.feedforward)
+
+    def _add(self, x_BTD: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), prepared, rotation, cache))
-            return x_BTD + self.dropout(self.feedforward(self.feedforward_norm(x_BTD)))
-        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD, prepared, rotation, cache)))
-        return self.feedforward_norm(x_BTD + self.dropout(self.feedforward(x_BTD)))
+            return x_BTD + self.dropout(layer(norm(x_BTD)))
+        return norm(x_BTD + self.dropout(layer(x_BTD)))

@@ -5,14 +5,18 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of the positions that one attention layer has seen, at most `capacity`.
+    """Keys and values of the positions that one layer's self-attention has seen, at most `capacity`, and of the source.
 
     Storage is allocated at the first append, in the dtype and on the device of what is appended. Not for training:
     appending writes in place.
+
+    Attributes:
+        cross: Keys and values of cross attention, [B, S, K, H] each, set at the first step; None without an encoder.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
+        self.cross: tuple[Tensor, Tensor] | None = None
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -29,17 +33,42 @@ class LayerCache:
         self._values[:, start : self.length] = v_BTKH
         return self._keys[:, : self.length], self._values[:, : self.length]
 
+    def select(self, rows_B: Tensor) -> None:
+        """Keeps the given rows, in their order; a row may come several times."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[rows_B], self._values[rows_B]
+        if self.cross is not None:
+            self.cross = (self.cross[0][rows_B], self.cross[1][rows_B])
+
 
 class KVCache:
     """The caches of a stack's layers.
 
     Costs `2 x layers x rows x capacity x K x H` elements once filled to any length.
+
+    Attributes:
+        layers: One cache a block.
+        documents_BS: Document numbers of the positions held, where prompts are padded; None: all are of one document.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers = [LayerCache(capacity) for _ in range(layers)]
+        self.documents_BS: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Positions held so far: that of the next token."""
         return self.layers[0].length
+
+    def append_documents(self, documents_BT: Tensor) -> Tensor:
+        """Adds the document numbers of T positions, and returns those of all, [B, S]."""
+        held = self.documents_BS
+        self.documents_BS = documents_BT if held is None else torch.cat((held, documents_BT), dim=1)
+        return self.documents_BS
+
+    def select(self, rows_B: Tensor) -> None:
+        """Keeps the given rows of every layer, in their order: what a beam search does after each step."""
+        for layer in self.layers:
+            layer.select(rows_B)
+        if self.documents_BS is not None:
+            self.documents_BS = self.documents_BS[rows_B]

@@ -1,35 +1,41 @@
-"""How order enters a stack: a learned table added to its input, a rotation of queries and keys, or not at all.
+"""How order enters a stack: vectors added to its input, a rotation of queries and keys, a bias by distance, or nothing.
 
-    x_BTD, rotation = stack.position(x_BTD, positions_BT, offset)    once a forward
-    q, k            = rotate(q, rotation), rotate(k, rotation)       in each attention layer, if there is a rotation
-
-Not here: rescaled rotary frequencies, relative biases.
+placed = stack.position(x_BTD, positions_BT, offset)          once a forward
+placed.x_BTD -> first block; placed.rotation, placed.local_rotation, placed.bias -> every attention layer
 """
 
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from pretrain.config.model import StackConfig
+from pretrain.model.backends.backend import DistanceBias
+from pretrain.model.rotary import RotaryTable, Rotation
 
 
-class Rotation(NamedTuple):
-    """Cosines and sines of the rotary angles, fp32, [T or B T, 1, H]: the second half of H repeats the first.
+class Placed(NamedTuple):
+    """The input of a stack with its order.
 
-    The sines of the first half are negated, so that rotating is `x * cos + swap_halves(x) * sin`.
+    Attributes:
+        x_BTD: Input, position vectors added where there are any.
+        rotation: Rotary angles; None: there are none.
+        local_rotation: Those of layers that have a window.
+        bias: Bias of the scores in every layer.
     """
 
-    cos: Tensor
-    sin: Tensor
+    x_BTD: Tensor
+    rotation: Rotation | None = None
+    local_rotation: Rotation | None = None
+    bias: DistanceBias | None = None
 
 
 class NoPosition(nn.Module):
     """Order does not enter: attention alone, with its mask, tells positions apart."""
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> tuple[Tensor, Rotation | None]:
-        return x_BTD, None
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> Placed:
+        return Placed(x_BTD)
 
 
 class LearnedPosition(nn.Module):
@@ -39,67 +45,115 @@ class LearnedPosition(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_seq_len, width))
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> tuple[Tensor, Rotation | None]:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> Placed:
         if positions_BT is None:
-            return x_BTD + self.weight[offset : offset + x_BTD.shape[1]], None
-        return x_BTD + nn.functional.embedding(positions_BT, self.weight), None
+            return Placed(x_BTD + self.weight[offset : offset + x_BTD.shape[1]])
+        return Placed(x_BTD + nn.functional.embedding(positions_BT, self.weight))
+
+
+def sinusoids(length: int, width: int, layout: str) -> Tensor:
+    """Returns the table of Vaswani et al. 2017, 3.5, fp32 [length, D], on the CPU.
+
+    Args:
+        length: Positions, from 0.
+        width: D, even.
+        layout: `interleaved`: dimension 2i is `sin(p / 10000^(2i/D))`, 2i + 1 the cosine (the paper). `halves`: all
+            sines, then all cosines (Marian).
+    """
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
+    positions = torch.arange(length, dtype=torch.float64, device="cpu")
+    angles = torch.outer(positions, 10000.0**-exponents)
+    if layout == "interleaved":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+    return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
+
+
+class SinusoidalPosition(nn.Module):
+    """Fixed vectors, added to the stack's input; made when first needed, and not a buffer (see `RotaryTable`)."""
+
+    def __init__(self, max_seq_len: int, width: int, layout: str) -> None:
+        super().__init__()
+        self._shape, self._layout = (max_seq_len, width), layout
+        self._table = torch.empty(0, width)
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> Placed:
+        if not len(self._table):
+            self._table = sinusoids(*self._shape, self._layout)
+        self._table = self._table.to(x_BTD.device)
+        rows = slice(offset, offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
+        return Placed(x_BTD + self._table[rows].to(x_BTD.dtype))
 
 
 class RotaryPosition(nn.Module):
-    """Rotary embedding (Su et al. 2021), in the layout of Hugging Face: dimension i turns with dimension i + H/2.
+    """Rotary angles; layers that have a window turn by a period of their own where the config gives one (ModernBERT)."""
 
-    The tables are fp32 attributes, not buffers: an engine that casts a module to bf16 would round them too.
-    """
-
-    def __init__(self, max_seq_len: int, head_width: int, theta: float) -> None:
+    def __init__(self, config: StackConfig, max_seq_len: int) -> None:
         super().__init__()
-        # In fp64, so that large angles keep their digits; on the CPU even while the model is built on the meta device.
-        exponents = torch.arange(0, head_width, 2, dtype=torch.float64, device="cpu") / head_width
-        positions = torch.arange(max_seq_len, dtype=torch.float64, device="cpu")
-        angles = torch.outer(positions, theta**-exponents)
-        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).float()
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).float()
+        width, scaling = config.per_head_width, config.rope_scaling
+        self._table = RotaryTable(max_seq_len, width, config.rope_theta, scaling)
+        local = config.rope_local_theta
+        self._local_table = self._table if local is None else RotaryTable(max_seq_len, width, local, scaling)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> tuple[Tensor, Rotation | None]:
-        if self._cos.device != x_BTD.device:
-            self._cos, self._sin = self._cos.to(x_BTD.device), self._sin.to(x_BTD.device)
-        rows = slice(offset, offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
-        return x_BTD, Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
-
-
-class _Rotate(torch.autograd.Function):
-    """`x * cos + swap_halves(x) * sin` in three kernels each way, where autograd's own would take ten."""
-
-    @staticmethod
-    def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-        return swapped.mul_(sin).addcmul_(x, cos)
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _Rotate._turn(x, cos, sin)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _Rotate._turn(grad, cos, -sin), None, None
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> Placed:
+        length, device = x_BTD.shape[1], x_BTD.device
+        rotation = self._table(positions_BT, offset, length, device)
+        if self._local_table is self._table:
+            return Placed(x_BTD, rotation, rotation)
+        return Placed(x_BTD, rotation, self._local_table(positions_BT, offset, length, device))
 
 
-def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
-    """Turns each head vector by its position's angles; dtype and shape stay.
+def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+    """Returns the bucket of each distance key minus query, int64 (Raffel et al. 2020, 2.1).
 
-    The score of a rotated query and key depends on the difference of their positions only.
+    Half of the buckets of a side hold one distance each, the rest grow logarithmically up to `max_distance`. A causal
+    stack has one side: keys after the query share bucket 0 with the query itself.
     """
-    return _Rotate.apply(x_BTNH, *rotation)
+    first = torch.zeros_like(distances)
+    if bidirectional:
+        num_buckets //= 2
+        first = (distances > 0) * num_buckets
+        distances = distances.abs()
+    else:
+        distances = -distances.clamp(max=0)
+    exact = num_buckets // 2
+    # In fp32, like the models that were trained with it: a boundary must fall where theirs does.
+    growth = (distances.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
+    far = exact + (growth * (num_buckets - exact)).long()
+    return first + torch.where(distances < exact, distances, far.clamp(max=num_buckets - 1))
 
 
-def build_position(config: StackConfig, max_seq_len: int) -> nn.Module:
-    """Builds the position module of a stack; called as `(x_BTD, positions_BT | None, offset) -> (x_BTD, rotation)`."""
+class RelativePosition(nn.Module):
+    """A learned bias of the scores by head and bucketed distance (T5), shared by all layers and made once a forward."""
+
+    def __init__(self, config: StackConfig, causal: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.heads))
+        self._bidirectional, self._max_distance = not causal, config.relative_max_distance
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> Placed:
+        keys = offset + x_BTD.shape[1]
+        distances = torch.arange(1 - keys, x_BTD.shape[1], device=x_BTD.device)
+        return Placed(x_BTD, bias=DistanceBias(self._values(distances)))
+
+    def _values(self, distances_R: Tensor) -> Tensor:
+        buckets_R = distance_buckets(
+            distances_R,
+            bidirectional=self._bidirectional,
+            num_buckets=self.weight.shape[0],
+            max_distance=self._max_distance,
+        )
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        return nn.functional.embedding(buckets_R, self.weight).t().to(exact)
+
+
+def build_position(config: StackConfig, max_seq_len: int, *, causal: bool) -> nn.Module:
+    """Builds the position module of a stack; called as `(x_BTD, positions_BT | None, offset) -> Placed`."""
     if config.position == "learned":
         return LearnedPosition(max_seq_len, config.width)
+    if config.position == "sinusoidal":
+        return SinusoidalPosition(max_seq_len, config.width, config.sinusoid)
     if config.position == "rotary":
-        return RotaryPosition(max_seq_len, config.per_head_width, config.rope_theta)
+        return RotaryPosition(config, max_seq_len)
+    if config.position == "relative":
+        return RelativePosition(config, causal)
     return NoPosition()

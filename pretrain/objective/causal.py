@@ -10,6 +10,8 @@ def causal_loss(model: Model, batch: Batch) -> LossOutput:
     hidden_BTD = model(batch, logits=False).hidden_BTD
     loss_sum = model.head(
         hidden_BTD,
-        lambda hidden, weight: linear_cross_entropy(hidden, weight, batch.targets_BT, vocab_size=model.vocab_size),
+        lambda hidden, weight, bias: linear_cross_entropy(
+            hidden, weight, batch.targets_BT, vocab_size=model.vocab_size, bias_V=bias
+        ),
     )
     return LossOutput(loss_sum, (batch.targets_BT != IGNORE_INDEX).sum())

@@ -12,8 +12,8 @@ from pretrain.types import Batch, ModelOutput
 class Model(Protocol):
     """A model that an objective can train.
 
-    Its `head` is called as `head(hidden_BTD, loss)` and returns `loss(hidden_BTD, weight_VD)`, evaluated inside the
-    head's own forward: an engine that shards weights (ZeRO stage 3) has gathered the head's there, and only there.
+    Its `head` is called as `head(hidden_BTD, loss)` and returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside
+    the head's own forward: an engine that shards weights (ZeRO stage 3) has gathered the head's there, and only there.
     """
 
     head: Any

@@ -20,14 +20,17 @@ CHUNK_LOGITS = 2**23
 """Logits held at once (32 MiB in fp32). Part of the arithmetic: another value sums in another order."""
 
 
-def linear_cross_entropy(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, *, vocab_size: int) -> Tensor:
-    """Sums `-log softmax(hidden weight^T)[target]` over the targets.
+def linear_cross_entropy(
+    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, *, vocab_size: int, bias_V: Tensor | None = None
+) -> Tensor:
+    """Sums `-log softmax(hidden weight^T + bias)[target]` over the targets.
 
     Args:
         hidden_BTD: Floating point; matrix products run in its dtype, or in autocast's.
         weight_VD: Head weight. Rows from `vocab_size` on are padding and take no part in the softmax.
         targets_BT: int64; IGNORE_INDEX where there is no loss.
         vocab_size: Real rows of the weight.
+        bias_V: Head bias; None: 0.
 
     Returns:
         Scalar, fp32 (fp64 for fp64 inputs). The softmax is computed in that precision too.
@@ -37,35 +40,47 @@ def linear_cross_entropy(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tens
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight_VD = hidden.to(dtype), weight_VD.to(dtype)
+        bias_V = None if bias_V is None else bias_V.to(dtype)
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off, so what they were is passed in.
-        return _LinearCrossEntropy.apply(hidden, weight_VD, targets, vocab_size, torch.is_grad_enabled())
+        return _LinearCrossEntropy.apply(hidden, weight_VD, bias_V, targets, vocab_size, torch.is_grad_enabled())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, vocab_size: int, grad_enabled: bool
+        ctx: Any,
+        hidden_PD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_P: Tensor,
+        vocab_size: int,
+        grad_enabled: bool,
     ) -> Tensor:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
         loss_sum = hidden_PD.new_zeros((), dtype=exact)
-        for_hidden, for_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        for_hidden, for_weight, for_bias = (grad_enabled and needed for needed in ctx.needs_input_grad[:3])
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
         grad_weight: Tensor | None = None
+        grad_bias = torch.zeros_like(bias_V, dtype=exact) if bias_V is not None and for_bias else None
         size = max(1, CHUNK_LOGITS // weight_VD.shape[0])
         for start in range(0, hidden_PD.shape[0], size):
             hidden, targets = hidden_PD[start : start + size], targets_P[start : start + size]
-            loss, softmax_PV, total_P1 = _chunk(hidden @ weight_VD.t(), targets, vocab_size, exact)
+            logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
+            loss, softmax_PV, total_P1 = _chunk(logits_PV, targets, vocab_size, exact)
             loss_sum += loss
-            if not (for_hidden or for_weight):
+            if not (for_hidden or for_weight or for_bias):
                 continue
             slope_PV, scale_P1 = _slope(softmax_PV, total_P1, targets, hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(slope_PV, weight_VD, out=grad_hidden[start : start + size]).mul_(scale_P1)
             if for_weight:
                 grad_weight = _add_product(grad_weight, slope_PV, hidden * scale_P1, exact)
-        if for_hidden or for_weight:
-            ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight_VD.dtype))
+            if grad_bias is not None:
+                grad_bias += (slope_PV.t() @ scale_P1).squeeze(1)
+        if for_hidden or for_weight or for_bias:
+            kept = (grad_weight, weight_VD), (grad_bias, bias_V)
+            ctx.save_for_backward(grad_hidden, *(None if g is None or p is None else g.to(p.dtype) for g, p in kept))
         return loss_sum
 
     @staticmethod

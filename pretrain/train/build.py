@@ -108,13 +108,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     num_parameters = count_parameters(config.model)
     accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
 
-    model = build_model(
-        config.model,
-        attention=config.engine.attention,
-        activation_checkpointing=config.engine.activation_checkpointing,
-        compile=config.engine.compile,
-        device=accelerator.device,
-    )
+    model = build_model(config.model, config.engine, accelerator.device)
     init_weights(model, config.model, config.seed)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_objective(config.objective))

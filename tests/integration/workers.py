@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState, GradientState
 from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.config.engine import EngineConfig
+from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
@@ -57,9 +57,7 @@ def build(world: World, kind: str, stage: int, precision: str, micro: int, grad_
     optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = ModelConfig.model_validate(expand_preset(MODEL))
-    model = build_model(
-        model_config, attention="auto", activation_checkpointing="none", compile=False, device=torch.device("cpu")
-    )
+    model = build_model(model_config, PLAIN_ENGINE, torch.device("cpu"))
     init_weights(model, model_config, seed=5)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_objective(ObjectiveConfig()))
@@ -97,9 +95,7 @@ def bare_float64(steps: int) -> list[list[float]]:
     """The definition: the token mean over one big batch, float64, no engine, no chunked loss; [loss, grad norm]."""
     torch.set_num_threads(1)
     model_config = ModelConfig.model_validate(expand_preset(MODEL))
-    model = build_model(
-        model_config, attention="eager", activation_checkpointing="none", compile=False, device=torch.device("cpu")
-    )
+    model = build_model(model_config, PLAIN_ENGINE.model_copy(update={"attention": "eager"}), torch.device("cpu"))
     init_weights(model, model_config, seed=5)
     model.double()
     decaying, rest = group_parameters(model)

@@ -1,14 +1,33 @@
-"""Learned and rotary positions."""
+"""Learned, sinusoidal, rotary and relative positions."""
 
+import math
+
+import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from pretrain.model.position import LearnedPosition, RotaryPosition, rotate
+from pretrain.config.model import RotaryScaling, StackConfig
+from pretrain.model.position import (
+    LearnedPosition,
+    RelativePosition,
+    RotaryPosition,
+    SinusoidalPosition,
+    distance_buckets,
+    sinusoids,
+)
+from pretrain.model.rotary import rotary_frequencies, rotate
+
+
+def stack(head_width, **axes):
+    return StackConfig(layers=2, width=32, heads=2, head_width=head_width, ff_width=8, **axes)
 
 
 def rotation(positions, head_width=16, theta=10000.0):
-    module = RotaryPosition(512, head_width, theta)
+    module = RotaryPosition(stack(head_width, rope_theta=theta), 512)
     x = torch.zeros(1, positions.shape[-1], 1)
-    return module(x, positions[None], 0)[1]
+    return module(x, positions[None], 0).rotation
 
 
 def test_scores_of_rotated_vectors_depend_on_the_distance_only():
@@ -39,8 +58,8 @@ def test_the_gradient_of_a_rotation_is_exact():
 
 
 def test_tables_stay_fp32_when_the_module_is_cast_to_bf16():
-    module = RotaryPosition(16, 8, 10000.0).to(torch.bfloat16)
-    angles = module(torch.zeros(1, 4, 1), None, 0)[1]
+    module = RotaryPosition(stack(8), 16).to(torch.bfloat16)
+    angles = module(torch.zeros(1, 4, 1), None, 0).rotation
     assert angles.cos.dtype == angles.sin.dtype == torch.float32
     assert rotate(torch.ones(1, 4, 1, 8, dtype=torch.bfloat16), angles).dtype == torch.bfloat16
 
@@ -50,6 +69,76 @@ def test_given_positions_and_an_offset_read_the_same_rows():
     torch.nn.init.normal_(learned.weight)
     x = torch.zeros(2, 3, 4)
     positions = torch.tensor([[5, 6, 7]]).expand(2, 3)
-    assert torch.equal(learned(x, positions, 0)[0], learned(x, None, 5)[0])
-    rotary = RotaryPosition(8, 4, 100.0)
-    assert torch.equal(rotary(x, positions, 0)[1].cos[0], rotary(x, None, 5)[1].cos)
+    assert torch.equal(learned(x, positions, 0).x_BTD, learned(x, None, 5).x_BTD)
+    sinusoidal = SinusoidalPosition(8, 4, "interleaved")
+    assert torch.equal(sinusoidal(x, positions, 0).x_BTD, sinusoidal(x, None, 5).x_BTD)
+    rotary = RotaryPosition(stack(4, rope_theta=100.0), 8)
+    assert torch.equal(rotary(x, positions, 0).rotation.cos[0], rotary(x, None, 5).rotation.cos)
+
+
+def test_a_rotary_table_that_grew_holds_the_same_angles():
+    grown, whole = RotaryPosition(stack(8), 512), RotaryPosition(stack(8), 512)
+    grown(torch.zeros(1, 3, 1), None, 0)
+    x = torch.zeros(1, 100, 1)
+    assert torch.equal(grown(x, None, 200).rotation.sin, whole(x, None, 200).rotation.sin)
+
+
+def test_layers_with_a_window_turn_by_their_own_period():
+    module = RotaryPosition(stack(8, rope_theta=1000.0, rope_local_theta=10.0, window=4), 16)
+    placed = module(torch.zeros(1, 5, 1), None, 0)
+    plain = RotaryPosition(stack(8, rope_theta=10.0), 16)(torch.zeros(1, 5, 1), None, 0)
+    assert torch.equal(placed.local_rotation.cos, plain.rotation.cos)
+    assert not torch.equal(placed.rotation.cos, plain.rotation.cos)
+
+
+def test_llama3_scaling_gives_the_frequencies_of_transformers():
+    parameters = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](
+        LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=parameters),
+        torch.device("cpu"),
+    )
+    ours = rotary_frequencies(64, 500000.0, RotaryScaling(kind="llama3", factor=32.0, original_max_seq_len=8192))
+    torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=0)
+
+
+def test_linear_scaling_divides_every_frequency():
+    scaled = rotary_frequencies(16, 10000.0, RotaryScaling(kind="linear", factor=4.0))
+    assert torch.equal(scaled, rotary_frequencies(16, 10000.0, None) / 4)
+
+
+def test_the_sinusoidal_table_is_the_formula_of_the_paper():
+    table = sinusoids(50, 16, "interleaved")
+    for position in (0, 1, 7, 49):
+        for i in range(8):
+            angle = position / 10000 ** (2 * i / 16)
+            assert table[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-7)
+            assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
+
+
+def test_the_halves_of_a_sinusoidal_table_are_its_even_and_odd_columns():
+    table = sinusoids(50, 16, "interleaved")
+    assert torch.equal(sinusoids(50, 16, "halves"), torch.cat((table[:, 0::2], table[:, 1::2]), dim=1))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20)])
+def test_distances_fall_into_the_buckets_of_transformers(bidirectional, buckets, furthest):
+    distances = torch.arange(-300, 301)
+    ours = distance_buckets(distances, bidirectional=bidirectional, num_buckets=buckets, max_distance=furthest)
+    theirs = T5Attention._relative_position_bucket(
+        distances, bidirectional=bidirectional, num_buckets=buckets, max_distance=furthest
+    )
+    assert torch.equal(ours, theirs)
+
+
+def test_a_relative_bias_continues_with_a_cache():
+    module = RelativePosition(stack(16, position="relative", relative_buckets=8, relative_max_distance=20), causal=True)
+    torch.nn.init.normal_(module.weight)
+    whole = module(torch.zeros(1, 9, 1), None, 0).bias.values_NR
+    last = module(torch.zeros(1, 2, 1), None, 7).bias.values_NR
+    # Query 7 and 8 of 9 keys: distances -8 ... 1.
+    assert last.shape == (2, 10)
+    assert torch.equal(last, whole[:, :10])

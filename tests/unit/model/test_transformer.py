@@ -1,15 +1,13 @@
 """The whole model: names, tying, causality, packing, checkpointing, compile, precision."""
 
-import importlib.util
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
-from pretrain.config.presets import PRESETS, expand_preset
-from pretrain.errors import ConfigError
+from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
 from pretrain.objective.causal import causal_loss
 from pretrain.types import Batch
@@ -65,25 +63,6 @@ def test_tied_head_is_the_embedding_itself():
     assert model.head.weight is model.embedding.weight
     untied = build(tiny_config("gpt2-tiny", model={"tied_embeddings": False}))
     assert untied.head.weight is not untied.embedding.weight
-
-
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_number_of_parameters_is_what_the_plan_says(preset):
-    if importlib.util.find_spec("pretrain.plan.params") is None:
-        pytest.skip("pretrain.plan.params does not exist yet")
-    from pretrain.plan.params import count_parameters
-
-    config = ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": 8191}))
-    meta = torch.device("meta")
-    model = build_model(config, attention="sdpa", activation_checkpointing="none", compile=False, device=meta)
-    assert sum(p.numel() for p in model.parameters()) == count_parameters(config)
-
-
-def test_two_stacks_are_refused():
-    stack = tiny_config().decoder
-    config = ModelConfig(encoder=stack, decoder=stack, vocab_size=61)
-    with pytest.raises(ConfigError, match=r"model\.encoder and model\.decoder are both given"):
-        build(config)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -167,11 +146,22 @@ def test_full_checkpointing_is_bit_identical_with_dropout():
     assert all(torch.equal(grad, recomputed[name]) for name, grad in grads.items())
 
 
-def test_full_checkpointing_keeps_only_block_inputs():
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_selective_checkpointing_agrees(attention):
+    config, batch = tiny_config(dropout=0.2), packed_batch([[9, 6], [15]])
+    torch.manual_seed(5)
+    loss, grads = gradients(build(config, attention=attention), batch)
+    torch.manual_seed(5)
+    again, recomputed = gradients(build(config, attention=attention, checkpointing="selective"), batch)
+    assert torch.equal(loss, again)
+    assert all(torch.equal(grad, recomputed[name]) for name, grad in grads.items())
+
+
+def test_checkpointing_keeps_what_its_mode_says():
     batch = random_batch(2, 64)
 
-    def saved_elements(checkpointing):
-        model, sizes = build(tiny_config(layers=4), checkpointing=checkpointing), {}
+    def saved_elements(checkpointing, every=1):
+        model, sizes = build(tiny_config(layers=4), checkpointing=checkpointing, every=every), {}
         parameters = {p.data_ptr() for p in model.parameters()}
 
         def pack(tensor):
@@ -184,7 +174,10 @@ def test_full_checkpointing_keeps_only_block_inputs():
         assert output.hidden_BTD.requires_grad
         return sum(sizes.values())
 
-    assert saved_elements("full") < saved_elements("none") / 4
+    none, full = saved_elements("none"), saved_elements("full")
+    assert full < none / 4
+    assert saved_elements("full", every=4) > none * 3 / 4
+    assert full < saved_elements("full", every=2) < none
 
 
 def test_dropout_acts_in_training_only():
@@ -214,7 +207,7 @@ def test_bf16_is_close_to_fp32(shape):
 @pytest.mark.long
 def test_compiled_blocks_agree_and_keep_their_names():
     config, batch = tiny_config(layers=1), random_batch(2, 16)
-    compiled = build_model(config, attention="sdpa", activation_checkpointing="none", compile=True, device=CPU)
+    compiled = build_model(config, PLAIN_ENGINE.model_copy(update={"compile": True}), CPU)
     plain = build(config)
     compiled.load_state_dict(plain.state_dict())
     loss, grads = gradients(plain, batch)
@@ -229,7 +222,7 @@ def test_compiled_blocks_agree_and_keep_their_names():
 def test_a_model_on_the_meta_device_has_no_storage():
     config = ModelConfig.model_validate(expand_preset({"preset": "llama-1b", "vocab_size": 128256}))
     meta = torch.device("meta")
-    model = build_model(config, attention="auto", activation_checkpointing="none", compile=False, device=meta)
+    model = build_model(config, PLAIN_ENGINE, meta)
     assert all(p.is_meta for p in model.parameters())
     assert model.head.weight is model.embedding.weight
     assert sum(p.numel() for p in model.parameters()) == 1_235_814_400
@@ -238,11 +231,5 @@ def test_a_model_on_the_meta_device_has_no_storage():
 def test_published_gpt2_has_its_published_number_of_parameters():
     over = {"preset": "gpt2-124m", "vocab_size": 50257, "vocab_multiple": 1}
     meta = torch.device("meta")
-    model = build_model(
-        ModelConfig.model_validate(expand_preset(over)),
-        attention="auto",
-        activation_checkpointing="none",
-        compile=False,
-        device=meta,
-    )
+    model = build_model(ModelConfig.model_validate(expand_preset(over)), PLAIN_ENGINE, meta)
     assert sum(p.numel() for p in model.parameters()) == 124_439_808

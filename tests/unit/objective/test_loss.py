@@ -40,6 +40,19 @@ def test_loss_and_gradients_are_those_of_materialised_logits(monkeypatch, tokens
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("tokens_a_chunk", [4, 1000])
+def test_a_bias_of_the_head_is_added_and_gets_its_gradient(monkeypatch, tokens_a_chunk):
+    hidden, weight, targets, vocab = case()
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", tokens_a_chunk * len(weight))
+    bias = torch.randn(len(weight), generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    found = linear_cross_entropy(hidden, weight, targets, vocab_size=vocab, bias_V=bias)
+    logits = functional.linear(hidden, weight[:vocab], bias[:vocab]).flatten(0, 1)
+    expected = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    inputs = (hidden, weight, bias)
+    found_grads, expected_grads = torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
+    torch.testing.assert_close((found, *found_grads), (expected, *expected_grads), rtol=1e-12, atol=1e-12)
+
+
 def test_fp32_is_as_close_to_float64_as_materialised_logits_are():
     found = run(chunked, *case(torch.float32))
     hidden, weight, targets, vocab = case(torch.float32)

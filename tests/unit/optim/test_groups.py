@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model import build_model
 from pretrain.optim.groups import group_parameters
@@ -55,9 +56,7 @@ def test_a_table_of_learned_positions_is_an_embedding_by_its_name():
 def test_the_real_model_decays_its_projections_only(tied):
     stack = StackConfig(layers=1, width=8, heads=2, ff_width=16, norm="layer", bias=True, position="learned")
     config = ModelConfig(decoder=stack, vocab_size=100, max_seq_len=16, tied_embeddings=tied)
-    model = build_model(
-        config, attention="auto", activation_checkpointing="none", compile=False, device=torch.device("meta")
-    )
+    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
     block = "decoder.blocks.0"
     projections = ["attention.qkv", "attention.output", "feedforward.gate_up", "feedforward.down"]
     head = [] if tied else ["head.weight"]

@@ -1,0 +1,171 @@
+"""A stack: blocks, with what they share -- positions, masks, norms and dropout of the input and output."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import StackConfig
+from pretrain.model.backends import build_backend
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
+from pretrain.model.block import Block, Memory
+from pretrain.model.cache import KVCache
+from pretrain.model.norm import build_norm
+from pretrain.model.position import build_position
+from pretrain.model.recompute import Recompute
+from pretrain.types import AttentionMask
+
+_COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Rows(NamedTuple):
+    """What a stack knows of its rows besides their embeddings; each may be None.
+
+    Attributes:
+        positions_BT: Position of each token in its document; None: consecutive, after those in the cache.
+        documents_BT: Document numbers of packed rows; None: a row is one document.
+        lengths_B: Tokens of each row before padding; None: no padding.
+        prefix_BT: Tokens that all of their document sees.
+        token_types_BT: Segment of each token; None: 0.
+    """
+
+    positions_BT: Tensor | None = None
+    documents_BT: Tensor | None = None
+    lengths_B: Tensor | None = None
+    prefix_BT: Tensor | None = None
+    token_types_BT: Tensor | None = None
+
+
+class Encoded(NamedTuple):
+    """What an encoder hands to a decoder.
+
+    Attributes:
+        hidden_BSD: Its output; None where a cache has the keys and values that were made of it.
+        length: S.
+        rows: Documents and lengths of the source.
+    """
+
+    hidden_BSD: Tensor | None
+    length: int
+    rows: Rows
+
+
+class Stack(nn.Module):
+    """Blocks between a norm of the input (`input_norm`) and one of the output (pre-norm stacks).
+
+    Args:
+        config: The stack.
+        engine: Names the attention kernel, and what is recomputed.
+        max_seq_len: Longest sequence.
+        causal: Position t sees only positions up to t.
+        reads_encoder: Each block has cross attention.
+        device: Where the stack will run.
+    """
+
+    def __init__(
+        self,
+        config: StackConfig,
+        engine: EngineConfig,
+        *,
+        max_seq_len: int,
+        causal: bool,
+        reads_encoder: bool,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.max_seq_len, self.causal, self.windows = max_seq_len, causal, config.windows
+        needs = AttentionNeeds(
+            device=device,
+            dtype=_COMPUTE_DTYPES[engine.precision],
+            head_width=config.per_head_width,
+            causal=causal,
+            window=config.window is not None,
+            bias=config.position == "relative",
+            dropout=config.attention_weight_dropout > 0,
+        )
+        self.backend = build_backend(engine.attention, needs)
+        cross_needs = replace(needs, causal=False, window=False, bias=False, cross=True)
+        self.cross_backend = build_backend(engine.attention, cross_needs) if reads_encoder else None
+        draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
+        mode, every = engine.activation_checkpointing, engine.activation_checkpointing_every
+        self.recompute = Recompute(mode, every, draws_noise=draws_noise)
+        self.position = build_position(config, max_seq_len, causal=causal)
+        self.token_type = nn.Embedding(config.token_types, config.width) if config.token_types else None
+        self.input_norm = build_norm(config) if config.input_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.blocks = nn.ModuleList(
+            Block(config, self.backend, self.cross_backend, first=number == 0) for number in range(config.layers)
+        )
+        self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
+
+    def forward(
+        self, x_BTD: Tensor, rows: Rows, encoded: Encoded | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """Maps embeddings to hidden states, [B, T, D] to the same.
+
+        Args:
+            x_BTD: Embeddings of the tokens.
+            rows: Where documents, padding and so on are.
+            encoded: The source, for a stack that reads one.
+            cache: Keys and values of earlier positions, extended by these T.
+        """
+        offset = 0 if cache is None else cache.length
+        length = offset + x_BTD.shape[1]
+        assert length <= self.max_seq_len, f"{length} positions, at most {self.max_seq_len}"
+        placed = self.position(x_BTD, rows.positions_BT, offset)
+        masks = self._prepare_masks(placed.x_BTD, rows, cache, placed.bias)
+        memory = self._prepare_memory(x_BTD, rows, encoded)
+        x_BTD = placed.x_BTD if self.token_type is None else placed.x_BTD + self._token_types(x_BTD, rows)
+        x_BTD = self.dropout(self.input_norm(x_BTD))
+        for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
+            rotation = placed.rotation if window is None else placed.local_rotation
+            layer_cache = None if cache is None else cache.layers[number]
+            x_BTD = self.recompute.run(number, block, x_BTD, masks[window], rotation, memory, layer_cache)
+        return self.norm(x_BTD)
+
+    def _token_types(self, x_BTD: Tensor, rows: Rows) -> Tensor:
+        assert self.token_type is not None
+        if rows.token_types_BT is not None:
+            return self.token_type(rows.token_types_BT)
+        return self.token_type(torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device))
+
+    def _prepare_masks(
+        self, x_BTD: Tensor, rows: Rows, cache: KVCache | None, bias: DistanceBias | None
+    ) -> dict[int | None, Any]:
+        """Prepares one mask for each window that some layer has."""
+        num_rows, queries, _ = x_BTD.shape
+        offset = 0 if cache is None else cache.length
+        key_documents = None
+        if cache is not None and rows.documents_BT is not None:
+            key_documents = cache.append_documents(rows.documents_BT)
+        mask = AttentionMask(
+            self.causal,
+            documents_BT=rows.documents_BT,
+            key_documents_BS=key_documents,
+            key_lengths_B=rows.lengths_B,
+            prefix_BS=rows.prefix_BT,
+            query_offset=offset,
+        )
+        size = {"rows": num_rows, "queries": queries, "keys": offset + queries}
+        return {
+            window: self.backend.prepare(replace(mask, window=window), **size, device=x_BTD.device, bias=bias)
+            for window in dict.fromkeys(self.windows)
+        }
+
+    def _prepare_memory(self, x_BTD: Tensor, rows: Rows, encoded: Encoded | None) -> Memory | None:
+        if encoded is None or self.cross_backend is None:
+            return None
+        num_rows, queries, _ = x_BTD.shape
+        packed = rows.documents_BT is not None and encoded.rows.documents_BT is not None
+        mask = AttentionMask(
+            causal=False,
+            documents_BT=rows.documents_BT if packed else None,
+            key_documents_BS=encoded.rows.documents_BT if packed else None,
+            key_lengths_B=encoded.rows.lengths_B,
+        )
+        prepared = self.cross_backend.prepare(
+            mask, rows=num_rows, queries=queries, keys=encoded.length, device=x_BTD.device
+        )
+        return Memory(encoded.hidden_BSD, prepared)
