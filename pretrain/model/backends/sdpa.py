@@ -1,94 +1,133 @@
-"""`sdpa`: torch's scaled_dot_product_attention, which picks a flash, memory-efficient or math kernel.
+"""`sdpa`: torch's scaled_dot_product_attention, which picks a flash, cuDNN, memory-efficient or math kernel.
 
-    prepare   dense causal                      -> is_causal, no mask tensor
-              packed documents, CPU             -> lengths of the documents; each is one dense causal call
-              anything else                     -> a boolean mask, made once a forward
-    attend    [B, T, N, H] in and out, transposed as views
+    prepare   causal or full                         -> the kernel's own is_causal, or nothing
+              decoding                               -> a mask of a few queries
+              CPU: documents, padding                -> segments; each is one call of the kernel
+              CPU: window, prefix, documents in bits -> blocks of queries, computed again in the backward pass
+              CUDA: all of these                     -> a boolean mask, made once a forward
+              a bias                                 -> blocks
+    attend    dropout on a CPU                       -> blocks
 
-Running the documents of a packed row one by one keeps memory linear and skips the pairs that a mask would discard: on
-a CPU never slower than a mask, and from two documents a row on faster.
+Memory is linear in length, but for masks on CUDA that the kernel has no word for: there `flex` and `varlen` are better.
+Running the documents of a packed row one by one also skips the pairs that a mask would discard: on a CPU never slower
+than a mask, and from two documents a row on faster.
 """
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from pretrain.model.backends.dense import dense_mask
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
+from pretrain.model.backends.blocks import BLOCK, Blocks, attend_blocks, plan_blocks, reachable_keys
+from pretrain.model.backends.calls import Calls, attend_calls, hides_future, is_plain, plan_calls
+from pretrain.model.backends.dense import additive_mask, dense_bias, dense_mask
+from pretrain.model.backends.kernel import call_kernel
+from pretrain.model.backends.segments import Segment, find_segments
 from pretrain.types import AttentionMask
 
 
 @dataclass(frozen=True, slots=True)
-class SdpaMask:
-    """How the kernel is to be called: at most one of `lengths` and `allowed` is given.
+class OneCall:
+    """The kernel is called once, on everything.
 
     Attributes:
+        keys: First and end of the keys that any query can reach; None: all.
         is_causal: The kernel's own causal mask.
-        lengths: Tokens of each document, over the rows laid end to end; their sum is B x T.
-        allowed: Boolean mask, broadcastable to [B, N, T, S].
+        allowed: Boolean mask, or a bias with the mask in it, broadcastable to [B, N, T, S].
     """
 
+    keys: tuple[int, int] | None = None
     is_causal: bool = False
-    lengths: tuple[int, ...] | None = None
     allowed: Tensor | None = None
 
 
-class SdpaAttention:
-    """Serves every mask on every device."""
+@dataclass(frozen=True, slots=True)
+class SdpaMask:
+    """How the kernel is to be called.
 
-    def __init__(self, device: torch.device) -> None:
-        self.splits_documents = device.type == "cpu"
-
-    def prepare(self, mask: AttentionMask, *, rows: int, queries: int, keys: int, device: torch.device) -> SdpaMask:
-        """Chooses the cheapest call that computes the mask."""
-        square = queries == keys and mask.query_offset == 0
-        if mask.documents_BT is not None:
-            own_keys = square and mask.key_documents_BS is None
-            lengths = document_lengths(mask.documents_BT) if self.splits_documents and own_keys else None
-            if lengths is None:
-                return SdpaMask(allowed=dense_mask(mask, queries=queries, keys=keys, device=device))
-            if len(lengths) > rows:
-                return SdpaMask(is_causal=mask.causal, lengths=lengths)
-        if square or not mask.causal:
-            return SdpaMask(is_causal=mask.causal)
-        if queries == 1 and mask.query_offset == keys - 1:
-            return SdpaMask()
-        return SdpaMask(allowed=dense_mask(mask, queries=queries, keys=keys, device=device))
-
-    def attend(self, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, prepared: SdpaMask, *, dropout: float) -> Tensor:
-        """Attends with the kernel that torch picks."""
-        if prepared.lengths is None:
-            return _attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout)
-        # split and cat, not slices: the gradient of a slice is as large as what it was cut from.
-        parts = [x.flatten(0, 1).split(prepared.lengths) for x in (q_BTNH, k_BSKH, v_BSKH)]
-        mixed = [_attend(q[None], k[None], v[None], prepared, dropout)[0] for q, k, v in zip(*parts, strict=True)]
-        return torch.cat(mixed).view(q_BTNH.shape)
-
-
-def _attend(q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, prepared: SdpaMask, dropout: float) -> Tensor:
-    mixed_BNTH = scaled_dot_product_attention(
-        q_BTNH.transpose(1, 2),
-        k_BSKH.transpose(1, 2),
-        v_BSKH.transpose(1, 2),
-        attn_mask=prepared.allowed,
-        dropout_p=dropout,
-        is_causal=prepared.is_causal,
-        enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
-    )
-    return mixed_BNTH.transpose(1, 2)
-
-
-def document_lengths(documents_BT: Tensor) -> tuple[int, ...] | None:
-    """Returns the lengths of the documents of all rows, in order; None where a row's documents are not runs.
-
-    Reads the tensor on the host.
+    Attributes:
+        direct: Once, or once a segment; None: only blocks can.
+        blocks: A few queries at a time; where there is a direct way too, for dropout only. None: never.
     """
-    steps = documents_BT.diff(dim=1)
-    if bool((steps < 0).any()):
-        return None
-    rows, length = documents_BT.shape
-    starts = torch.cat((torch.ones_like(documents_BT[:, :1], dtype=torch.bool), steps != 0), dim=1)
-    bounds = [*starts.flatten().nonzero().flatten().tolist(), rows * length]
-    return tuple(end - start for start, end in pairwise(bounds))
+
+    direct: OneCall | Calls | None = None
+    blocks: Blocks | None = None
+
+
+class SdpaAttention:
+    """Serves every mask and bias on every device."""
+
+    def __init__(self, needs: AttentionNeeds) -> None:
+        pass
+
+    def prepare(
+        self,
+        mask: AttentionMask,
+        *,
+        rows: int,
+        queries: int,
+        keys: int,
+        device: torch.device,
+        bias: DistanceBias | None = None,
+    ) -> SdpaMask:
+        """Chooses the cheapest way that computes the mask; on a CPU it reads documents and lengths."""
+        whole = Segment(range(rows), range(queries), range(keys))
+        if queries == 1 or (mask.query_offset > 0 and queries <= BLOCK):
+            return SdpaMask(_dense_call(mask, whole, device, bias))
+        if device.type == "cpu":
+            return _prepare_cpu(mask, whole, bias)
+        if bias is not None:
+            return SdpaMask(blocks=plan_blocks((whole,), mask, queries, bias))
+        # Causal queries see no padding but from padding, which may get anything.
+        padded_alike = mask.causal and queries == keys and mask.query_offset == 0
+        has_rows = mask.documents_BT is not None or (mask.key_lengths_B is not None and not padded_alike)
+        if is_plain(mask, whole) and not has_rows:
+            return SdpaMask(OneCall(is_causal=hides_future(mask, whole)))
+        return SdpaMask(_dense_call(mask, whole, device, None))
+
+    def attend(
+        self,
+        q_BTNH: Tensor,
+        k_BSKH: Tensor,
+        v_BSKH: Tensor,
+        prepared: SdpaMask,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attends in the way that was prepared."""
+        direct, blocks = prepared.direct, prepared.blocks
+        if blocks is not None and (dropout or direct is None):
+            return attend_blocks(q_BTNH, k_BSKH, v_BSKH, blocks, dropout=dropout, scale=scale)
+        if isinstance(direct, Calls):
+            return attend_calls(q_BTNH, k_BSKH, v_BSKH, direct, scale=scale)
+        assert direct is not None
+        if direct.keys is not None:
+            start, end = direct.keys
+            k_BSKH, v_BSKH = k_BSKH[:, start:end], v_BSKH[:, start:end]
+        allowed, is_causal = direct.allowed, direct.is_causal
+        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, is_causal=is_causal, dropout=dropout, scale=scale)
+
+
+def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None) -> SdpaMask:
+    rows, queries, keys = (len(span) for span in whole)
+    segments = find_segments(mask, rows=rows, queries=queries, keys=keys)
+    if segments is None:
+        return SdpaMask(blocks=plan_blocks((whole,), mask, queries, bias))
+    inner = replace(mask, documents_BT=None, key_documents_BS=None, key_lengths_B=None)
+    blocks = plan_blocks(segments, inner, queries, bias)
+    if bias is not None:
+        return SdpaMask(blocks=blocks)
+    if segments == (whole,):
+        return SdpaMask(OneCall(is_causal=hides_future(inner, whole)) if is_plain(inner, whole) else None, blocks)
+    return SdpaMask(plan_calls(segments, inner, rows=rows, queries=queries, keys=keys), blocks)
+
+
+def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> OneCall:
+    keys = reachable_keys(mask, whole) or whole.keys
+    allowed = dense_mask(mask, queries=whole.queries, keys=keys, device=device)
+    if bias is not None:
+        bias_NTS = dense_bias(bias, queries=whole.queries, keys=keys, num_queries=len(whole.queries))
+        allowed = additive_mask(allowed, bias_NTS, bias_NTS.dtype)
+    return OneCall(keys=None if keys == whole.keys else (keys.start, keys.stop), allowed=allowed)
