@@ -1,0 +1,212 @@
+"""Writes a model as a Hugging Face folder: config, sharded safetensors, generation settings, tokenizer, card.
+
+    family chosen -> shards planned -> each weight read, converted, written -> the folder appears under its name
+
+The folder is written under a temporary name and renamed when it is whole. One parameter is in memory at a time: a
+shard is streamed, not built. The same weights give the same bytes.
+"""
+
+import json
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.config.model import ModelConfig
+from pretrain.errors import ConfigError, DiskError
+from pretrain.interop.card import About, model_card
+from pretrain.interop.choose import choose_family
+from pretrain.interop.convert import their_shapes, to_theirs
+from pretrain.interop.family import Family, Weight
+from pretrain.interop.files import CARD, CONFIG, GENERATION, WEIGHTS
+from pretrain.interop.shapes import parameter_shapes
+from pretrain.io import make_dir, publish_dir, remove_dir, write_chunks, write_file, write_json
+
+MAX_SHARD_BYTES = 5_000_000_000
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Dtype:
+    torch: torch.dtype
+    safetensors: str
+    hugging_face: str
+
+
+_DTYPES = {"fp32": _Dtype(torch.float32, "F32", "float32"), "bf16": _Dtype(torch.bfloat16, "BF16", "bfloat16")}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an export holds.
+
+    Attributes:
+        model_type: Its family.
+        architecture: Class of transformers that loads it.
+        num_parameters: Number of values; tied ones once.
+        total_bytes: Size of the weights.
+        files: Names of all files.
+    """
+
+    model_type: str
+    architecture: str
+    num_parameters: int
+    total_bytes: int
+    files: list[str]
+
+
+def write_release(
+    config: ModelConfig,
+    read: Callable[[str], Tensor],
+    out: Path,
+    *,
+    dtype: str = "fp32",
+    family: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    generation: Mapping[str, Any] | None = None,
+    tokenizer_files: Sequence[tuple[str, bytes]] = (),
+    about: About | None = None,
+) -> Written:
+    """Writes a folder that `AutoModelFor*.from_pretrained` loads.
+
+    Args:
+        config: The model, `vocab_size` filled in.
+        read: Returns one parameter of ours by name, whole; called once for each, in the order of the files.
+        out: The folder; must not exist, or be empty.
+        dtype: fp32 or bf16, of all values.
+        family: `model_type` to write; None: the first that represents the model exactly.
+        max_shard_bytes: A file gets no further parameter beyond this size; a larger one has a file for itself.
+        generation: Further keys of generation_config.json.
+        tokenizer_files: Names and contents, copied.
+        about: What the card says of the run.
+
+    Raises:
+        ConfigError: No family represents the model exactly, the dtype is not known, or `out` holds something.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    chosen = choose_family(config, family)
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
+    out = out.resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
+    plan = _ShardPlan(config, chosen, _DTYPES[dtype], max_shard_bytes)
+    documents = _documents(config, chosen, _DTYPES[dtype], generation)
+    card = model_card(
+        config, chosen, about or About(),
+        num_parameters=plan.num_parameters, dtype=dtype, has_tokenizer=bool(tokenizer_files),
+    )  # fmt: skip
+    temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
+    if temporary.exists():
+        remove_dir(temporary)  # left by a dead process that had our process id
+    make_dir(temporary)
+    try:
+        plan.write(temporary, read)
+        for name, document in documents.items():
+            write_json(temporary / name, document)
+        write_file(temporary / CARD, card.encode())
+        for name, content in tokenizer_files:
+            assert _FILE_NAME.fullmatch(name) and not (temporary / name).exists(), name
+            write_file(temporary / name, content)
+        files = sorted(path.name for path in temporary.iterdir())
+        publish_dir(temporary, out)
+    except BaseException:
+        with suppress(DiskError):
+            if temporary.exists():
+                remove_dir(temporary)
+        raise
+    return Written(chosen.model_type, chosen.architecture(config), plan.num_parameters, plan.total_bytes, files)
+
+
+def _documents(
+    config: ModelConfig, family: Family, dtype: _Dtype, generation: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """Returns the JSON files, generation_config.json for a model that generates."""
+    described = family.write_config(config) | {
+        "architectures": [family.architecture(config)],
+        "model_type": family.model_type,
+        "torch_dtype": dtype.hugging_face,
+    }
+    if config.decoder is None or config.head.kind == "none":
+        return {CONFIG: described}
+    tokens = config.special_tokens
+    known = {"bos_token_id": tokens.bos, "eos_token_id": tokens.eos, "pad_token_id": tokens.pad,
+             "decoder_start_token_id": tokens.start}  # fmt: skip
+    settings = {key: value for key, value in known.items() if value is not None}
+    return {CONFIG: described, GENERATION: settings | dict(generation or {})}
+
+
+class _ShardPlan:
+    """Which weight goes to which file, decided from shapes.
+
+    Attributes:
+        num_parameters: Number of values in all files.
+        total_bytes: Their size.
+    """
+
+    def __init__(self, config: ModelConfig, family: Family, dtype: _Dtype, max_shard_bytes: int) -> None:
+        assert config.vocab_size is not None
+        self._dtype = dtype
+        # A base model's names lack the prefix that they have under a head.
+        self._cut = len(family.prefix) if config.head.kind == "none" else 0
+        shapes = parameter_shapes(config)
+        weights = family.weights(config)
+        assert sorted(weight.ours for weight in weights) == sorted(shapes)
+        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._shards: list[list[Weight]] = []
+        self.num_parameters, room = 0, 0
+        for weight in weights:
+            rows = config.vocab_size if weight.vocab else shapes[weight.ours][0]
+            theirs = their_shapes(weight, (rows, *shapes[weight.ours][1:]))
+            self._shapes[weight.ours] = {name[self._cut :]: shape for name, shape in theirs.items()}
+            count = sum(prod(shape) for shape in theirs.values())
+            self.num_parameters += count
+            if not self._shards or count * dtype.torch.itemsize > room:
+                self._shards.append([])
+                room = max_shard_bytes
+            self._shards[-1].append(weight)
+            room -= count * dtype.torch.itemsize
+        self.total_bytes = self.num_parameters * dtype.torch.itemsize
+
+    def write(self, folder: Path, read: Callable[[str], Tensor]) -> None:
+        """Writes every shard, and the index where there are several. Raises: DiskError."""
+        if len(self._shards) == 1:
+            self._write_shard(folder / WEIGHTS, self._shards[0], read)
+            return
+        place: dict[str, str] = {}
+        for number, weights in enumerate(self._shards, start=1):
+            stem, _, suffix = WEIGHTS.rpartition(".")
+            name = f"{stem}-{number:05d}-of-{len(self._shards):05d}.{suffix}"
+            self._write_shard(folder / name, weights, read)
+            place |= {theirs: name for weight in weights for theirs in self._shapes[weight.ours]}
+        write_json(
+            folder / f"{WEIGHTS}.index.json", {"metadata": {"total_size": self.total_bytes}, "weight_map": place}
+        )
+
+    def _write_shard(self, path: Path, weights: list[Weight], read: Callable[[str], Tensor]) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for weight in weights:
+            for name, shape in self._shapes[weight.ours].items():
+                start, end = end, end + prod(shape) * self._dtype.torch.itemsize
+                header[name] = {"dtype": self._dtype.safetensors, "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+
+        def chunks() -> Iterator[memoryview]:
+            yield memoryview(struct.pack("<Q", len(text)) + text)
+            for weight in weights:
+                for name, tensor in to_theirs(weight, read(weight.ours)):
+                    assert tuple(tensor.shape) == self._shapes[weight.ours][name[self._cut :]], name
+                    stored = tensor.detach().to(device="cpu", dtype=self._dtype.torch).contiguous()
+                    yield memoryview(stored.view(-1).view(torch.uint8).numpy())
+
+        write_chunks(path, chunks())
