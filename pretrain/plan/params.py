@@ -1,9 +1,9 @@
 """Parameters of a model, counted from its config: exactly what `pretrain.model` builds.
 
-Not here: memory (`memory.py`) and FLOPs (`flops.py`), which start from these counts.
+Not here: memory (`memory.py`) and FLOPs (`flops.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pretrain.config.model import ModelConfig, StackConfig
 
@@ -13,12 +13,13 @@ class ParameterCount:
     """Parameters by part; a weight that two parts share counts once.
 
     Attributes:
-        embedding: Token table, padded rows included.
-        position: Table of learned positions.
-        attention: Projections of all layers, with biases.
+        embedding: Token table, padded rows included, and tables of token types.
+        position: Tables of learned positions, or of biases by distance.
+        attention: Projections of all layers, with biases, to the encoder's output too.
         feedforward: The same.
-        norm: All norms.
-        head: Output projection; 0 when tied to the embedding.
+        norm: All norms of the stacks.
+        head: Output projection unless tied to the embedding, its bias, and what comes before it.
+        pooler: Summary of a sentence.
     """
 
     embedding: int
@@ -27,44 +28,75 @@ class ParameterCount:
     feedforward: int
     norm: int
     head: int
+    pooler: int
 
     @property
     def total(self) -> int:
         """All parameters."""
-        return self.embedding + self.position + self.attention + self.feedforward + self.norm + self.head
-
-
-def only_stack(model: ModelConfig) -> StackConfig:
-    """Returns the one stack of a decoder-only or encoder-only model; two stacks are not counted yet."""
-    assert model.encoder is None or model.decoder is None, "plan counts models of one stack"
-    stack = model.decoder or model.encoder
-    assert stack is not None
-    return stack
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 def _linear(inputs: int, outputs: int, bias: bool) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
 
+def _norm(stack: StackConfig) -> int:
+    return 2 * stack.width if stack.norm == "layer" and stack.bias else stack.width
+
+
+def _count_position(stack: StackConfig, max_seq_len: int) -> int:
+    if stack.position == "learned":
+        return max_seq_len * stack.width
+    return stack.relative_buckets * stack.heads if stack.position == "relative" else 0
+
+
+def _count_attention(stack: StackConfig, reads_encoder: bool) -> int:
+    # Queries, keys and values of self-attention are one matrix, of cross attention two: the sizes are the same.
+    heads_width, kv_width = stack.heads * stack.per_head_width, stack.num_kv_heads * stack.per_head_width
+    projections = _linear(stack.width, heads_width + 2 * kv_width, stack.has_qkv_bias)
+    layer = projections + _linear(heads_width, stack.width, stack.bias)
+    return stack.layers * layer * (2 if reads_encoder else 1)
+
+
+def _count_feedforward(stack: StackConfig) -> int:
+    up_width = 2 * stack.ff_width if stack.gated else stack.ff_width
+    return stack.layers * (
+        _linear(stack.width, up_width, stack.bias) + _linear(stack.ff_width, stack.width, stack.bias)
+    )
+
+
+def _count_norms(stack: StackConfig, reads_encoder: bool) -> int:
+    pre = stack.norm_placement == "pre"
+    # One a sub-layer. A pre-norm stack ends with one more; its first may be the norm of the input instead.
+    num_norms = stack.layers * (3 if reads_encoder else 2) + (1 if pre else 0)
+    if stack.input_norm and not pre:
+        num_norms += 1
+    return num_norms * _norm(stack) + (2 * stack.layers * stack.per_head_width if stack.qk_norm else 0)
+
+
+def _count_head(model: ModelConfig) -> int:
+    if model.head.kind == "none":
+        return 0
+    stack, rows = model.last_stack, model.padded_vocab_size
+    transform = _linear(stack.width, stack.width, stack.bias) + _norm(stack) if model.head.transform else 0
+    weight = 0 if model.tied_embeddings else rows * stack.width
+    return transform + weight + (rows if model.head.bias else 0)
+
+
 def count_parts(model: ModelConfig) -> ParameterCount:
     """Counts the parameters of each part; `vocab_size` must be known."""
-    stack = only_stack(model)
-    width, heads_width = stack.width, stack.heads * stack.per_head_width
-    qkv_width = heads_width + 2 * stack.num_kv_heads * stack.per_head_width
-    table = model.padded_vocab_size * width
-    attention = _linear(width, qkv_width, stack.bias) + _linear(heads_width, width, stack.bias)
-    up_width = 2 * stack.ff_width if stack.gated else stack.ff_width
-    feedforward = _linear(width, up_width, stack.bias) + _linear(stack.ff_width, width, stack.bias)
-    norm = 2 * width if stack.norm == "layer" and stack.bias else width
-    # Two a layer, and a last one over the residual sum, which a post-norm stack has normalised already.
-    num_norms = 2 * stack.layers + (1 if stack.norm_placement == "pre" else 0)
+    width = model.last_stack.width
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    # Of two stacks, the last is the decoder, whose blocks read the encoder's output.
+    reads = [len(stacks) == 2 and stack is stacks[-1] for stack in stacks]
     return ParameterCount(
-        embedding=table,
-        position=model.max_seq_len * width if stack.position == "learned" else 0,
-        attention=stack.layers * attention,
-        feedforward=stack.layers * feedforward,
-        norm=num_norms * norm,
-        head=0 if model.tied_embeddings else table,
+        embedding=model.padded_vocab_size * width + sum(stack.token_types * width for stack in stacks),
+        position=sum(_count_position(stack, model.max_seq_len) for stack in stacks),
+        attention=sum(map(_count_attention, stacks, reads)),
+        feedforward=sum(map(_count_feedforward, stacks)),
+        norm=sum(map(_count_norms, stacks, reads)),
+        head=_count_head(model),
+        pooler=_linear(width, width, True) if model.pooler else 0,
     )
 
 

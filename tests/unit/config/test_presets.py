@@ -8,6 +8,7 @@ import pytest
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.errors import ConfigError
+from pretrain.plan.params import count_parameters
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -15,6 +16,35 @@ def test_every_preset_is_a_valid_model(name):
     config = ModelConfig.model_validate(expand_preset({"preset": name}))
     assert config.preset == name
     assert config.vocab_size is None
+
+
+FAMILIES = {
+    "encoder+decoder": ["marian", "t5", "t5-v1.1", "transformer"],
+    "encoder": ["bert", "modernbert"],
+    "decoder": ["gpt2", "llama", "mistral", "qwen2", "qwen3"],
+}
+
+
+@pytest.mark.parametrize(("shape", "family"), [(shape, name) for shape, names in FAMILIES.items() for name in names])
+def test_every_family_has_a_tiny_preset_of_its_shape(shape, family):
+    config = ModelConfig.model_validate(expand_preset({"preset": f"{family}-tiny"}))
+    assert config.shape == shape
+    assert count_parameters(config.model_copy(update={"vocab_size": 1024})) < 2_500_000
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_two_stacks_of_a_preset_can_be_changed_one_by_one(name):
+    if set(PRESETS[name]) >= {"encoder", "decoder"}:
+        expanded = expand_preset({"preset": name, "decoder": {"layers": 1}})
+        assert expanded["encoder"] == PRESETS[name]["encoder"]
+        assert expanded["encoder"]["layers"] > 1
+        assert expanded["decoder"] == PRESETS[name]["decoder"] | {"layers": 1}
+
+
+def test_a_window_of_modernbert_is_its_local_attention():
+    """Of 128 tokens, 64 on each side: fewer than 65 positions away. Every third layer, from the first, sees all."""
+    config = ModelConfig.model_validate(expand_preset({"preset": "modernbert-base"}))
+    assert config.encoder.windows[:7] == (None, 65, 65, None, 65, 65, None)
 
 
 def test_keys_are_laid_over_the_preset_one_by_one():
@@ -49,7 +79,7 @@ def test_without_a_preset_the_section_is_left_alone():
 def test_an_unknown_preset_is_refused_with_the_nearest_names():
     with pytest.raises(ConfigError, match=r"unknown model\.preset 'lama-5m'; use llama-5m"):
         expand_preset({"preset": "lama-5m"})
-    with pytest.raises(ConfigError, match="use gpt-shakespeare or gpt2-124m"):
+    with pytest.raises(ConfigError, match=r"use bert-base or bert-large or .* or transformer-big or transformer-tiny$"):
         expand_preset({"preset": "zzzzzzzz"})
 
 
