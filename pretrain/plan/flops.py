@@ -1,34 +1,94 @@
-"""FLOPs of training on one token, by the formula that MFU is reported with (Chowdhery et al. 2022, appendix B).
+"""FLOPs of training, by the formula that MFU is reported with (Chowdhery et al. 2022, appendix B).
 
-    6 N_matmul  +  12 L D T        2 FLOPs a weight forward, 4 backward; scores and mixing over all T keys
+    6 N_matmul  +  12 L D T        a token: 2 FLOPs a weight forward, 4 backward; scores and mixing over all T keys
 
 N_matmul are the weights that a token is multiplied with: the projections and the head, but not look-ups, norms and
-biases. D is the width of all query heads together, N H. Recomputation is not useful work, and is not counted.
+biases. D is the width of all query heads together, N H. Recomputation is not useful work, and is not counted; nor is a
+pooler, which no objective of pretraining runs.
+
+With two stacks a source token meets the encoder and the keys and values that the decoder makes of it, a target token
+the rest of the decoder and the head; cross attention has T x S scores.
+
+A layer with a window counts the keys that the window leaves, not all T: a kernel for windows computes no others, and
+counting them would report more FLOPs than any machine has run.
 """
 
-from pretrain.config.model import ModelConfig
-from pretrain.plan.params import only_stack
+from pretrain.config.model import ModelConfig, StackConfig
+
+
+def _attention_weights(stack: StackConfig) -> tuple[int, int]:
+    """Weights of one attention layer: those that meet the queries' tokens, and those that meet the keys' tokens."""
+    heads_width, kv_width = stack.heads * stack.per_head_width, stack.num_kv_heads * stack.per_head_width
+    return 2 * stack.width * heads_width, 2 * stack.width * kv_width
+
+
+def _stack_weights(stack: StackConfig) -> int:
+    feedforward = stack.width * stack.ff_width * (3 if stack.gated else 2)
+    return stack.layers * (sum(_attention_weights(stack)) + feedforward)
+
+
+def _head_weights(model: ModelConfig) -> int:
+    if model.head.kind == "none":
+        return 0
+    width = model.last_stack.width
+    return model.padded_vocab_size * width + (width * width if model.head.transform else 0)
 
 
 def count_matmul_weights(model: ModelConfig) -> int:
     """Returns N_matmul, the head included whether tied or not; `vocab_size` must be known."""
-    stack = only_stack(model)
-    attention = stack.width * stack.per_head_width * 2 * (stack.heads + stack.num_kv_heads)
-    feedforward = stack.width * stack.ff_width * (3 if stack.gated else 2)
-    return stack.layers * (attention + feedforward) + model.padded_vocab_size * stack.width
+    count = sum(_stack_weights(stack) for stack in (model.encoder, model.decoder) if stack is not None)
+    if model.encoder is not None and model.decoder is not None:
+        count += model.decoder.layers * sum(_attention_weights(model.decoder))
+    return count + _head_weights(model)
 
 
-def train_flops_per_token(model: ModelConfig, seq_len: int, *, halve_causal: bool = False) -> int:
+def _twice_score_pairs(length: int, window: int | None, *, causal: bool, halve_causal: bool) -> int:
+    """Twice the pairs of query and key that count in a row of one layer. The edges of a row are not special."""
+    if not causal:
+        return 2 * length * (length if window is None else min(length, 2 * window - 1))
+    reach = length if window is None else min(length, window)
+    # The triangle at a row's start is half empty: without a window it is the whole square.
+    return reach * (2 * length - reach) if halve_causal else 2 * length * reach
+
+
+def _self_attention_flops(stack: StackConfig, length: int, *, causal: bool, halve_causal: bool) -> int:
+    twice = sum(_twice_score_pairs(length, w, causal=causal, halve_causal=halve_causal) for w in stack.windows)
+    return 6 * stack.heads * stack.per_head_width * twice
+
+
+def train_flops_per_row(
+    model: ModelConfig, seq_len: int, *, source_len: int | None = None, halve_causal: bool = False
+) -> int:
+    """Returns the FLOPs of forward and backward on one row; arguments as for `train_flops_per_token`."""
+    flops = 6 * _head_weights(model) * seq_len
+    if model.decoder is not None:
+        flops += 6 * _stack_weights(model.decoder) * seq_len
+        flops += _self_attention_flops(model.decoder, seq_len, causal=True, halve_causal=halve_causal)
+    if model.encoder is None:
+        return flops
+    encoder_len = seq_len
+    if model.decoder is not None:
+        decoder, encoder_len = model.decoder, source_len or seq_len
+        of_target, of_source = _attention_weights(decoder)
+        flops += 6 * decoder.layers * (of_target * seq_len + of_source * encoder_len)
+        flops += 12 * decoder.layers * decoder.heads * decoder.per_head_width * seq_len * encoder_len
+    flops += 6 * _stack_weights(model.encoder) * encoder_len
+    return flops + _self_attention_flops(model.encoder, encoder_len, causal=False, halve_causal=False)
+
+
+def train_flops_per_token(
+    model: ModelConfig, seq_len: int, *, source_len: int | None = None, halve_causal: bool = False
+) -> int:
     """Returns the FLOPs of forward and backward, per token of a row.
+
+    With two stacks that is a target token with its share of the source, S / T tokens: what a row of S source and T
+    target tokens costs, divided by T and rounded down. Multiply by target tokens, not by source and target together.
 
     Args:
         model: `vocab_size` must be known.
-        seq_len: Tokens of a row, T.
+        seq_len: Tokens of a row, T; with two stacks those of the target.
+        source_len: Tokens of the source of a row, S; only with two stacks. None: as many as T.
         halve_causal: Count for a decoder only the half of the scores that a causal mask leaves. The full count is the
             field's convention; print this one beside it.
     """
-    stack = only_stack(model)
-    attention = 12 * stack.layers * stack.heads * stack.per_head_width * seq_len
-    if halve_causal and model.decoder is not None:
-        attention //= 2
-    return 6 * count_matmul_weights(model) + attention
+    return train_flops_per_row(model, seq_len, source_len=source_len, halve_causal=halve_causal) // seq_len

@@ -5,13 +5,14 @@ import sys
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
-from pretrain.plan.flops import count_matmul_weights, train_flops_per_token
-from pretrain.types import Batch
+from pretrain.plan.flops import count_matmul_weights, train_flops_per_row, train_flops_per_token
+from pretrain.types import Batch, Source
 
 GPT2 = ModelConfig(
     decoder=StackConfig(layers=12, width=768, heads=12, ff_width=3072, gated=False, norm="layer", position="learned"),
@@ -19,6 +20,7 @@ GPT2 = ModelConfig(
     max_seq_len=1024,
     tied_embeddings=True,
 )
+TINY = StackConfig(layers=2, width=32, heads=4, head_width=16, ff_width=48)
 
 
 def test_gpt2_small_by_hand():
@@ -33,21 +35,89 @@ def test_an_encoder_sees_every_key_so_nothing_is_halved():
     assert train_flops_per_token(encoder, 64, halve_causal=True) == train_flops_per_token(encoder, 64)
 
 
+def test_the_transformer_by_hand():
+    """A row of S = 30 source and T = 20 target tokens, F = 4 D; the vocabulary is a multiple of 128 already."""
+    values = {"preset": "transformer-base", "vocab_size": 37_120}
+    config = ModelConfig.model_validate(expand_preset(values))
+    layer = 12 * 512 * 512
+    assert count_matmul_weights(config) == 6 * (layer + layer + 4 * 512 * 512) + 37_120 * 512
+    source = 6 * (layer + 2 * 512 * 512)
+    target = 6 * (layer + 2 * 512 * 512) + 37_120 * 512
+    scores = 12 * 6 * 512 * (30 * 30 + 20 * 20 + 20 * 30)
+    assert train_flops_per_row(config, 20, source_len=30) == 6 * (30 * source + 20 * target) + scores
+    assert train_flops_per_token(config, 20, source_len=30) == (6 * (30 * source + 20 * target) + scores) // 20
+    assert train_flops_per_token(config, 20) == train_flops_per_token(config, 20, source_len=20)
+    # Of three squares, only the decoder's own is causal.
+    halved = train_flops_per_row(config, 20, source_len=30, halve_causal=True)
+    assert train_flops_per_row(config, 20, source_len=30) - halved == 6 * 6 * 512 * 20 * 20
+
+
+def attention_flops(length, *, shape="decoder", halve_causal=False, **stack):
+    """FLOPs of scores and mixing of one row, for each unit of head width, two layers."""
+    config = ModelConfig(**{shape: TINY.model_copy(update=stack)}, vocab_size=1)
+    rest = 6 * count_matmul_weights(config) * length
+    return (train_flops_per_row(config, length, halve_causal=halve_causal) - rest) / (12 * 4 * 16)
+
+
+def test_a_window_counts_the_keys_that_it_leaves():
+    assert attention_flops(100) == 2 * 100 * 100
+    assert attention_flops(100, window=10) == 2 * 100 * 10
+    assert attention_flops(100, window=10, global_every=2) == 100 * 100 + 100 * 10
+    assert attention_flops(100, window=1000) == 2 * 100 * 100
+    assert attention_flops(100, shape="encoder", window=10) == 2 * 100 * 19
+    assert attention_flops(100, shape="encoder", window=70) == 2 * 100 * 100
+
+
+@pytest.mark.parametrize("window", [1, 10, 99, 100, 300, None])
+def test_halved_windows_count_what_a_causal_mask_leaves(window):
+    reach = min(window or 100, 100)
+    visible = sum(min(query + 1, reach) for query in range(100))
+    # The diagonal is counted half, as in T^2 / 2: `reach` pairs of half a key.
+    assert attention_flops(100, window=window, halve_causal=True) == 2 * (visible - reach / 2)
+
+
+def counted_by_torch(config, batch):
+    """Total FLOPs of forward and backward under eager attention: torch sees nothing inside the CPU's flash kernel."""
+    model = build_model(config, PLAIN_ENGINE.model_copy(update={"attention": "eager"}), torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        output = model(batch)
+        scores = output.hidden_BTD if output.logits_BTV is None else output.logits_BTV[..., : config.vocab_size]
+        scores.sum().backward()
+    return counter.get_total_flops()
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("gated", [False, True])
 def test_forward_and_backward_have_as_many_flops_as_torch_counts(gated, kv_heads):
-    """Under the math kernel, since torch sees nothing inside the CPU's flash kernel."""
-    stack = StackConfig(layers=2, width=32, heads=4, kv_heads=kv_heads, head_width=16, ff_width=48, gated=gated)
-    config = ModelConfig(decoder=stack, vocab_size=100, max_seq_len=16)
-    model = build_model(
-        config, attention="auto", activation_checkpointing="none", compile=False, device=torch.device("cpu")
+    config = ModelConfig(
+        decoder=TINY.model_copy(update={"gated": gated, "kv_heads": kv_heads}), vocab_size=100, max_seq_len=16
     )
-    init_weights(model, config, seed=0)
     tokens = torch.randint(0, 100, (3, 16))
-    counter = FlopCounterMode(display=False)
-    with counter, sdpa_kernel(SDPBackend.MATH):
-        model(Batch(tokens, tokens)).logits_BTV[..., :100].sum().backward()
-    assert counter.get_total_flops() == train_flops_per_token(config, 16) * tokens.numel()
+    assert counted_by_torch(config, Batch(tokens, tokens)) == train_flops_per_token(config, 16) * tokens.numel()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [HeadConfig(transform=True, bias=True), HeadConfig(kind="none")],
+    ids=["transform", "none"],
+)
+def test_an_encoder_has_as_many_flops_as_torch_counts_with_any_head(head):
+    stack = TINY.model_copy(update={"position": "learned", "token_types": 2, "input_norm": True, "qk_norm": True})
+    config = ModelConfig(encoder=stack, head=head, vocab_size=100, max_seq_len=16)
+    tokens = torch.randint(0, 100, (3, 16))
+    assert counted_by_torch(config, Batch(tokens, tokens)) == train_flops_per_token(config, 16) * tokens.numel()
+
+
+@pytest.mark.parametrize("preset", ["transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"])
+def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
+    config = ModelConfig.model_validate(
+        expand_preset({"preset": preset, "vocab_size": 100, "decoder": {"layers": 3, "ff_width": 40}})
+    )
+    targets, source = torch.randint(0, 100, (3, 16)), torch.randint(0, 100, (3, 24))
+    counted = counted_by_torch(config, Batch(targets, targets, source=Source(source)))
+    assert counted == 3 * train_flops_per_row(config, 16, source_len=24)
 
 
 def test_planning_imports_no_torch():

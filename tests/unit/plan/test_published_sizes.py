@@ -1,0 +1,201 @@
+"""Every preset has as many parameters as what was published under its name, at the published vocabulary.
+
+Twice over: the number that is printed with the release, and the parameters of Hugging Face's own model of that
+configuration, written out below as it is in the released `config.json`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import PRESETS, expand_preset
+from pretrain.model import build_model
+from pretrain.plan.params import count_parameters, count_parts
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A released model.
+
+    Attributes:
+        vocab_size: Rows of its table.
+        parameters: What is printed with it. None: only rounded, and then not here.
+        model: Hugging Face's class.
+        config: Its configuration, `vocab_size` aside.
+    """
+
+    vocab_size: int
+    parameters: int | None
+    model: type
+    config: dict[str, Any]
+
+
+def gpt2(layers: int, width: int, heads: int, parameters: int) -> Release:
+    return Release(50257, parameters, hf.GPT2LMHeadModel, {"n_layer": layers, "n_embd": width, "n_head": heads})
+
+
+def rotary(
+    model: type, vocab: int, parameters: int | None, layers: int, width: int, ff: int, heads: int, kv: int, **rest
+):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": ff, "num_attention_heads": heads}
+    return Release(vocab, parameters, model, sizes | {"num_key_value_heads": kv, "tie_word_embeddings": False} | rest)
+
+
+def bert(layers: int, width: int, heads: int, ff: int, parameters: int | None) -> Release:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": ff}
+    return Release(30522, parameters, hf.BertForMaskedLM, sizes)
+
+
+def modernbert(layers: int, width: int, heads: int, ff: int) -> Release:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": ff}
+    return Release(50368, None, hf.ModernBertForMaskedLM, sizes)
+
+
+def marian(vocab: int, layers: int, width: int, heads: int, ff: int) -> Release:
+    sizes = {f"{stack}_{key}": n for stack in ("encoder", "decoder") for key, n in
+             (("layers", layers), ("attention_heads", heads), ("ffn_dim", ff))}  # fmt: skip
+    config = {"d_model": width, "scale_embedding": True, "max_position_embeddings": 512, "pad_token_id": 0}
+    return Release(vocab, None, hf.MarianMTModel, sizes | config | {"decoder_start_token_id": 0})
+
+
+def t5(
+    layers: int, width: int, heads: int, head_width: int, ff: int, parameters: int, *, gated: bool = False
+) -> Release:
+    sizes = {"num_layers": layers, "d_model": width, "num_heads": heads, "d_kv": head_width, "d_ff": ff}
+    return Release(
+        32128,
+        parameters,
+        hf.T5ForConditionalGeneration,
+        sizes | {"feed_forward_proj": "gated-gelu" if gated else "relu", "tie_word_embeddings": not gated},
+    )
+
+
+LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qwen2ForCausalLM, hf.Qwen3ForCausalLM
+TIED = {"tie_word_embeddings": True}
+
+RELEASES = {
+    "gpt2-124m": gpt2(12, 768, 12, 124_439_808),
+    "gpt2-350m": gpt2(24, 1024, 16, 354_823_168),
+    "gpt2-774m": gpt2(36, 1280, 20, 774_030_080),
+    "gpt2-1.5b": gpt2(48, 1600, 25, 1_557_611_200),
+    "llama2-7b": rotary(LLAMA, 32000, 6_738_415_616, 32, 4096, 11008, 32, 32),
+    "llama2-13b": rotary(LLAMA, 32000, 13_015_864_320, 40, 5120, 13824, 40, 40),
+    "llama2-70b": rotary(LLAMA, 32000, 68_976_648_192, 80, 8192, 28672, 64, 8),
+    "llama3-8b": rotary(LLAMA, 128256, 8_030_261_248, 32, 4096, 14336, 32, 8),
+    "llama3-70b": rotary(LLAMA, 128256, 70_553_706_496, 80, 8192, 28672, 64, 8),
+    "llama3.1-8b": rotary(LLAMA, 128256, 8_030_261_248, 32, 4096, 14336, 32, 8),
+    "llama3.1-70b": rotary(LLAMA, 128256, 70_553_706_496, 80, 8192, 28672, 64, 8),
+    "llama3.2-1b": rotary(LLAMA, 128256, 1_235_814_400, 16, 2048, 8192, 32, 8, **TIED),
+    "llama-1b": rotary(LLAMA, 128256, 1_235_814_400, 16, 2048, 8192, 32, 8, **TIED),
+    "mistral-7b": rotary(MISTRAL, 32000, 7_241_732_096, 32, 4096, 14336, 32, 8),
+    "qwen2-0.5b": rotary(QWEN2, 151936, 494_032_768, 24, 896, 4864, 14, 2, **TIED),
+    "qwen2-1.5b": rotary(QWEN2, 151936, 1_543_714_304, 28, 1536, 8960, 12, 2, **TIED),
+    "qwen2-7b": rotary(QWEN2, 152064, 7_615_616_512, 28, 3584, 18944, 28, 4),
+    "qwen2-72b": rotary(QWEN2, 152064, 72_706_203_648, 80, 8192, 29568, 64, 8),
+    "qwen3-0.6b": rotary(QWEN3, 151936, 596_049_920, 28, 1024, 3072, 16, 8, head_dim=128, **TIED),
+    "qwen3-1.7b": rotary(QWEN3, 151936, 1_720_574_976, 28, 2048, 6144, 16, 8, head_dim=128, **TIED),
+    "qwen3-4b": rotary(QWEN3, 151936, 4_022_468_096, 36, 2560, 9728, 32, 8, head_dim=128, **TIED),
+    "qwen3-8b": rotary(QWEN3, 151936, 8_190_735_360, 36, 4096, 12288, 32, 8, head_dim=128),
+    "qwen3-14b": rotary(QWEN3, 151936, 14_768_307_200, 40, 5120, 17408, 40, 8, head_dim=128),
+    "qwen3-32b": rotary(QWEN3, 151936, 32_762_123_264, 64, 5120, 25600, 64, 8, head_dim=128),
+    "bert-base": bert(12, 768, 12, 3072, 109_514_298),
+    "bert-large": bert(24, 1024, 16, 4096, None),
+    "bert-tiny": bert(2, 128, 2, 512, None),
+    "modernbert-base": modernbert(22, 768, 12, 1152),
+    "modernbert-large": modernbert(28, 1024, 16, 2624),
+    # English to Italian.
+    "marian-base": marian(80035, 6, 512, 8, 2048),
+    "t5-small": t5(6, 512, 8, 64, 2048, 60_506_624),
+    "t5-base": t5(12, 768, 12, 64, 3072, 222_903_552),
+    "t5-large": t5(24, 1024, 16, 64, 4096, 737_668_096),
+    "t5-3b": t5(24, 1024, 32, 128, 16384, 2_851_598_336),
+    "t5-11b": t5(24, 1024, 128, 128, 65536, 11_307_321_344),
+    "t5-v1.1-small": t5(8, 512, 6, 64, 1024, 76_961_152, gated=True),
+    "t5-v1.1-base": t5(12, 768, 12, 64, 2048, 247_577_856, gated=True),
+    "t5-v1.1-large": t5(24, 1024, 16, 64, 2816, 783_150_080, gated=True),
+    "t5-v1.1-xl": t5(24, 2048, 32, 64, 5120, 2_849_757_184, gated=True),
+    "t5-v1.1-xxl": t5(24, 4096, 64, 64, 10240, 11_135_332_352, gated=True),
+}
+
+ROUNDED = {
+    # Vaswani et al. 2017: 65 and 213 million (table 3), with about 37,000 tokens (5.1); by the layers of that table it
+    # is 63 and 214.
+    "transformer-base": (37_000, [63e6, 65e6], 0.04),
+    "transformer-big": (37_000, [213e6, 214e6], 0.04),
+    "bert-large": (30_522, [340e6], 0.02),
+    "bert-tiny": (30_522, [4.4e6], 0.02),
+    "modernbert-base": (50_368, [149e6], 0.01),
+    "modernbert-large": (50_368, [395e6], 0.01),
+}
+
+OWN = {"gpt-shakespeare", "llama-5m"}
+"""Sizes of nobody else's, which have no publication to agree with; so have the tiny ones of every family."""
+
+
+def configured(preset: str, vocab_size: int) -> ModelConfig:
+    """A preset at a vocabulary that is not padded."""
+    values = {"preset": preset, "vocab_size": vocab_size, "vocab_multiple": 1}
+    return ModelConfig.model_validate(expand_preset(values))
+
+
+def size_of(release: Release) -> int:
+    """Parameters that Hugging Face's model is trained by, on the meta device."""
+    with META:
+        model = release.model(release.model.config_class(vocab_size=release.vocab_size, **release.config))
+    # Not Marian's sinusoids, which are parameters there without a gradient.
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    # Marian's bias of the scores is a buffer there.
+    count += sum(buffer.numel() for name, buffer in model.named_buffers() if name == "final_logits_bias")
+    if isinstance(model, hf.T5ForConditionalGeneration) and not release.config["tie_word_embeddings"]:
+        # transformers 5 ties T5's embeddings whatever the configuration says; the released v1.1 has a head of its own.
+        count += model.lm_head.weight.numel()
+    return count
+
+
+def test_every_preset_is_compared_with_its_publication():
+    tiny = {name for name in PRESETS if name.endswith("-tiny")} - {"bert-tiny"}
+    assert set(PRESETS) - tiny - OWN == set(RELEASES) | {"transformer-base", "transformer-big"}
+
+
+@pytest.mark.parametrize("preset", sorted(RELEASES))
+def test_a_preset_is_as_large_as_the_release(preset):
+    release = RELEASES[preset]
+    counted = count_parameters(configured(preset, release.vocab_size))
+    assert counted == size_of(release)
+    if release.parameters is not None:
+        assert counted == release.parameters
+
+
+@pytest.mark.parametrize("preset", sorted(ROUNDED))
+def test_a_preset_is_as_large_as_the_paper_says(preset):
+    vocab_size, published, tolerance = ROUNDED[preset]
+    for size in published:
+        assert count_parameters(configured(preset, vocab_size)) == pytest.approx(size, rel=tolerance)
+
+
+@pytest.mark.parametrize("preset", ["llama3-70b", "t5-v1.1-xxl", "gpt2-1.5b", "t5-11b", "qwen2-72b"])
+def test_the_largest_are_built_without_memory(preset):
+    config = configured(preset, RELEASES[preset].vocab_size)
+    model = build_model(config, PLAIN_ENGINE, META)
+    tensors = [*model.parameters(), *model.buffers()]
+    assert all(tensor.is_meta for tensor in tensors)
+    assert sum(parameter.numel() for parameter in model.parameters()) == RELEASES[preset].parameters
+
+
+def test_the_parts_of_bert():
+    parts = count_parts(configured("bert-base", 30522))
+    assert parts.embedding == (30522 + 2) * 768
+    assert parts.position == 512 * 768
+    # Two a layer and the one over the embeddings; none at the end.
+    assert parts.norm == 25 * 2 * 768
+    assert parts.head == 768 * 768 + 768 + 2 * 768 + 30522
+    assert parts.pooler == 0
+    with_pooler = configured("bert-base", 30522).model_copy(update={"pooler": True})
+    assert count_parts(with_pooler).pooler == 768 * 768 + 768
