@@ -14,6 +14,7 @@ from pretrain.engine.moments import set_optimizer_step
 from pretrain.engine.replicated import clip_or_drop
 from pretrain.engine.zero_state import build_zero_state
 from pretrain.errors import LaunchError
+from pretrain.model.block import Block
 from pretrain.types import Batch
 
 
@@ -33,6 +34,9 @@ class DeepSpeedZeroEngine:
     ) -> None:
         import deepspeed
 
+        if config.compile and config.zero_stage == 3:
+            # The weights of a block are gathered as one, by hooks around it: none is left inside its compiled graph.
+            deepspeed.utils.set_z3_leaf_modules(module, [Block])
         wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
             raise LaunchError(

@@ -85,7 +85,7 @@ class SinusoidalPosition(nn.Module):
 
 
 class RotaryPosition(nn.Module):
-    """Rotary angles; layers that have a window turn by a period of their own where the config gives one (ModernBERT)."""
+    """Rotary angles; layers that have a window have a period of their own where the config gives one (ModernBERT)."""
 
     def __init__(self, config: StackConfig, max_seq_len: int) -> None:
         super().__init__()

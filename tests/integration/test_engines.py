@@ -39,6 +39,32 @@ def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference
     assert reference[-1][0] < reference[0][0] - 0.1
 
 
+def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process():
+    stages = [*STAGES_FP32, ["ddp", 0, "fp32"]]
+    alone = run_in_ranks(
+        "tests.integration.workers:two_stacks_losses", 1, {"cases": [["single", 0, "fp32"]], "steps": 6, "micro": 12}
+    )[0][0]
+    for rows in run_in_ranks(
+        "tests.integration.workers:two_stacks_losses", 2, {"cases": stages, "steps": 6, "micro": 2}
+    )[0]:
+        for row, expected in zip(rows, alone, strict=True):
+            # fp32 sums in another order, fed back through six steps of Adam.
+            assert row[:2] == pytest.approx(expected[:2], rel=1e-3)
+    assert alone[-1][0] < alone[0][0]
+
+
+@pytest.mark.long
+def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_graph(reference):
+    results = run_in_ranks(
+        "tests.integration.workers:compiled_losses", 2, {"stages": [0, 2, 3], "steps": 3, "micro": 2}, timeout_s=400
+    )
+    for stages, graph_breaks in results:
+        assert graph_breaks == 0
+        for rows in stages:
+            for row, expected in zip(rows, reference, strict=False):
+                assert row[:2] == pytest.approx(expected, rel=1e-3)
+
+
 def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
     (results, _) = run_in_ranks(
         "tests.integration.workers:losses_of", 2, {"cases": STAGES_BF16, "steps": STEPS, "micro": 6}

@@ -1,5 +1,6 @@
 """What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.train.exchange import start_exchange
 from pretrain.train.module import TrainModule
-from pretrain.types import IGNORE_INDEX, Batch
+from pretrain.types import IGNORE_INDEX, Batch, Source
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61
 # 61 tokens padded to 64, tied embeddings and grouped-query attention: odd sizes, so that partitions cut parameters.
@@ -36,8 +37,17 @@ MODEL = {
     "decoder": {"width": 36, "heads": 6, "kv_heads": 2, "head_width": 6, "ff_width": 50},
 }
 
+# What ZeRO's hooks meet beyond one stack: a weight read in three places, a shared bias, cross attention, a head's bias.
+_TWO_STACKS_STACK = {"position": "relative", "relative_buckets": 8, "relative_max_distance": 12, "qk_norm": True}
+TWO_STACKS = {
+    **MODEL,
+    "encoder": MODEL["decoder"] | _TWO_STACKS_STACK | {"layers": 2},
+    "decoder": MODEL["decoder"] | _TWO_STACKS_STACK,
+    "head": {"bias": True, "transform": True},
+}
 
-def global_batch(step: int) -> Batch:
+
+def global_batch(step: int, source: bool = False) -> Batch:
     """The batch of a step, equal on every rank: rows have very different numbers of targets, some none."""
     generator = torch.Generator().manual_seed(1000 + step)
     starts = torch.randint(0, VOCAB, (ROWS, 1), generator=generator)
@@ -45,36 +55,56 @@ def global_batch(step: int) -> Batch:
     targets = tokens[:, 1:].clone()
     keep = torch.randint(0, SEQ_LEN + 1, (ROWS, 1), generator=generator)
     targets[torch.arange(SEQ_LEN)[None, :] >= keep] = IGNORE_INDEX
-    return Batch(tokens[:, :-1].contiguous(), targets)
+    batch = Batch(tokens[:, :-1].contiguous(), targets)
+    if not source:
+        return batch
+    lengths = torch.randint(1, SEQ_LEN + 1, (ROWS,), generator=generator, dtype=torch.int32)
+    return replace(batch, source=Source(tokens[:, :-1].flip(1), lengths_B=lengths))
 
 
-def build(world: World, kind: str, stage: int, precision: str, micro: int, grad_clip: float = 1.0) -> Engine:
+def rows_of(batch: Batch, rows: slice) -> Batch:
+    """Some rows of a batch."""
+    source = batch.source
+    if source is not None and source.lengths_B is not None:
+        source = Source(source.tokens_BS[rows], lengths_B=source.lengths_B[rows])
+    return Batch(batch.tokens_BT[rows], batch.targets_BT[rows], source=source)
+
+
+def build(
+    world: World,
+    kind: str,
+    stage: int,
+    precision: str,
+    micro: int,
+    grad_clip: float = 1.0,
+    model: dict[str, Any] = MODEL,
+    compile: bool = False,
+) -> Engine:
     """Builds an engine; several may be built one after another in a process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60)
+    config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60, compile=compile)
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
     optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
-    model_config = ModelConfig.model_validate(expand_preset(MODEL))
-    model = build_model(model_config, PLAIN_ENGINE, torch.device("cpu"))
-    init_weights(model, model_config, seed=5)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    module = TrainModule(model, build_objective(ObjectiveConfig()))
-    optimizer = build_optimizer(group_parameters(model), optim, torch.device("cpu"))
+    model_config = ModelConfig.model_validate(expand_preset(model))
+    built = build_model(model_config, config, torch.device("cpu"))
+    init_weights(built, model_config, seed=5)
+    names = {id(parameter): name for name, parameter in built.named_parameters()}
+    module = TrainModule(built, build_objective(ObjectiveConfig()))
+    optimizer = build_optimizer(group_parameters(built), optim, torch.device("cpu"))
     return build_engine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
 
 
-def train(engine: Engine, world: World, steps: range, micro: int, poison: int | None = None) -> list[list[float]]:
+def train(
+    engine: Engine, world: World, steps: range, micro: int, poison: int | None = None, source: bool = False
+) -> list[list[float]]:
     """Runs steps; returns [loss, grad norm, skipped] of each. At step `poison`, rank 0's loss is made infinite."""
     rows = []
     for step in steps:
-        whole = global_batch(step)
+        whole = global_batch(step, source)
         mine = range(world.rank * ROWS // world.size, (world.rank + 1) * ROWS // world.size)
-        micros = [
-            Batch(whole.tokens_BT[first : first + micro], whole.targets_BT[first : first + micro])
-            for first in range(mine.start, mine.stop, micro)
-        ]
+        micros = [rows_of(whole, slice(first, first + micro)) for first in range(mine.start, mine.stop, micro)]
         scale = world.size / whole.num_targets()
         if step == poison and world.rank == 0:
             scale = float("inf")
@@ -89,6 +119,25 @@ def train(engine: Engine, world: World, steps: range, micro: int, poison: int | 
 def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
     """Trains each (kind, stage, precision) from the same start."""
     return [train(build(world, *case, micro=micro), world, range(steps), micro) for case in cases]
+
+
+def two_stacks_losses(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
+    """The same for an encoder-decoder with padded sources."""
+    return [
+        train(build(world, *case, micro=micro, model=TWO_STACKS), world, range(steps), micro, source=True)
+        for case in cases
+    ]
+
+
+def compiled_losses(world: World, stages: list[int], steps: int, micro: int) -> tuple[list[list[list[float]]], int]:
+    """Trains with compiled blocks at each ZeRO stage; returns the rows, and how often a graph was broken."""
+    from torch._dynamo.utils import counters
+
+    rows = [
+        train(build(world, "deepspeed", stage, "fp32", micro, compile=True), world, range(steps), micro)
+        for stage in stages
+    ]
+    return rows, sum(counters["graph_break"].values())
 
 
 def bare_float64(steps: int) -> list[list[float]]:
