@@ -1,4 +1,12 @@
-"""Initial weights, each a pure function of (seed, parameter name): the same for any order, sharding or world size."""
+"""Initial weights, each a pure function of (seed, parameter name): the same for any order, sharding or world size.
+
+    normal   N(0, init_std), the end of each residual branch scaled down      GPT-2, BERT, LLaMA
+    xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
+    t5       normal by fan-in, with what unscaled attention needs             T5
+
+Biases are 0 and norm weights 1 under each. A matrix that fuses several (queries, keys and values; gate and up) is drawn
+part by part, since its fans are those of its parts.
+"""
 
 import hashlib
 import math
@@ -6,25 +14,75 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, StackConfig
 
-_RESIDUAL_OUTPUTS = ("attention.output.weight", "feedforward.down.weight")
+_RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
+_TABLES = ("embedding.weight", "token_type.weight", "position.weight")
+_QUERIES = ("attention.qkv.weight", "cross.query.weight")
 
 
-def initial_std(name: str, config: ModelConfig) -> float:
-    """Returns the standard deviation that matrix `name` starts with.
+def _stack_of(name: str, config: ModelConfig) -> StackConfig:
+    """The stack that a parameter belongs to; what is outside of both takes the last one."""
+    stack = config.encoder if name.startswith("encoder.") else None
+    return stack or config.last_stack
 
-    The last projection of each residual branch starts at `init_std / sqrt(2 layers)` (GPT-2, 2.3), so that the variance
-    of the residual stream does not grow with depth.
+
+def _draw_normal(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    """`init_std`; under `init_scaled`, over the root of the number of residual branches where one ends (GPT-2, 2.3).
+
+    The variance of the residual stream then does not grow with depth. A block has two branches, in a decoder that reads
+    an encoder three.
     """
-    stack = config.encoder if name.startswith("encoder.") else config.decoder
-    if config.init_scaled and stack is not None and name.endswith(_RESIDUAL_OUTPUTS):
-        return config.init_std / math.sqrt(2 * stack.layers)
-    return config.init_std
+    std = config.init_std
+    if config.init_scaled and name.endswith(_RESIDUAL_OUTPUTS):
+        reads_encoder = name.startswith("decoder.") and config.encoder is not None
+        std = config.init_std / math.sqrt((3 if reads_encoder else 2) * _stack_of(name, config).layers)
+    weight.normal_(0.0, std, generator=generator)
+
+
+def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
+    """The matrices that a parameter is made of, as views of its rows, in order."""
+    kv_rows = stack.num_kv_heads * stack.per_head_width
+    if name.endswith("attention.qkv.weight"):
+        return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])
+    if name.endswith(("cross.key_value.weight", "feedforward.gate_up.weight")):
+        return weight.chunk(2)
+    return (weight,)
+
+
+def _draw_xavier(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    """Variance 2 / (fan-in + fan-out), uniform (Glorot and Bengio 2010); tables and head N(0, 1/D) (tensor2tensor)."""
+    stack = _stack_of(name, config)
+    if name.endswith(_TABLES) or name == "head.weight":
+        weight.normal_(0.0, stack.width**-0.5, generator=generator)
+        return
+    for part in _fused_parts(name, weight, stack):
+        bound = math.sqrt(6 / sum(part.shape))
+        part.uniform_(-bound, bound, generator=generator)
+
+
+def _draw_t5(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    """Variance 1 / fan-in, 1 for what is added to the stream, 1/D for a bias by distance (Mesh TensorFlow).
+
+    Queries of attention that does not divide its scores by sqrt(H) are drawn smaller by that root.
+    """
+    stack = _stack_of(name, config)
+    if name.endswith(_TABLES):
+        is_bias = name.endswith("position.weight") and stack.position == "relative"
+        weight.normal_(0.0, stack.width**-0.5 if is_bias else 1.0, generator=generator)
+        return
+    for number, part in enumerate(_fused_parts(name, weight, stack)):
+        std = part.shape[1] ** -0.5
+        if number == 0 and name.endswith(_QUERIES) and not stack.scaled_attention:
+            std *= stack.per_head_width**-0.5
+        part.normal_(0.0, std, generator=generator)
+
+
+_DRAWS = {"normal": _draw_normal, "xavier": _draw_xavier, "t5": _draw_t5}
 
 
 def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """Draws one parameter, fp32, on the CPU: biases 0, norm weights 1, matrices normal with mean 0."""
+    """Draws one parameter, fp32, on the CPU."""
     if name.endswith(".bias"):
         return torch.zeros(shape, device="cpu")
     if len(shape) == 1:
@@ -32,7 +90,8 @@ def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
     weight = torch.empty(shape, dtype=torch.float32, device="cpu")
-    return weight.normal_(0.0, initial_std(name, config), generator=generator)
+    _DRAWS[config.init](name, weight, config, generator)
+    return weight
 
 
 @torch.no_grad()
