@@ -3,8 +3,14 @@
 An export takes the first that represents a model exactly.
 """
 
+from pretrain.interop.bert import BERT
 from pretrain.interop.family import Family
 from pretrain.interop.gpt2 import GPT2
 from pretrain.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from pretrain.interop.marian import MARIAN
+from pretrain.interop.modernbert import MODERNBERT
+from pretrain.interop.t5 import T5
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MODERNBERT, T5, MARIAN)
+}

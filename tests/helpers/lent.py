@@ -1,0 +1,88 @@
+"""A model of transformers with random weights, lent to ours through a folder on disk, as `pretrain import` would."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.interop.convert import from_theirs
+from pretrain.interop.read import Release, open_release
+from pretrain.model import Transformer, build_model
+
+
+class Lent(NamedTuple):
+    """The same weights twice.
+
+    Attributes:
+        theirs: The model of transformers, in eval mode.
+        ours: Ours.
+        release: The folder, opened: config and names.
+    """
+
+    theirs: Any
+    ours: Transformer
+    release: Release
+
+
+def lend(theirs: Any, folder: Path) -> Lent:
+    """Gives biases and norms values that matter, saves the model as its makers would, and imports it."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        # By what is saved: buffers that are not hold rotary frequencies.
+        for tensor in {tensor.data_ptr(): tensor for tensor in theirs.state_dict().values()}.values():
+            if tensor.ndim == 1 or tensor.shape[0] == 1:
+                tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator))
+    theirs.eval().save_pretrained(folder)
+    release = open_release(folder)
+    return Lent(theirs, build_imported(release), release)
+
+
+def build_imported(release: Release) -> Transformer:
+    """Builds the model of a release, and fills it parameter by parameter."""
+    ours = build_model(release.config, PLAIN_ENGINE, torch.device("cpu"))
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(release.read(name))
+    return ours.eval()
+
+
+def check_gradients(lent: Lent, tolerance: float = 1e-5) -> None:
+    """Asserts that the gradients of both models agree, each parameter's to `tolerance` of its norm."""
+    theirs, ours, release = lent
+    named = [*theirs.named_parameters(remove_duplicate=False), *theirs.named_buffers(remove_duplicate=False)]
+    expected = {name: tensor.grad for name, tensor in named}
+    bare = not any(name.startswith(release.family.prefix) for name in expected)
+    found = dict(ours.named_parameters())
+    for weight in release.family.weights(release.config):
+        names = [name.removeprefix(release.family.prefix) if bare else name for name, _ in weight.theirs]
+        parameter = found.pop(weight.ours)
+        ours_grad = parameter.grad
+        their_grad = from_theirs(weight, [_known(expected, name) for name in names], tuple(parameter.shape))
+        assert ours_grad is not None, weight.ours
+        assert their_grad.norm() > 0, f"{weight.ours} does not matter here"
+        assert (ours_grad - their_grad).norm() <= tolerance * their_grad.norm(), weight.ours
+    assert not found
+
+
+def _known(gradients: dict[str, Tensor | None], name: str) -> Tensor:
+    gradient = gradients[name]
+    assert gradient is not None, name
+    return gradient
+
+
+@contextmanager
+def quiet_transformers():
+    """No notices and no progress bars of transformers while a small model with odd ids is made."""
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        transformers.logging.enable_progress_bar()
