@@ -1,0 +1,158 @@
+"""Presets against the `config.json` that was released under their name, key by key."""
+
+import pytest
+
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import PRESETS, expand_preset
+from pretrain.errors import ConfigError
+from pretrain.interop import FAMILIES
+from pretrain.interop.choose import choose_family, facts
+
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+RELEASED = {
+    "gpt2-1.5b": {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25, "n_layer": 48, "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+    "llama2-70b": {
+        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 28672,
+        "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 64, "num_hidden_layers": 80,
+        "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
+        "tie_word_embeddings": False, "vocab_size": 32000,
+    },
+    "llama3-8b": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False, "vocab_size": 128256,
+    },
+    "llama3.1-8b": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0, "tie_word_embeddings": False, "vocab_size": 128256,
+    },
+    "llama3.2-1b": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_scaling": LLAMA3_SCALING | {"factor": 32.0}, "rope_theta": 500000.0,
+        "tie_word_embeddings": True, "vocab_size": 128256,
+    },
+    "mistral-7b": {
+        "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+    },
+    "qwen2-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 131072, "max_window_layers": 24, "model_type": "qwen2",
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": True,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "qwen2-7b": {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
+        "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "qwen2",
+        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False,
+        "use_sliding_window": False, "vocab_size": 152064,
+    },
+    "qwen2-72b": {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 29568,
+        "max_position_embeddings": 131072, "max_window_layers": 80, "model_type": "qwen2",
+        "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False,
+        "use_sliding_window": False, "vocab_size": 152064,
+    },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+        "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "qwen3-14b": {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "intermediate_size": 17408, "max_position_embeddings": 40960, "max_window_layers": 40,
+        "model_type": "qwen3", "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "bert-large": {
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1, "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 4096,
+        "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert", "num_attention_heads": 16,
+        "num_hidden_layers": 24, "pad_token_id": 0, "type_vocab_size": 2, "vocab_size": 30522,
+    },
+    "modernbert-large": {
+        "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "decoder_bias": True, "embedding_dropout": 0.0, "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0, "hidden_activation": "gelu", "hidden_size": 1024, "intermediate_size": 2624,
+        "local_attention": 128, "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False,
+        "mlp_dropout": 0.0, "model_type": "modernbert", "norm_bias": False, "norm_eps": 1e-05,
+        "num_attention_heads": 16, "num_hidden_layers": 28, "tie_word_embeddings": True, "vocab_size": 50368,
+    },
+    # English to Italian.
+    "marian-base": {
+        "activation_dropout": 0.0, "activation_function": "swish", "add_bias_logits": False,
+        "add_final_layer_norm": False, "architectures": ["MarianMTModel"], "attention_dropout": 0.0, "d_model": 512,
+        "decoder_attention_heads": 8, "decoder_ffn_dim": 2048, "decoder_layers": 6, "decoder_start_token_id": 80034,
+        "decoder_vocab_size": 80035, "dropout": 0.1, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048,
+        "encoder_layers": 6, "eos_token_id": 0, "is_encoder_decoder": True, "max_position_embeddings": 512,
+        "model_type": "marian", "normalize_before": False, "normalize_embedding": False, "pad_token_id": 80034,
+        "scale_embedding": True, "share_encoder_decoder_embeddings": True, "static_position_embeddings": True,
+        "vocab_size": 80035,
+    },
+    "t5-11b": {
+        "architectures": ["T5WithLMHeadModel"], "d_ff": 65536, "d_kv": 128, "d_model": 1024,
+        "decoder_start_token_id": 0, "dropout_rate": 0.1, "is_encoder_decoder": True, "layer_norm_epsilon": 1e-06,
+        "model_type": "t5", "n_positions": 512, "num_heads": 128, "num_layers": 24,
+        "relative_attention_num_buckets": 32, "vocab_size": 32128,
+    },
+    "t5-v1.1-xxl": {
+        "architectures": ["T5ForConditionalGeneration"], "d_ff": 10240, "d_kv": 64, "d_model": 4096,
+        "decoder_start_token_id": 0, "dropout_rate": 0.1, "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "model_type": "t5", "num_decoder_layers": 24,
+        "num_heads": 64, "num_layers": 24, "relative_attention_num_buckets": 32, "tie_word_embeddings": False,
+        "vocab_size": 32128,
+    },
+}  # fmt: skip
+
+
+def configured(preset, vocab_size=4096):
+    return ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": vocab_size}))
+
+
+@pytest.mark.parametrize("preset", sorted(RELEASED))
+def test_a_preset_is_the_released_configuration(preset):
+    released, family = RELEASED[preset], FAMILIES[RELEASED[preset]["model_type"]]
+    ours = configured(preset, released["vocab_size"])
+    names = frozenset(name for weight in family.weights(ours) for name, _ in weight.theirs)
+    expected = facts(family.read_config(released, names))
+    if preset.startswith("qwen"):
+        # The releases count what inference stretches the context to, or room for an answer; ours is that of training.
+        assert expected.pop("max_seq_len") > ours.max_seq_len == 32768
+        expected["max_seq_len"] = ours.max_seq_len
+    assert facts(ours) == expected
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
+    config = configured(preset)
+    if preset == "gpt-shakespeare" or preset.startswith("transformer-"):
+        # GPT-2's layers have biases, and Marian's sinusoids are in two halves.
+        with pytest.raises(ConfigError, match="no Hugging Face family represents this model exactly"):
+            choose_family(config)
+    else:
+        family = next(name for name in sorted(FAMILIES, key=len, reverse=True) if preset.startswith(name))
+        assert choose_family(config).model_type == family
