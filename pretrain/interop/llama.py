@@ -111,14 +111,16 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
     if dialect.model_type == "llama" and width % heads:
         raise refusal("hidden_size", width, f"transformers needs a multiple of num_attention_heads={heads}")
     max_seq_len = fields.integer("max_position_embeddings", sizes["max_position_embeddings"])
+    kv_heads = fields.optional_integer("num_key_value_heads", sizes["num_key_value_heads"])
+    head_width = fields.optional_integer("head_dim", sizes["head_dim"])
     theta, scaling = read_rope(fields, max_seq_len)
     window, global_every = _read_windows(dialect, fields, layers)
     stack = {
         "layers": layers,
         "width": width,
         "heads": heads,
-        "kv_heads": fields.optional_integer("num_key_value_heads", sizes["num_key_value_heads"]),
-        "head_width": fields.optional_integer("head_dim", sizes["head_dim"]),
+        "kv_heads": None if kv_heads == heads else kv_heads,
+        "head_width": None if head_width is not None and head_width * heads == width else head_width,
         "ff_width": fields.integer("intermediate_size", sizes["intermediate_size"]),
         "activation": fields.activation("hidden_act", "silu"),
         "norm_eps": fields.number("rms_norm_eps", 1e-6),

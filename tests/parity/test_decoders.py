@@ -1,142 +1,147 @@
-"""GPT-2 and LLaMA against transformers: logits, loss, gradients, packing and greedy decoding.
-
-A small random model of theirs lends its weights to ours. What exchange does is spelt out here on purpose: query, key
-and value stacked, gate and up stacked, GPT-2's Conv1D weights transposed.
-"""
+"""GPT-2, LLaMA, Mistral and Qwen against transformers: logits, loss, gradients, padding, packing, caches, exchange."""
 
 import pytest
 import torch
 
-from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.generate import GREEDY, generate
-from pretrain.model import Transformer, build_model
+from pretrain.model import KVCache
 from pretrain.objective.causal import causal_loss
-from tests.unit.model.tiny import CPU, packed_batch, random_batch
+from pretrain.types import IGNORE_INDEX, Batch
+from tests.helpers.lent import check_gradients, lend
+from tests.parity.exchange import check_round_trip
+from tests.unit.model.tiny import packed_batch, random_batch
 
 transformers = pytest.importorskip("transformers")
 
 VOCAB = 61
+LENGTH = 40
+WINDOW = 5
+# Logits are of order 1, so that this is of the last bits of fp32 sums taken in another order.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.1, "pad_token_id": None,
+    "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "eager",
+}  # fmt: skip
+LLAMA3_SCALING = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
 
-def llama_pair():
-    theirs_config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-6, initializer_range=0.1,
-        tie_word_embeddings=False, attn_implementation="eager",
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+
+def gpt2(**values):
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=6, n_positions=64, initializer_range=0.1, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2, attn_implementation="eager", **values,
     )  # fmt: skip
-    stack = StackConfig(
-        layers=3, width=48, heads=6, kv_heads=2, ff_width=96, norm_eps=1e-6, rope_theta=500.0, position="rotary"
-    )
-    config = ModelConfig(decoder=stack, vocab_size=VOCAB, vocab_multiple=16, max_seq_len=64)
-    theirs, names = transformers.LlamaForCausalLM(theirs_config), {}
-    for i in range(3):
-        ours, layer = f"decoder.blocks.{i}.", f"model.layers.{i}."
-        names[ours + "attention_norm.weight"] = [layer + "input_layernorm.weight"]
-        names[ours + "feedforward_norm.weight"] = [layer + "post_attention_layernorm.weight"]
-        names[ours + "attention.qkv.weight"] = [layer + f"self_attn.{x}_proj.weight" for x in "qkv"]
-        names[ours + "attention.output.weight"] = [layer + "self_attn.o_proj.weight"]
-        names[ours + "feedforward.gate_up.weight"] = [layer + f"mlp.{x}_proj.weight" for x in ("gate", "up")]
-        names[ours + "feedforward.down.weight"] = [layer + "mlp.down_proj.weight"]
-    names["embedding.weight"] = ["model.embed_tokens.weight"]
-    names["decoder.norm.weight"] = ["model.norm.weight"]
-    names["head.weight"] = ["lm_head.weight"]
-    return theirs, *lend(theirs, config, names, transposed=())
+    return transformers.GPT2LMHeadModel(config)
 
 
-def gpt2_pair():
-    theirs_config = transformers.GPT2Config(
-        vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=6, n_positions=64, initializer_range=0.1,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
-    )  # fmt: skip
-    stack = StackConfig(
-        layers=3, width=48, heads=6, ff_width=192, activation="gelu_tanh", gated=False, norm="layer", bias=True,
-        position="learned",
-    )  # fmt: skip
-    config = ModelConfig(decoder=stack, vocab_size=VOCAB, vocab_multiple=16, max_seq_len=64, tied_embeddings=True)
-    theirs, names = transformers.GPT2LMHeadModel(theirs_config), {}
-    parts = {
-        "attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.output": "attn.c_proj",
-        "feedforward_norm": "ln_2", "feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj",
-    }  # fmt: skip
-    for i in range(3):
-        for ours, their in parts.items():
-            for kind in ("weight", "bias"):
-                names[f"decoder.blocks.{i}.{ours}.{kind}"] = [f"transformer.h.{i}.{their}.{kind}"]
-    names["embedding.weight"] = ["transformer.wte.weight"]
-    names["decoder.position.weight"] = ["transformer.wpe.weight"]
-    for kind in ("weight", "bias"):
-        names[f"decoder.norm.{kind}"] = [f"transformer.ln_f.{kind}"]
-    return theirs, *lend(theirs, config, names, transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+def llama(**values):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | {"head_dim": 8} | values)))
 
 
-def lend(theirs, config, names, *, transposed):
-    """Gives biases and norms values that matter, then copies all weights to a model of ours."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    ours = build_model(config, attention="sdpa", activation_checkpointing="none", compile=False, device=CPU)
-    assert {name for name, _ in ours.named_parameters()} == set(names)
-    values = stacked(names, dict(theirs.named_parameters()), transposed)
-    with torch.no_grad():
-        for name, parameter in ours.named_parameters():
-            parameter.zero_()
-            parameter[: values[name].shape[0]] = values[name]
-    return ours, lambda tensors: stacked(names, tensors, transposed)
+def mistral(**values):
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=WINDOW, **values))
 
 
-def stacked(names, tensors, transposed):
-    return {
-        ours: torch.cat([tensors[n].t() if n.endswith(transposed) else tensors[n] for n in parts])
-        for ours, parts in names.items()
-    }
+def qwen2(**values):
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **values))
 
 
-PAIRS = {"llama": llama_pair, "gpt2": gpt2_pair}
+def qwen3(**values):
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=12, **values))
 
 
-@pytest.fixture(params=PAIRS)
-def pair(request):
+MAKERS = {
+    "gpt2": gpt2,
+    "gpt2-unusual": lambda: gpt2(
+        tie_word_embeddings=False, scale_attn_weights=False, n_inner=80, activation_function="gelu"
+    ),
+    "llama": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-5),
+    "llama-3": lambda: llama(rope_parameters=LLAMA3_SCALING, tie_word_embeddings=True),
+    "llama-unusual": lambda: llama(
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        attention_bias=True, mlp_bias=True, num_key_value_heads=6, head_dim=10, hidden_act="gelu",
+    ),
+    "mistral": mistral,
+    "qwen2": lambda: qwen2(tie_word_embeddings=True),
+    "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen3": qwen3,
+}  # fmt: skip
+
+
+@pytest.fixture(params=MAKERS)
+def lent(request, tmp_path):
     torch.manual_seed(0)
-    return PAIRS[request.param]()
+    return lend(MAKERS[request.param](), tmp_path / "theirs")
 
 
-def test_logits_loss_and_gradients_agree(pair):
-    theirs, ours, to_ours = pair
-    batch = random_batch(3, 40, vocab_size=VOCAB)
-    output = theirs(input_ids=batch.tokens_BT)
-    loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), batch.targets_BT.flatten())
-    loss.backward()
-    torch.testing.assert_close(ours(batch).logits_BTV[..., :VOCAB], output.logits, **TOLERANCE)
-    found = causal_loss(ours, batch)
+def padded_batch():
+    """Rows of 40, 1 and 17 tokens, padded at the end; True where a token is real."""
+    plain = random_batch(3, LENGTH, vocab_size=VOCAB)
+    lengths = torch.tensor([LENGTH, 1, 17], dtype=torch.int32)
+    real = torch.arange(LENGTH) < lengths[:, None]
+    targets = plain.targets_BT.masked_fill(~real, IGNORE_INDEX)
+    return Batch(plain.tokens_BT, targets, lengths_B=lengths), real
+
+
+def check_loss_and_gradients(lent, batch, logits):
+    """Asserts that losses over the targets of a batch agree, and their gradients."""
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten())
+    expected.backward()
+    found = causal_loss(lent.ours, batch)
     mean = found.loss_sum / found.num_targets
     mean.backward()
-    torch.testing.assert_close(mean, loss, **TOLERANCE)
-    expected = to_ours({name: p.grad for name, p in theirs.named_parameters()})
-    for name, parameter in ours.named_parameters():
-        grad = parameter.grad[: expected[name].shape[0]]
-        assert (grad - expected[name]).norm() <= 1e-5 * expected[name].norm(), name
+    torch.testing.assert_close(mean, expected, rtol=1e-5, atol=0)
+    check_gradients(lent)
 
 
-def test_packed_rows_agree_with_the_documents_alone(pair):
-    theirs, ours, _ = pair
+def test_logits_loss_and_gradients_agree(lent):
+    batch = random_batch(3, LENGTH, vocab_size=VOCAB)
+    expected = lent.theirs(input_ids=batch.tokens_BT).logits
+    torch.testing.assert_close(lent.ours(batch).logits_BTV[..., :VOCAB], expected, **TOLERANCE)
+    check_loss_and_gradients(lent, batch, expected)
+
+
+def test_padded_rows_agree(lent):
+    batch, real = padded_batch()
+    expected = lent.theirs(input_ids=batch.tokens_BT, attention_mask=real.long()).logits
+    torch.testing.assert_close(lent.ours(batch).logits_BTV[real][:, :VOCAB], expected[real], **TOLERANCE)
+    check_loss_and_gradients(lent, batch, expected)
+
+
+def test_packed_rows_agree_with_the_documents_alone(lent):
     lengths = [9, 1, 20, 10]
     batch = packed_batch([lengths], vocab_size=VOCAB)
     with torch.no_grad():
-        found = ours(batch).logits_BTV[0, :, :VOCAB]
-        alone = [theirs(input_ids=tokens[None]).logits[0] for tokens in batch.tokens_BT[0].split(lengths)]
+        found = lent.ours(batch).logits_BTV[0, :, :VOCAB]
+        alone = [lent.theirs(input_ids=tokens[None]).logits[0] for tokens in batch.tokens_BT[0].split(lengths)]
     torch.testing.assert_close(found, torch.cat(alone), **TOLERANCE)
 
 
-def test_greedy_decoding_agrees_token_for_token(pair):
-    theirs, ours, _ = pair
-    prompt = random_batch(2, 6, vocab_size=VOCAB).tokens_BT
-    their_ids = theirs.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=25, do_sample=False, eos_token_id=None,
-        pad_token_id=0,
-    )  # fmt: skip
-    assert isinstance(ours, Transformer)
-    assert generate(ours, prompt, 25, GREEDY) == their_ids[:, 6:].tolist()
+def test_a_cache_filled_step_by_step_agrees_with_the_whole_row(lent):
+    tokens = random_batch(2, LENGTH, vocab_size=VOCAB).tokens_BT
+    cache = KVCache(lent.ours.num_layers, capacity=LENGTH)
+    with torch.no_grad():
+        # A prompt at once, then token by token.
+        pieces = [lent.ours(Batch(part, part), cache=cache).logits_BTV for part in tokens.split([7] + [1] * 33, dim=1)]
+        expected = lent.theirs(input_ids=tokens).logits
+    torch.testing.assert_close(torch.cat(pieces, dim=1)[..., :VOCAB], expected, **TOLERANCE)
+
+
+def test_an_export_is_the_model_that_was_imported(lent, tmp_path):
+    tokens = random_batch(2, LENGTH, vocab_size=VOCAB).tokens_BT
+    check_round_trip(lent, transformers.AutoModelForCausalLM, tmp_path / "ours", input_ids=tokens)
+
+
+@pytest.mark.parametrize("maker", [gpt2, llama, qwen3])
+def test_a_model_without_a_head_is_exchanged_as_one(maker, tmp_path):
+    torch.manual_seed(0)
+    lent = lend(maker(tie_word_embeddings=False).base_model, tmp_path / "theirs")
+    assert lent.release.config.head.kind == "none"
+    batch = random_batch(2, LENGTH, vocab_size=VOCAB)
+    with torch.no_grad():
+        expected = lent.theirs(input_ids=batch.tokens_BT).last_hidden_state
+        torch.testing.assert_close(lent.ours(batch).hidden_BTD, expected, **TOLERANCE)
+    check_round_trip(lent, transformers.AutoModel, tmp_path / "ours", input_ids=batch.tokens_BT)

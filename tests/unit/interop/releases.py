@@ -1,0 +1,54 @@
+"""Small Hugging Face folders for tests, and what it takes to damage them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import expand_preset
+from pretrain.interop.shapes import parameter_shapes
+from pretrain.interop.write import Written, write_release
+
+VOCAB = 61
+
+
+def tiny(preset: str = "llama-tiny", **model: Any) -> ModelConfig:
+    """A tiny preset; the vocabulary is no multiple of the padding's."""
+    return ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": VOCAB, **model}))
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Random values of every parameter; rows that pad the vocabulary are zeros, as an import makes them."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {name: torch.randn(shape, generator=generator) for name, shape in parameter_shapes(config).items()}
+    for name in ("embedding.weight", "head.weight", "head.bias"):
+        if name in found:
+            found[name][config.vocab_size :] = 0
+    return found
+
+
+def write_tiny(folder: Path, config: ModelConfig, **options: Any) -> tuple[dict[str, Tensor], Written]:
+    """Writes a model of random weights; returns them by our names."""
+    weights = random_weights(config)
+    return weights, write_release(config, weights.__getitem__, folder, **options)
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    """Sets keys of config.json; a value of `...` removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+def load_tensors(folder: Path) -> dict[str, Tensor]:
+    """Reads model.safetensors."""
+    return load_file(folder / "model.safetensors")
+
+
+def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Replaces model.safetensors."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")

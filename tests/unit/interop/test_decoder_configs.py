@@ -1,0 +1,167 @@
+"""config.json of GPT-2, LLaMA, Mistral and Qwen: published ones become our presets, inexact ones are refused."""
+
+import json
+
+import pytest
+
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import expand_preset
+from pretrain.errors import ConfigError
+from pretrain.interop import FAMILIES
+from pretrain.interop.choose import facts
+
+HEAD = frozenset({"lm_head.weight"})
+
+# The keys that matter of each release's config.json, spelled and left out as there.
+PUBLISHED = {
+    "gpt2-124m": """{"model_type": "gpt2", "activation_function": "gelu_new", "attn_pdrop": 0.1, "bos_token_id": 50256,
+        "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "n_ctx": 1024,
+        "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257}""",
+    "llama2-7b": """{"model_type": "llama", "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "tie_word_embeddings": false, "torch_dtype": "float16", "vocab_size": 32000}""",
+    "llama3.1-8b": """{"model_type": "llama", "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
+        "tie_word_embeddings": false, "vocab_size": 128256}""",
+    "llama3.2-1b": """{"model_type": "llama", "attention_bias": false, "head_dim": 64, "hidden_size": 2048,
+        "intermediate_size": 8192, "max_position_embeddings": 131072, "num_attention_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0,
+        "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true, "vocab_size": 128256}""",
+    "mistral-7b": """{"model_type": "mistral", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+        "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000}""",
+    "qwen2-0.5b": """{"model_type": "qwen2", "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+        "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
+        "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+        "use_mrope": false, "use_sliding_window": false, "vocab_size": 151936}""",
+    "qwen3-0.6b": """{"model_type": "qwen3", "attention_bias": false, "attention_dropout": 0.0, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 32768,
+        "max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+        "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936}""",
+}
+
+
+def read(model_type, names=HEAD, /, **values):
+    return FAMILIES[model_type].read_config(values, names)
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_published_config_is_our_preset(preset):
+    values = json.loads(PUBLISHED[preset])
+    found = FAMILIES[values["model_type"]].read_config(values, HEAD)
+    expected = expand_preset({"preset": preset, "vocab_size": values["vocab_size"]})
+    assert facts(found) == facts(ModelConfig.model_validate(expected))
+
+
+def test_ids_of_special_tokens_are_read():
+    values = json.loads(PUBLISHED["llama3.1-8b"])
+    tokens = FAMILIES["llama"].read_config(values, HEAD).special_tokens
+    assert (tokens.bos, tokens.eos, tokens.pad) == (128000, 128001, None)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_missing_keys_have_the_defaults_of_transformers(model_type):
+    transformers = pytest.importorskip("transformers")
+    theirs = json.loads(transformers.AutoConfig.for_model(model_type).to_json_string(use_diff=False))
+    assert read(model_type) == read(model_type, **theirs)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_what_is_written_is_read_the_same_by_transformers(model_type):
+    transformers = pytest.importorskip("transformers")
+    family = FAMILIES[model_type]
+    config = family.read_config({"rope_theta": 700.0, "sliding_window": 9, "bos_token_id": None}, HEAD)
+    theirs = transformers.AutoConfig.for_model(model_type, **family.write_config(config))
+    again = json.loads(theirs.to_json_string(use_diff=False))
+    assert family.read_config(again, HEAD) == config
+
+
+def test_new_and_old_spellings_of_rotary_parameters_are_one():
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    old = read("llama", rope_theta=500.0, rope_scaling=scaling)
+    assert old == read("llama", rope_parameters=scaling | {"rope_theta": 500.0})
+    assert old == read("llama", rope_theta=500.0, rope_scaling={"type": "linear", "factor": 2.0})
+    assert (old.decoder.rope_theta, old.decoder.rope_scaling.factor) == (500.0, 2.0)
+
+
+def test_llama3_scaling_without_a_length_is_that_of_the_config():
+    scaling = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = read("llama", rope_scaling=scaling, max_position_embeddings=77)
+    assert config.decoder.rope_scaling.original_max_seq_len == 77
+
+
+@pytest.mark.parametrize(
+    ("layers", "values", "windows"),
+    [
+        (4, {"use_sliding_window": False, "sliding_window": 9}, (None,) * 4),
+        (4, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 4}, (None,) * 4),
+        (4, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, (9,) * 4),
+        (4, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, (None, 9, 9, 9)),
+        (4, {"use_sliding_window": True, "sliding_window": 9,
+             "layer_types": ["full_attention", "sliding_attention"] * 2}, (None, 9, None, 9)),
+        (2, {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, (None,) * 2),
+    ],
+)  # fmt: skip
+def test_windows_of_qwen(layers, values, windows):
+    config = read("qwen2", num_hidden_layers=layers, **values)
+    assert config.decoder.windows == windows
+    again = FAMILIES["qwen2"].read_config(FAMILIES["qwen2"].write_config(config), HEAD)
+    assert again.decoder.windows == windows
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_windows_of_mistral(window):
+    assert set(read("mistral", sliding_window=window).decoder.windows) == {window}
+    assert set(read("mistral").decoder.windows) == {4096}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("gpt2", {"activation_function": "gelu_fast"}, "activation_function='gelu_fast'"),
+        ("llama", {"attention_bias": True}, "attention_bias=True: only the value of mlp_bias=False"),
+        ("llama", {"mlp_bias": True}, "attention_bias=False: only the value of mlp_bias=True"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling.rope_type='yarn'"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type='dynamic'"),
+        ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one rotary embedding for all layers"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ("llama", {"hidden_size": 100, "num_attention_heads": 3}, "hidden_size=100"),
+        ("llama", {"num_key_value_heads": 5}, "must be a multiple of kv_heads=5"),
+        ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+        ("llama", {"hidden_size": "4096"}, "hidden_size='4096': must be an integer"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "only every n-th layer, from the first"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "must list 32 layers"),
+        ("qwen2", {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "layer_types='chunked_attention'"),
+        ("qwen2", {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "needs use_sliding_window=true"),
+    ],
+)
+def test_what_ours_is_not_exactly_is_refused_by_key_and_value(model_type, values, message):
+    with pytest.raises(ConfigError) as error:
+        read(model_type, **values)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("model_type", "architecture"), [("gpt2", "GPT2LMHeadModel"), ("llama", "LlamaForCausalLM")])
+def test_a_model_has_a_head_where_it_is_tied_stored_or_claimed(model_type, architecture):
+    def kind(names, **values):
+        return read(model_type, names, **values).head.kind
+
+    assert kind(frozenset(), tie_word_embeddings=True) == "lm"
+    assert kind(HEAD, tie_word_embeddings=False) == "lm"
+    assert kind(frozenset(), tie_word_embeddings=False, architectures=[architecture]) == "lm"
+    assert kind(frozenset(), tie_word_embeddings=False, architectures=["LlamaModel"]) == "none"
+    assert kind(frozenset(), tie_word_embeddings=False, architectures=architecture) == "none"

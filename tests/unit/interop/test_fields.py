@@ -1,0 +1,58 @@
+"""config.json is read key by key: what is missing has its default, what is odd is refused by key and value."""
+
+import pytest
+
+from pretrain.errors import ConfigError
+from pretrain.interop.fields import Fields, build_config
+
+
+def test_a_missing_key_has_the_default_and_a_null_is_none():
+    fields = Fields({"a": None, "b": 3})
+    assert fields.optional_integer("a", 7) is None
+    assert fields.optional_integer("missing", 7) == 7
+    assert fields.optional_integer("missing") is None
+    assert fields.integer("b", 7) == 3
+    assert fields.number("b") == 3.0
+    assert fields.flag("missing", True)
+    assert fields.section("a") == fields.section("missing") == {}
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda f: f.integer("missing"), "config.json: missing is missing; add it: an integer"),
+        (lambda f: f.integer("text"), "config.json: text='12': must be an integer"),
+        (lambda f: f.integer("flag"), "config.json: flag=True: must be an integer"),
+        (lambda f: f.integer("null", 3), "config.json: null=None: must be an integer"),
+        (lambda f: f.number("text", 1.0), "config.json: text='12': must be a number"),
+        (lambda f: f.flag("number", False), "config.json: number=1.5: must be true or false"),
+        (lambda f: f.section("text"), "config.json: text='12': must be an object"),
+        (lambda f: f.activation("text", "silu"), "config.json: text='12': not an activation of ours"),
+        (lambda f: f.activation("fast", "silu"), "config.json: fast='quick_gelu': not an activation of ours"),
+        (lambda f: f.only("number", 1.0, "because"), "number=1.5: only 1.0 can be represented: because"),
+        (lambda f: f.only("absent", 1, "because", missing=2), "absent=2: only 1 can be represented: because"),
+        (lambda f: f.special_tokens(), "pad_token_id='0': must be an integer or a list of them"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_key_and_value(read, message):
+    values = {"text": "12", "flag": True, "null": None, "number": 1.5, "fast": "quick_gelu", "pad_token_id": "0"}
+    with pytest.raises(ConfigError) as error:
+        read(Fields(values))
+    assert message in str(error.value)
+
+
+def test_a_value_that_ours_has_built_in_passes():
+    Fields({"a": False}).only("a", False, "because")
+    Fields({}).only("a", False, "because")
+
+
+def test_special_tokens_take_defaults_lists_and_minus_one():
+    tokens = Fields({"pad_token_id": -1, "eos_token_id": [5, 6]}).special_tokens(bos=1, eos=2, pad=3)
+    assert (tokens.pad, tokens.bos, tokens.eos, tokens.start) == (None, 1, 5, None)
+    assert Fields({"eos_token_id": []}).special_tokens(eos=2).eos is None
+    assert Fields({"decoder_start_token_id": 0}).special_tokens(start="decoder_start_token_id").start == 0
+
+
+def test_values_that_make_no_model_are_one_line():
+    with pytest.raises(ConfigError, match=r"config.json: no model of ours has these values: decoder: .*width=10 must"):
+        build_config(decoder={"layers": 1, "width": 10, "heads": 3, "ff_width": 4})
