@@ -200,7 +200,7 @@ class ModelConfig(Section):
             tensor2tensor); `t5`: by fan-in, which makes up for unscaled attention (Raffel et al. 2020).
         init_std: Standard deviation of `normal`.
         init_scaled: In `normal`, output projections of each residual branch start at `init_std / sqrt(2 layers)`
-            (GPT-2, 2.3).
+            (GPT-2, 2.3); at `init_std / sqrt(3 layers)` in a decoder that reads an encoder.
         special_tokens: Ids with a meaning.
     """
 

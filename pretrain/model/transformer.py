@@ -101,13 +101,16 @@ class Transformer(nn.Module):
         return Encoded(self.encoder(self._embed(source.tokens_BS), rows), length, rows)
 
 
-def build_model(config: ModelConfig, engine: EngineConfig, device: torch.device) -> Transformer:
-    """Builds a model on `device` with its weights unset; on the meta device without storage.
+def build_model(
+    config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
+) -> Transformer:
+    """Builds a model on `device` with its weights unset.
 
     Args:
         config: The model; `vocab_size` must be known.
         engine: Names the attention kernel, what is recomputed in the backward pass, and whether blocks are compiled.
-        device: Where the parameters live.
+        device: Where the model will run; on the meta device it has no storage.
+        storage: False: leave the parameters on the meta device, for someone who fills them piece by piece.
 
     Raises:
         ConfigError: The attention backend cannot serve the model or the device: the reason is given.
@@ -115,7 +118,7 @@ def build_model(config: ModelConfig, engine: EngineConfig, device: torch.device)
     # On the meta device first, so that torch's own initialisation costs nothing and draws no random number.
     with torch.device("meta"):
         model = Transformer(config, engine, device)
-    if device.type != "meta":
+    if storage and device.type != "meta":
         model.to_empty(device=device)
         model.tie()
     if engine.compile:

@@ -6,6 +6,7 @@ Each step calls one builder. Siblings meet here and nowhere else.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.stream import TokenStream
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
+from pretrain.engine.sharded import builds_sharded, fill_sharded
 from pretrain.engine.start import start_accelerator
 from pretrain.errors import ConfigError
 from pretrain.index import DataIndex, check_shards, data_hash, load_index
 from pretrain.io import write_file
 from pretrain.model import build_model, init_weights
+from pretrain.model.init import initial_weight
 from pretrain.objective import build_objective
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
@@ -108,11 +111,17 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     num_parameters = count_parameters(config.model)
     accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
 
-    model = build_model(config.model, config.engine, accelerator.device)
-    init_weights(model, config.model, config.seed)
+    sharded = builds_sharded(config.engine)
+    model = build_model(config.model, config.engine, accelerator.device, storage=not sharded)
+    groups = group_parameters(model)
+    if sharded:
+        draw = partial(initial_weight, config=config.model, seed=config.seed)
+        fill_sharded(model, draw, config.engine, accelerator)
+    else:
+        init_weights(model, config.model, config.seed)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_objective(config.objective))
-    optimizer = build_optimizer(group_parameters(model), config.optim, accelerator.device)
+    optimizer = build_optimizer(groups, config.optim, accelerator.device)
     engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
 
     topology = {"world_size": world.size, "engine": engine.description}

@@ -53,6 +53,19 @@ def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process(
     assert alone[-1][0] < alone[0][0]
 
 
+def test_parameters_cut_up_one_by_one_train_bit_for_bit_like_whole_ones():
+    results = run_in_ranks(
+        "tests.integration.workers:sharded_losses", 2, {"precisions": ["fp32", "bf16"], "steps": 4, "micro": 3}
+    )
+    for sharded, whole in results[0]:
+        assert sharded == whole
+
+
+def test_a_rank_never_holds_more_than_its_share_and_one_parameter():
+    for total, largest, peak in run_in_ranks("tests.integration.workers:sharded_peak", 2, {}):
+        assert peak <= total / 2 * 1.02 + largest
+
+
 @pytest.mark.long
 def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_graph(reference):
     results = run_in_ranks(

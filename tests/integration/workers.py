@@ -1,6 +1,7 @@
 """What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
+from pretrain.engine.sharded import fill_sharded
 from pretrain.engine.start import start_accelerator
 from pretrain.model import build_model, init_weights
+from pretrain.model.init import initial_weight
 from pretrain.objective import build_objective
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
@@ -79,8 +82,12 @@ def build(
     grad_clip: float = 1.0,
     model: dict[str, Any] = MODEL,
     compile: bool = False,
+    sharded: bool = False,
 ) -> Engine:
-    """Builds an engine; several may be built one after another in a process."""
+    """Builds an engine; several may be built one after another in a process.
+
+    `sharded`: its parameters are made and cut up one by one, as training does at stage 3.
+    """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60, compile=compile)
@@ -88,11 +95,15 @@ def build(
     optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = ModelConfig.model_validate(expand_preset(model))
-    built = build_model(model_config, config, torch.device("cpu"))
-    init_weights(built, model_config, seed=5)
+    built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
+    groups = group_parameters(built)
+    if sharded:
+        fill_sharded(built, partial(initial_weight, config=model_config, seed=5), config, accelerator)
+    else:
+        init_weights(built, model_config, seed=5)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     module = TrainModule(built, build_objective(ObjectiveConfig()))
-    optimizer = build_optimizer(group_parameters(built), optim, torch.device("cpu"))
+    optimizer = build_optimizer(groups, optim, torch.device("cpu"))
     return build_engine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
 
 
@@ -127,6 +138,37 @@ def two_stacks_losses(world: World, cases: list[list[Any]], steps: int, micro: i
         train(build(world, *case, micro=micro, model=TWO_STACKS), world, range(steps), micro, source=True)
         for case in cases
     ]
+
+
+def sharded_losses(world: World, precisions: list[str], steps: int, micro: int) -> list[list[list[list[float]]]]:
+    """Trains an encoder-decoder at stage 3 from parameters cut up one by one, and from whole ones."""
+
+    def trained(precision: str, sharded: bool) -> list[list[float]]:
+        engine = build(world, "deepspeed", 3, precision, micro, model=TWO_STACKS, sharded=sharded)
+        return train(engine, world, range(steps), micro, source=True)
+
+    return [[trained(precision, True), trained(precision, False)] for precision in precisions]
+
+
+def sharded_peak(world: World) -> list[int]:
+    """Fills a model for stage 3; returns [elements of the model, of its largest parameter, most that were live]."""
+    config = EngineConfig(kind="deepspeed", zero_stage=3, precision="fp32", device="cpu", timeout_s=60)
+    plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=2), world.size)
+    accelerator = start_accelerator(config, 1.0, plan, 30000, world)
+    model_config = ModelConfig.model_validate(expand_preset(TWO_STACKS))
+    model = build_model(model_config, config, torch.device("cpu"), storage=False)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    peak = 0
+
+    def draw(name: str, shape: torch.Size) -> torch.Tensor:
+        nonlocal peak
+        held = sum(p.ds_tensor.numel() for p in model.parameters() if hasattr(p, "ds_tensor"))
+        whole = sum(p.numel() for p in model.parameters() if not p.is_meta)
+        peak = max(peak, held + whole + shape.numel())
+        return initial_weight(name, shape, model_config, 5)
+
+    fill_sharded(model, draw, config, accelerator)
+    return [sum(sizes), max(sizes), peak]
 
 
 def compiled_losses(world: World, stages: list[int], steps: int, micro: int) -> tuple[list[list[list[float]]], int]:
