@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.model.backends.backend import DistanceBias
-from pretrain.model.backends.dense import additive_mask, dense_bias, dense_mask, distance_range
-from pretrain.model.backends.kernel import call_kernel
+from pretrain.model.backends.dense import additive_mask, blind_queries, dense_bias, dense_mask, distance_range
+from pretrain.model.backends.kernel import call_kernel, cast_inputs
 from pretrain.model.backends.segments import Segment
 from pretrain.types import AttentionMask
 
@@ -106,12 +106,9 @@ def attend_blocks(
     q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, blocks: Blocks, *, dropout: float, scale: float | None
 ) -> Tensor:
     """Attends tile by tile; arguments and result are those of `AttentionBackend.attend`."""
-    kind = q_BTNH.device.type
-    if torch.is_autocast_enabled(kind):
-        # Once here, not in each tile: the backward pass runs outside the autocast region.
-        q_BTNH, k_BSKH, v_BSKH = (x.to(torch.get_autocast_dtype(kind)) for x in (q_BTNH, k_BSKH, v_BSKH))
     values_NR = None if blocks.bias is None else blocks.bias.values_NR
-    return _BlockAttention.apply(q_BTNH, k_BSKH, v_BSKH, values_NR, blocks, dropout, scale)
+    # Cast here, not in each tile: the backward pass runs outside an autocast region.
+    return _BlockAttention.apply(*cast_inputs(q_BTNH, k_BSKH, v_BSKH), values_NR, blocks, dropout, scale)
 
 
 class _BlockAttention(torch.autograd.Function):
@@ -177,13 +174,16 @@ def _attend_tile(tile: Segment, part: Inputs, mask: AttentionMask, dropout: floa
     q_BTNH, k_BSKH, v_BSKH, values_NR = part
     rows, queries, keys = tile
     allowed = dense_mask(mask, queries=queries, keys=keys, device=q_BTNH.device, rows=slice(rows.start, rows.stop))
+    blind = blind_queries(allowed)
+    if allowed is not None and blind is not None:
+        allowed = allowed | blind
     if values_NR is not None:
         # The values are those of the tile: distances count from its own first key and last query.
         own = (range(len(queries)), range(len(keys)))
         bias_NTS = dense_bias(DistanceBias(values_NR), queries=own[0], keys=own[1], num_queries=len(queries))
         allowed = additive_mask(allowed, bias_NTS, q_BTNH.dtype)
     with torch.autocast(q_BTNH.device.type, enabled=False):
-        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, dropout=dropout, scale=scale)
+        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, blind=blind, dropout=dropout, scale=scale)
 
 
 def _random_state(device: torch.device) -> Tensor:

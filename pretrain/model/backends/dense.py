@@ -51,6 +51,13 @@ def dense_mask(
     return allowed
 
 
+def blind_queries(allowed: Tensor | None) -> Tensor | None:
+    """Returns True for queries that a mask lets see nothing, [B, N, T, 1]; None on a CPU, whose kernels give them 0."""
+    if allowed is None or allowed.device.type == "cpu":
+        return None
+    return ~allowed.any(dim=-1, keepdim=True)
+
+
 def dense_bias(bias: DistanceBias, *, queries: range, keys: range, num_queries: int) -> Tensor:
     """Lays a bias by distance out over a rectangle, differentiably: entry [n, t, s] is that of distance s - t.
 

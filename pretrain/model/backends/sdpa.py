@@ -21,9 +21,9 @@ from torch import Tensor
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
 from pretrain.model.backends.blocks import BLOCK, Blocks, attend_blocks, plan_blocks, reachable_keys
 from pretrain.model.backends.calls import Calls, attend_calls, hides_future, is_plain, plan_calls
-from pretrain.model.backends.dense import additive_mask, dense_bias, dense_mask
+from pretrain.model.backends.dense import additive_mask, blind_queries, dense_bias, dense_mask
 from pretrain.model.backends.kernel import call_kernel
-from pretrain.model.backends.segments import Segment, find_segments
+from pretrain.model.backends.segments import Segment, find_segments, pads_queries
 from pretrain.types import AttentionMask
 
 
@@ -35,11 +35,13 @@ class OneCall:
         keys: First and end of the keys that any query can reach; None: all.
         is_causal: The kernel's own causal mask.
         allowed: Boolean mask, or a bias with the mask in it, broadcastable to [B, N, T, S].
+        blind: Queries that see nothing, broadcastable to [B, N, T, 1]; None: the kernel gives them 0.
     """
 
     keys: tuple[int, int] | None = None
     is_causal: bool = False
     allowed: Tensor | None = None
+    blind: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,7 @@ class SdpaAttention:
             return SdpaMask(_dense_call(mask, whole, device, bias))
         if device.type == "cpu":
             return _prepare_cpu(mask, whole, bias)
-        if bias is not None:
-            return SdpaMask(blocks=plan_blocks((whole,), mask, queries, bias))
-        # Causal queries see no padding but from padding, which may get anything.
-        padded_alike = mask.causal and queries == keys and mask.query_offset == 0
-        has_rows = mask.documents_BT is not None or (mask.key_lengths_B is not None and not padded_alike)
-        if is_plain(mask, whole) and not has_rows:
-            return SdpaMask(OneCall(is_causal=hides_future(mask, whole)))
-        return SdpaMask(_dense_call(mask, whole, device, None))
+        return _prepare_gpu(mask, whole, device, bias)
 
     def attend(
         self,
@@ -106,8 +101,16 @@ class SdpaAttention:
         if direct.keys is not None:
             start, end = direct.keys
             k_BSKH, v_BSKH = k_BSKH[:, start:end], v_BSKH[:, start:end]
-        allowed, is_causal = direct.allowed, direct.is_causal
-        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, is_causal=is_causal, dropout=dropout, scale=scale)
+        return call_kernel(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            allowed=direct.allowed,
+            blind=direct.blind,
+            is_causal=direct.is_causal,
+            dropout=dropout,
+            scale=scale,
+        )
 
 
 def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None) -> SdpaMask:
@@ -124,10 +127,34 @@ def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None)
     return SdpaMask(plan_calls(segments, inner, rows=rows, queries=queries, keys=keys), blocks)
 
 
+def _prepare_gpu(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> SdpaMask:
+    rows, queries, keys = (len(span) for span in whole)
+    if bias is not None:
+        return SdpaMask(blocks=plan_blocks((whole,), mask, queries, bias))
+    if needs_no_mask(mask, rows=rows, queries=queries, keys=keys):
+        return SdpaMask(OneCall(is_causal=hides_future(mask, whole)))
+    return SdpaMask(_dense_call(mask, whole, device, None))
+
+
+def needs_no_mask(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> bool:
+    """Returns whether one call without a mask tensor computes a mask, on any device; reads no tensor."""
+    past_only = mask.causal and mask.prefix_BS is None
+    # Queries that are not padding see no padding of their own sequence, if they see the past only.
+    padded_alike = past_only and pads_queries(mask, queries=queries, keys=keys)
+    rows_alike = mask.documents_BT is None and (mask.key_lengths_B is None or padded_alike)
+    return rows_alike and is_plain(mask, Segment(range(rows), range(queries), range(keys)))
+
+
 def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> OneCall:
     keys = reachable_keys(mask, whole) or whole.keys
     allowed = dense_mask(mask, queries=whole.queries, keys=keys, device=device)
+    blind = None
+    if mask.key_documents_BS is not None or mask.key_lengths_B is not None:  # Else every query sees itself.
+        blind = blind_queries(allowed)
+    if allowed is not None and blind is not None:
+        allowed = allowed | blind
     if bias is not None:
         bias_NTS = dense_bias(bias, queries=whole.queries, keys=keys, num_queries=len(whole.queries))
         allowed = additive_mask(allowed, bias_NTS, bias_NTS.dtype)
-    return OneCall(keys=None if keys == whole.keys else (keys.start, keys.stop), allowed=allowed)
+    reached = None if keys == whole.keys else (keys.start, keys.stop)
+    return OneCall(keys=reached, allowed=allowed, blind=blind)

@@ -1,117 +1,32 @@
-"""Attention backends against the formula, for every mask they serve."""
-
-import itertools
+"""Attention backends against the formula, for every mask and bias."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pretrain.errors import ConfigError
 from pretrain.model import backends
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
 from pretrain.types import AttentionMask
+from tests.unit.model.masks import MASKS, NEEDS, attend, formula, inputs, meaningful
 
-CPU = torch.device("cpu")
-NEEDS = AttentionNeeds(CPU, torch.float64, head_width=16)
-ON_CPU = ["eager", "sdpa"]
-
-RUNS = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 2, 3, 3]], dtype=torch.int32)
-SHORT_RUNS = torch.tensor([[0, 1, 1, 2, 2], [0, 0, 0, 0, 0], [1, 1, 2, 2, 4]], dtype=torch.int32)
-PADDED = torch.tensor(
-    [[-1, -1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.int32
-)
-INTERLEAVED = torch.tensor([[0, 1, 0, 1, 2, 2, 0, 1]] * 3, dtype=torch.int32)
-LENGTHS = torch.tensor([8, 3, 5], dtype=torch.int32)
-PREFIX = torch.arange(8) < torch.tensor([[3], [0], [6]])
-MASKS = {
-    "dense causal": (AttentionMask(causal=True), 8, 8),
-    "bidirectional": (AttentionMask(causal=False), 8, 8),
-    "packed causal": (AttentionMask(causal=True, documents_BT=RUNS), 8, 8),
-    "packed bidirectional": (AttentionMask(causal=False, documents_BT=RUNS), 8, 8),
-    "documents in bits": (AttentionMask(causal=True, documents_BT=INTERLEAVED), 8, 8),
-    "documents in falling order": (AttentionMask(causal=True, documents_BT=RUNS.flip(1)), 8, 8),
-    "padded": (AttentionMask(causal=False, key_lengths_B=LENGTHS), 8, 8),
-    "padded causal": (AttentionMask(causal=True, key_lengths_B=LENGTHS), 8, 8),
-    "packed and padded": (AttentionMask(causal=True, documents_BT=RUNS, key_lengths_B=LENGTHS), 8, 8),
-    "window": (AttentionMask(causal=True, window=3), 8, 8),
-    "window of both sides": (AttentionMask(causal=False, window=2), 8, 8),
-    "window that hides nothing": (AttentionMask(causal=True, window=8), 8, 8),
-    "window in documents": (AttentionMask(causal=True, documents_BT=RUNS, window=2), 8, 8),
-    "window of both sides in documents": (AttentionMask(causal=False, documents_BT=RUNS, window=2), 8, 8),
-    "window and padding": (AttentionMask(causal=False, key_lengths_B=LENGTHS, window=3), 8, 8),
-    "prefix": (AttentionMask(causal=True, prefix_BS=PREFIX), 8, 8),
-    "prefix in documents": (AttentionMask(causal=True, documents_BT=RUNS, prefix_BS=PREFIX), 8, 8),
-    "prefix and padding": (AttentionMask(causal=True, key_lengths_B=LENGTHS, prefix_BS=PREFIX), 8, 8),
-    "prefix and window": (AttentionMask(causal=True, prefix_BS=PREFIX, window=3), 8, 8),
-    "one step of decoding": (AttentionMask(causal=True, query_offset=7), 1, 8),
-    "a chunk of decoding": (AttentionMask(causal=True, query_offset=5), 3, 8),
-    "one step with a window": (AttentionMask(causal=True, window=3, query_offset=7), 1, 8),
-    "a chunk with a window": (AttentionMask(causal=True, window=3, query_offset=5), 3, 8),
-    "prompts padded before": (AttentionMask(causal=True, documents_BT=PADDED, key_documents_BS=PADDED), 8, 8),
-    "one step after padding": (
-        AttentionMask(causal=True, documents_BT=PADDED[:, 7:], key_documents_BS=PADDED, query_offset=7),
-        1,
-        8,
-    ),
-    "one step over padded keys": (AttentionMask(causal=True, key_lengths_B=LENGTHS, query_offset=7), 1, 8),
-    "a shorter source": (AttentionMask(causal=False), 8, 5),
-    "a padded source": (AttentionMask(causal=False, key_lengths_B=LENGTHS), 5, 8),
-    "one step over a padded source": (AttentionMask(causal=False, key_lengths_B=LENGTHS), 1, 8),
-    "packed sources": (AttentionMask(causal=False, documents_BT=SHORT_RUNS, key_documents_BS=RUNS), 5, 8),
-    "packed and padded sources": (
-        AttentionMask(causal=False, documents_BT=SHORT_RUNS, key_documents_BS=RUNS, key_lengths_B=LENGTHS),
-        5,
-        8,
-    ),
-}
+ON_CPU = ["auto", "eager", "sdpa"]
 
 
-def inputs(queries, keys, *, kv_heads=2, dtype=torch.float64):
-    """Random queries, keys, values, a gradient of the output, and a bias: 3 rows, 4 query heads of width 16."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = ((queries, 4), (keys, kv_heads), (keys, kv_heads), (queries, 4))
-    drawn = [torch.randn(3, length, heads, 16, generator=generator, dtype=dtype) for length, heads in shapes]
-    return [*drawn, torch.randn(4, queries + keys - 1, generator=generator, dtype=dtype)]
-
-
-def attend(name, mask, q, k, v, values=None, **options):
-    backend = build_backend(name, NEEDS)
-    size = {"rows": q.shape[0], "queries": q.shape[1], "keys": k.shape[1], "device": CPU}
-    prepared = backend.prepare(mask, **size, bias=None if values is None else DistanceBias(values))
-    return backend.attend(q, k, v, prepared, **options)
-
-
-def sees(mask, row, t, s):
-    """Asks the declaration about one pair."""
-    key_documents = mask.documents_BT if mask.key_documents_BS is None else mask.key_documents_BS
-    distance = t + mask.query_offset - s
-    return (
-        (not mask.causal or distance >= 0 or (mask.prefix_BS is not None and bool(mask.prefix_BS[row, s])))
-        and (mask.window is None or abs(distance) < mask.window)
-        and (mask.documents_BT is None or bool(mask.documents_BT[row, t] == key_documents[row, s]))
-        and (mask.key_lengths_B is None or s < int(mask.key_lengths_B[row]))
-    )
-
-
-def formula(mask, q, k, v, values=None, scale=0.25):
-    """Loops over every pair; what sees nothing gets 0."""
-    mixed = torch.zeros_like(q)
-    for b, t, n in itertools.product(range(3), range(q.shape[1]), range(4)):
-        seen = [s for s in range(k.shape[1]) if sees(mask, b, t, s)]
-        head = n // (4 // k.shape[2])
-        scores = k[b, seen, head] @ q[b, t, n] * scale
-        if values is not None:
-            scores = scores + values[n, [s - t + q.shape[1] - 1 for s in seen]]
-        mixed[b, t, n] = scores.softmax(dim=0) @ v[b, seen, head]
-    return mixed
-
-
-def meaningful(mask, queries):
-    """1 for queries whose output means something, [B, T, 1, 1]: under `causal`, padding is padding as a query too."""
-    own = mask.causal and mask.key_lengths_B is not None and mask.documents_BT is None and queries == 8
-    if not own:
-        return torch.ones(3, queries, 1, 1, dtype=torch.float64)
-    return (torch.arange(queries) < mask.key_lengths_B[:, None])[:, :, None, None].double()
+def check_against_eager(name, mask, drawn, *, biased, tolerance):
+    """Compares output and gradients with those of eager in float64, where they mean something."""
+    weight = meaningful(mask, drawn[0].shape[1], drawn[1].shape[1])
+    results = []
+    for backend, used in ((name, drawn), ("eager", [x.double() for x in drawn])):
+        leaves = [x.clone().requires_grad_() for x in (*used[:3], *([used[4]] if biased else []))]
+        mixed = attend(backend, mask, *leaves, scale=0.5) * weight.to(used[0].dtype)
+        # What sees nothing at all hangs on nothing.
+        loss = (mixed * used[3]).sum() + sum(leaf.sum() * 0 for leaf in leaves)
+        results.append((mixed, *torch.autograd.grad(loss, leaves)))
+    for found, expected in zip(*results, strict=True):
+        assert found.dtype == drawn[0].dtype
+        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -128,21 +43,50 @@ def test_eager_is_the_formula(name, biased):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", sorted(set(ON_CPU) - {"eager"}))
+# fp32 rounds at 6e-8; a gradient of a key sums some ten products of four factors of up to 3.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
-def test_backends_agree_with_the_float64_reference_forward_and_backward(name, mask, biased, kv_heads, dtype, tolerance):
+def test_sdpa_agrees_with_the_float64_reference_forward_and_backward(mask, biased, kv_heads, dtype, tolerance):
     declared, queries, keys = MASKS[mask]
     drawn = inputs(queries, keys, kv_heads=kv_heads, dtype=dtype)
-    weight = meaningful(declared, queries)
-    results = []
-    for backend, used in ((name, drawn), ("eager", [x.double() for x in drawn])):
-        leaves = [x.clone().requires_grad_() for x in (*used[:3], *([used[4]] if biased else []))]
-        mixed = attend(backend, declared, *leaves, scale=0.5)
-        gradients = torch.autograd.grad(mixed, leaves, used[3] * weight.to(mixed.dtype))
-        results.append((mixed * weight.to(mixed.dtype), *gradients))
-    for found, expected in zip(*results, strict=True):
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    check_against_eager("sdpa", declared, drawn, biased=biased, tolerance=tolerance)
+
+
+def random_documents(draw, rows, length):
+    """Document numbers of rows: runs of rising numbers, from -1 or 0 on, backwards in a fifth of the draws."""
+    steps = draw(st.lists(st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=rows, max_size=rows))
+    documents = torch.tensor(steps, dtype=torch.int32).cumsum(1) - draw(st.integers(0, 1))
+    return documents.flip(1) if draw(st.integers(0, 4)) == 0 else documents
+
+
+@st.composite
+def random_masks(draw):
+    """A mask of self-attention, of attention to a source, or of decoding, with its number of rows, queries and keys."""
+    kind = draw(st.sampled_from(["self", "source", "decoding"]))
+    rows, queries = draw(st.integers(1, 3)), draw(st.integers(1, 12))
+    offset = draw(st.integers(1, 6)) if kind == "decoding" else 0
+    keys = draw(st.integers(1, 12)) if kind == "source" else queries + offset
+    mask = {"causal": kind != "source" and draw(st.booleans()), "query_offset": offset}
+    if draw(st.booleans()):
+        mask["documents_BT"] = random_documents(draw, rows, queries)
+        if kind != "self":
+            mask["key_documents_BS"] = random_documents(draw, rows, keys)
+    if draw(st.booleans()):
+        lengths = st.lists(st.integers(1, keys), min_size=rows, max_size=rows)
+        mask["key_lengths_B"] = torch.tensor(draw(lengths), dtype=torch.int32)
+    if kind != "source" and draw(st.booleans()):
+        mask["window"] = draw(st.integers(1, 8))
+    if mask["causal"] and draw(st.booleans()):
+        mask["prefix_BS"] = torch.arange(keys) < torch.tensor([[draw(st.integers(0, keys))] for _ in range(rows)])
+    return AttentionMask(**mask), rows, queries, keys
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(drawn=random_masks(), block=st.sampled_from([1, 2, 5, 128]), biased=st.booleans())
+def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(drawn, block, biased):
+    mask, rows, queries, keys = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends.blocks, "BLOCK", block)
+        check_against_eager("sdpa", mask, inputs(queries, keys, rows=rows), biased=biased, tolerance=1e-11)
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -153,10 +97,11 @@ def test_grouped_query_attention_equals_its_expansion(name):
     torch.testing.assert_close(attend(name, mask, q, k, v), full, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("name", ON_CPU)
-def test_a_query_that_sees_nothing_gets_and_gives_zero(name):
+def test_a_query_that_sees_nothing_gets_and_gives_zero(name, window):
     documents = torch.tensor([[0, 0, 7, 1, 1, 1, 1, 1]] * 3, dtype=torch.int32)
-    mask = AttentionMask(causal=False, documents_BT=documents, key_documents_BS=documents.clamp(max=1))
+    mask = AttentionMask(False, documents, key_documents_BS=documents.clamp(max=1), window=window)
     q, k, v = (x.requires_grad_() for x in inputs(8, 8)[:3])
     mixed = attend(name, mask, q, k, v)
     assert mixed[:, 2].eq(0).all()
@@ -165,10 +110,21 @@ def test_a_query_that_sees_nothing_gets_and_gives_zero(name):
     assert gradients[0][:, 2].eq(0).all()
 
 
+@pytest.mark.parametrize("name", ON_CPU)
+def test_dropped_weights_are_a_share_and_the_rest_is_scaled_up(name):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 200, 4, 16), torch.randn(2, 200, 2, 16)
+    ones = torch.ones(2, 200, 2, 16)
+    kept = attend(name, AttentionMask(causal=False), q, k, ones, dropout=0.25)
+    # Each output is a sum of 200 weights, of which a quarter is lost; 1,600 such sums differ from 1 by 5% each.
+    assert kept.mean() == pytest.approx(1.0, abs=0.01)
+    assert 0.02 < kept.std() < 0.2
+
+
 def test_an_unknown_backend_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"unknown engine\.attention 'spda'; use sdpa"):
         build_backend("spda", NEEDS)
-    with pytest.raises(ConfigError, match="use auto or eager or sdpa"):
+    with pytest.raises(ConfigError, match="use auto or eager or flex or sdpa or varlen"):
         build_backend("zzz", NEEDS)
 
 
