@@ -5,7 +5,8 @@
     checkpoints/.tmp-step-00001000/                        being written; nothing reads it
     checkpoints/step-00001000.bad-damaged/                 set aside after a failed verification
 
-A folder without a readable manifest is not a checkpoint.
+A folder without a readable manifest is not a checkpoint. A model folder, which `pretrain import` writes, is a
+checkpoint of weights alone (weights-00001.safetensors ...) with model.json and tokenizer/ beside it.
 """
 
 import json
@@ -20,6 +21,8 @@ from pretrain.io import FileRecord
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+MODEL_FILE = "model.json"
+"""In a model folder, beside the manifest: the model's config, settings of generation, and where it came from."""
 _STEP = re.compile(r"step-(\d{8,})$")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -1,11 +1,11 @@
-"""`pretrain inspect`: the facts of a shard folder, a run, or a checkpoint."""
+"""`pretrain inspect`: the facts of a shard folder, a run, a checkpoint, a model folder or a Hugging Face folder."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.checkpoint.layout import MANIFEST, MODEL_FILE, list_checkpoints, load_manifest
 from pretrain.errors import CheckpointError, DataError
 from pretrain.index import INDEX_NAME, check_shards, load_index
 from pretrain.rundir import RunDir
@@ -15,7 +15,7 @@ def describe(path: Path) -> dict[str, Any]:
     """Returns the facts of whatever `path` is.
 
     Raises:
-        DataError: It is none of the three, or its shards are damaged.
+        DataError: It is none of these, or its shards are damaged.
         CheckpointError: It is a checkpoint whose manifest is damaged, or files of which are missing or cut short.
         ConfigError: It is a run whose record is damaged.
     """
@@ -25,7 +25,9 @@ def describe(path: Path) -> dict[str, Any]:
         return _describe_checkpoint(path)
     if RunDir(path).exists():
         return _describe_run(RunDir(path))
-    raise DataError("neither a shard folder, a run, nor a checkpoint", where=str(path), fix="check the path")
+    if (path / "config.json").is_file():
+        return _describe_release(path)
+    raise DataError("neither a shard folder, a run, a checkpoint nor a model", where=str(path), fix="check the path")
 
 
 def _describe_shards(path: Path) -> dict[str, Any]:
@@ -48,14 +50,30 @@ def _describe_checkpoint(path: Path) -> dict[str, Any]:
         file = path / record.name
         if not file.is_file() or file.stat().st_size != record.num_bytes:
             raise CheckpointError("missing, or not of its size", where=str(file), fix="use another checkpoint")
+    is_model = (path / MODEL_FILE).is_file()
     return {
-        "kind": "checkpoint",
+        "kind": "model" if is_model else "checkpoint",
         "path": str(path),
-        **manifest.state,
+        **({} if is_model else manifest.state),
         "parameters": sum(math.prod(shape) for shape in manifest.shapes.values()),
         "moments": manifest.moments,
         "bytes": sum(record.num_bytes for record in manifest.files),
         "written_by": manifest.topology,
+    }
+
+
+def _describe_release(path: Path) -> dict[str, Any]:
+    from pretrain.interop.read import open_release
+
+    release = open_release(path)
+    return {
+        "kind": "Hugging Face model",
+        "path": str(path),
+        "model_type": release.family.model_type,
+        "shape": release.config.shape,
+        "parameters": sum(math.prod(shape) for shape in release.shapes.values()),
+        "dtype": release.dtype,
+        "not_read": release.ignored,
     }
 
 
@@ -94,5 +112,7 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
+        return ", ".join(str(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -214,7 +214,7 @@ def _restore(config: RunConfig, index: DataIndex, engine: Engine, checkpoints: C
         check_data(state, fresh, config.resume.allow)
         return replace(state, data_hash=fresh.data_hash, tokenizer_hash=fresh.tokenizer_hash)
     if config.init.from_ is not None:
-        from pretrain.artifact import find_checkpoint
+        from pretrain.artifact.find import find_checkpoint
 
         load_checkpoint(find_checkpoint(Path(config.init.from_)), engine.state, weights_only=True)
     return fresh

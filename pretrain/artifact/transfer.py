@@ -1,0 +1,152 @@
+"""Models in and out: a released model becomes a model folder, any model becomes a Hugging Face folder.
+
+    import   Hugging Face folder or name -> config, names and shapes compared -> weights one by one -> model folder
+    export   run, checkpoint or model folder -> weights one by one -> Hugging Face folder
+
+Both stream: no model is built, no GPU is asked for, and not much more than one parameter is in memory at a time. A
+checkpoint of any ZeRO stage and world size is read by the ranges of its fragments.
+"""
+
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
+from pretrain.checkpoint.layout import MODEL_FILE
+from pretrain.checkpoint.weights import write_weights
+from pretrain.config.load import dump_config, load_config
+from pretrain.errors import ConfigError, DiskError
+from pretrain.interop.card import About
+from pretrain.interop.generation import load_generation_defaults
+from pretrain.interop.hub import fetch_release
+from pretrain.interop.read import Release, open_release
+from pretrain.interop.tokenizer import tokenizer_files
+from pretrain.interop.write import Written, write_release
+from pretrain.io import make_dir, publish_dir, remove_dir, write_file, write_json
+from pretrain.tracking.jsonl import read_rows
+
+_TOLD = ("step", "tokens", "loss")
+"""Metrics that a card tells, besides those of validation; the rest are about the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import made.
+
+    Attributes:
+        model_type: Family of the release.
+        shape: Stacks of the model.
+        num_parameters: Number of values; tied ones once.
+        tokenizer: Whether it has one.
+        ignored: Tensors of the release that have no place in the model, such as next-sentence prediction.
+        not_honoured: Settings of generation, as `key=value`, that change what theirs generates and not what ours does.
+    """
+
+    model_type: str
+    shape: str
+    num_parameters: int
+    tokenizer: bool
+    ignored: list[str]
+    not_honoured: list[str]
+
+
+def import_model(source: str, out: Path) -> Imported:
+    """Writes a model folder of a released model: weights fp32 in the checkpoint format, config, tokenizer.
+
+    Args:
+        source: A Hugging Face folder, or a name on the hub.
+        out: The folder; must not exist, or be empty. It appears when it is whole.
+
+    Raises:
+        ConfigError: No such model, one that this core cannot express exactly, or `out` holds something.
+        CheckpointError: Files are missing or damaged, or not those of the config.
+        LaunchError: The hub cannot be reached.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    release = open_release(fetch_release(source))
+    out = out.resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
+    temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
+    if temporary.exists():
+        remove_dir(temporary)  # left by a dead process that had our process id
+    make_dir(temporary)
+    try:
+        imported = _fill(temporary, release, source)
+        publish_dir(temporary, out)
+    except BaseException:
+        with suppress(DiskError):
+            if temporary.exists():
+                remove_dir(temporary)
+        raise
+    return imported
+
+
+def _fill(folder: Path, release: Release, source: str) -> Imported:
+    defaults, files = load_generation_defaults(release.folder), tokenizer_files(release.folder)
+    origin = {"imported_from": source, "model_type": release.family.model_type, "dtype": release.dtype}
+    facts = {
+        "format": FORMAT,
+        "model": release.config.model_dump(mode="json"),
+        "generation": defaults.to_json(),
+        "origin": origin,
+    }
+    write_json(folder / MODEL_FILE, facts)
+    if files:
+        tokenizer = make_dir(folder / TOKENIZER_FOLDER)
+        for name, content in files:
+            write_file(tokenizer / name, content)
+    write_weights(folder, ((name, release.read(name)) for name in release.names()), origin)
+    return Imported(
+        model_type=release.family.model_type,
+        shape=release.config.shape,
+        num_parameters=sum(math.prod(shape) for shape in release.shapes.values()),
+        tokenizer=bool(files),
+        ignored=release.ignored,
+        not_honoured=defaults.not_honoured(),
+    )
+
+
+def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | None = None) -> Written:
+    """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
+
+    Args:
+        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        out: The folder; must not exist, or be empty. It appears when it is whole.
+        dtype: fp32 or bf16.
+        family: `model_type` to write; None: the first that represents the model exactly.
+
+    Raises:
+        ConfigError: No family represents the model exactly: the keys in which the nearest differs are named.
+        CheckpointError: No intact checkpoint.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    described = open_what(what)
+    return write_release(
+        described.config,
+        described.read,
+        out,
+        dtype=dtype,
+        family=family,
+        generation=described.generation.to_json(described.config.special_tokens),
+        tokenizer_files=described.load_tokenizer_files(),
+        about=_about(described, out),
+    )
+
+
+def _about(what: What, out: Path) -> About:
+    if what.run is None:
+        return About(name=out.name, source=str(what.path.name))
+    config = load_config(what.run.config, import_extensions=False)
+    source = f"run {config.run.name}, {what.path.name}"
+    return About(name=config.run.name, source=source, run_config=dump_config(config), metrics=_last_metrics(what))
+
+
+def _last_metrics(what: What) -> dict[str, float]:
+    """Returns the last value of each number in metrics.jsonl that says how good the model is."""
+    found: dict[str, float] = {}
+    for row in read_rows(what.run.metrics) if what.run is not None else ():
+        found |= {key: float(value) for key, value in row.items() if key in _TOLD or key.startswith("val_")}
+    return found

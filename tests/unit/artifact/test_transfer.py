@@ -1,0 +1,160 @@
+"""Models in and out through folders: a release of transformers, a model folder, a release again."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from pretrain.artifact.open import open_artifact
+from pretrain.artifact.transfer import export_model, import_model
+from pretrain.artifact.what import open_what
+from pretrain.checkpoint.layout import MODEL_FILE
+from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
+from pretrain.io import set_fault_hook
+from pretrain.report.describe import describe
+from pretrain.types import Batch
+from tests.helpers.lent import quiet_transformers
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory) -> Path:
+    """A GPT-2 of transformers with random weights, without a tokenizer."""
+    folder = tmp_path_factory.mktemp("release") / "gpt2"
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        vocab_size=67, n_embd=32, n_layer=2, n_head=4, n_positions=48, bos_token_id=1, eos_token_id=2
+    )
+    with quiet_transformers():
+        model = transformers.GPT2LMHeadModel(config)
+        model.generation_config.update(num_beams=3, length_penalty=0.8)
+        model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def imported(release, tmp_path) -> Path:
+    """The same as a model folder."""
+    import_model(str(release), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with quiet_transformers(), torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        return model(torch.arange(20)[None]).logits
+
+
+def test_an_import_is_exported_as_what_it_came_from(release, imported, tmp_path):
+    export_model(imported, tmp_path / "out")
+    assert torch.equal(logits(tmp_path / "out"), logits(release))
+    import_model(str(tmp_path / "out"), tmp_path / "again")
+    first, again = open_what(imported), open_what(tmp_path / "again")
+    assert again.config == first.config
+    assert again.generation == first.generation
+    assert first.generation.num_beams == 3
+    assert all(torch.equal(first.read(name), again.read(name)) for name in first.names)
+
+
+def test_a_release_is_exported_in_bf16(release, tmp_path):
+    export_model(release, tmp_path / "half", dtype="bf16")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half")
+    assert theirs.dtype == torch.bfloat16
+    weight = open_what(release).read("embedding.weight")[:67]
+    assert torch.equal(theirs.get_input_embeddings().weight, weight.to(torch.bfloat16))
+
+
+def test_every_kind_of_folder_opens_as_the_same_model(release, imported, monkeypatch):
+    monkeypatch.setattr("pretrain.artifact.what.load_hub_tokenizer", lambda folder: None)
+    (imported / "tokenizer").mkdir()
+    found = [open_artifact(folder).model for folder in (release, imported)]
+    ids = torch.arange(20)[None]
+    outputs = [model(Batch(ids, ids)).logits_BTV[..., :67] for model in found]
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(outputs[0], logits(release), rtol=1e-5, atol=1e-5)
+    assert not any(model.training for model in found)
+
+
+def test_inspect_tells_what_a_folder_is(release, imported):
+    model, theirs = describe(imported), describe(release)
+    assert (model["kind"], theirs["kind"]) == ("model", "Hugging Face model")
+    # 67 rows of the vocabulary are padded to 128.
+    assert model["parameters"] == theirs["parameters"]
+    assert theirs["model_type"] == "gpt2"
+
+
+def test_an_import_says_what_it_left_out(release, tmp_path):
+    facts = import_model(str(release), tmp_path / "model")
+    assert (facts.model_type, facts.shape, facts.tokenizer) == ("gpt2", "decoder", False)
+    assert facts.ignored == []
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in release.iterdir():
+        (changed / file.name).write_bytes(file.read_bytes())
+    (changed / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
+    assert import_model(str(changed), tmp_path / "second").not_honoured == ["repetition_penalty=1.3"]
+
+
+def test_a_folder_that_holds_something_is_not_written_over(release, imported, tmp_path):
+    for write in (lambda: import_model(str(release), imported), lambda: export_model(imported, release)):
+        with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+            write()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_model_without_a_tokenizer_says_so_when_text_is_wanted(imported):
+    with pytest.raises(DataError, match="the model was imported without a tokenizer"):
+        open_artifact(imported)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run with one"):
+        open_what(tmp_path)
+    with pytest.raises(ConfigError, match="is neither a folder nor a name"):
+        import_model(str(tmp_path / "nothing/here/at all"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": 1, "model": {}, "generation": {}}'])
+def test_a_damaged_description_is_refused(imported, content):
+    (imported / MODEL_FILE).write_text(content)
+    with pytest.raises(CheckpointError, match=r"model\.json: damaged"):
+        open_what(imported)
+
+
+def test_a_newer_format_is_refused_by_its_number(imported):
+    facts = json.loads((imported / MODEL_FILE).read_text())
+    (imported / MODEL_FILE).write_text(json.dumps(facts | {"format": 9}))
+    with pytest.raises(CheckpointError, match="written in format 9, this version reads 1; update pretrain"):
+        open_what(imported)
+
+
+def test_a_damaged_weight_is_found(imported):
+    file = imported / "weights-00001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="CRC32 of chunk 0"):
+        open_what(imported)
+
+
+def test_a_disk_that_refuses_any_one_write_leaves_nothing_behind(release, tmp_path):
+    operations = []
+    set_fault_hook(lambda operation, path: operations.append(operation))
+    try:
+        import_model(str(release), tmp_path / "whole")
+        for number in range(len(operations)):
+            left = iter(range(number, -1, -1))
+
+            def fail(operation: str, path: Path, left=left) -> None:
+                if next(left, None) == 0:
+                    raise OSError(28, "No space left on device")
+
+            set_fault_hook(fail)
+            with pytest.raises(DiskError, match="No space left on device"):
+                import_model(str(release), tmp_path / "full")
+            assert not (tmp_path / "full").exists() or number == len(operations) - 1
+            set_fault_hook(None)
+            assert [path.name for path in tmp_path.iterdir() if path.name not in ("whole", "full")] == []
+    finally:
+        set_fault_hook(None)

@@ -1,0 +1,50 @@
+"""Weights alone in the checkpoint format: written file by file, read tensor by tensor."""
+
+import pytest
+import torch
+
+from pretrain.checkpoint.layout import load_manifest
+from pretrain.checkpoint.manager import load_checkpoint
+from pretrain.checkpoint.weights import WeightReader, write_weights
+from pretrain.errors import CheckpointError
+from tests.unit.checkpoint.stand_in import SHAPES, StandIn
+
+WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize(("max_bytes", "files"), [(10**6, 1), (48, 2), (1, 2)])
+def test_what_is_written_is_read_whatever_the_size_of_a_file(tmp_path, max_bytes, files):
+    write_weights(tmp_path, WEIGHTS.items(), {"by": "a test"}, max_file_bytes=max_bytes)
+    assert len(list(tmp_path.glob("weights-*.safetensors"))) == files
+    reader = WeightReader(tmp_path)
+    assert reader.shapes == SHAPES
+    assert all(torch.equal(reader.read(name), weight) for name, weight in WEIGHTS.items())
+    assert load_manifest(tmp_path).topology == {"by": "a test"}
+
+
+def test_a_tensor_is_asked_for_only_when_the_file_before_it_is_written(tmp_path):
+    written = []
+
+    def asked():
+        for number in range(4):
+            written.append(len(list(tmp_path.glob("*.safetensors"))))
+            yield f"weight.{number}", torch.zeros(4)
+
+    write_weights(tmp_path, asked(), {}, max_file_bytes=16)
+    # One is at hand when it turns out not to fit any more.
+    assert written == [0, 0, 1, 2]
+
+
+def test_a_model_that_trains_can_be_started_from_them(tmp_path):
+    write_weights(tmp_path, WEIGHTS.items(), {})
+    store = StandIn(step=7)
+    load_checkpoint(tmp_path, store, weights_only=True)
+    assert all(torch.equal(store.tensors[name]["weight"], weight.flatten()) for name, weight in WEIGHTS.items())
+    assert (store.tensors["norm"]["exp_avg"] == 7).all()
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    write_weights(tmp_path, WEIGHTS.items(), {})
+    (tmp_path / "weights-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"weights-00001\.safetensors: cannot be parsed"):
+        WeightReader(tmp_path)
