@@ -34,9 +34,9 @@ def fetch_release(name_or_dir: str) -> Path:
         DiskError: No room for it.
     """
     path = Path(name_or_dir).expanduser()
-    if path.is_dir():
+    if name_or_dir and path.is_dir():
         return path
-    if path.exists() or not _ID.fullmatch(name_or_dir):
+    if path.is_file() or not _ID.fullmatch(name_or_dir):
         raise ConfigError(
             f"{name_or_dir!r} is neither a folder nor a name on the Hugging Face hub", fix="check the path"
         )

@@ -1,0 +1,190 @@
+"""A Hugging Face folder is opened only where it fits its config, and what does not fit is listed."""
+
+import json
+
+import pytest
+import torch
+
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.choose import facts
+from pretrain.interop.read import open_release
+from tests.unit.interop.releases import VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny
+
+
+@pytest.fixture
+def llama(tmp_path):
+    write_tiny(tmp_path / "model", tiny())
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    write_tiny(tmp_path / "model", tiny("gpt2-tiny"))
+    return tmp_path / "model"
+
+
+def refusal(folder, kind=CheckpointError):
+    with pytest.raises(kind) as error:
+        open_release(folder)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"])
+def test_what_was_written_is_read_bit_for_bit(preset, tmp_path):
+    config = tiny(preset)
+    weights, _ = write_tiny(tmp_path / "model", config)
+    release = open_release(tmp_path / "model")
+    assert release.names() == list(weights)
+    assert release.dtype == "fp32"
+    assert release.ignored == []
+    for name, weight in weights.items():
+        found = release.read(name)
+        assert found.dtype == torch.float32
+        assert tuple(found.shape) == release.shapes[name]
+        assert torch.equal(found, weight)
+    assert facts(release.config) == facts(config)
+
+
+def test_what_is_read_may_be_written_to(llama):
+    release = open_release(llama)
+    release.read("decoder.norm.weight").zero_()
+    assert release.read("decoder.norm.weight").any()
+
+
+def test_every_name_that_does_not_fit_is_listed(llama):
+    tensors = load_tensors(llama)
+    del tensors["model.layers.1.mlp.up_proj.weight"], tensors["lm_head.weight"]
+    tensors["model.norm.weight"] = torch.ones(3)
+    tensors["score.weight"] = torch.ones(2, 64)
+    save_tensors(llama, tensors)
+    assert refusal(llama) == (
+        f"{llama}: the tensors are not those of config.json (llama): "
+        "2 missing: lm_head.weight, model.layers.1.mlp.up_proj.weight; 1 unexpected: score.weight; "
+        "1 misshapen: model.norm.weight is [3], should be [64]; give the config.json that belongs to these weights"
+    )
+
+
+def test_a_long_list_is_cut(llama):
+    change_config(llama, num_hidden_layers=4)
+    message = refusal(llama)
+    assert "18 missing: model.layers.2.input_layernorm.weight, " in message
+    assert " and 10 more; give the config.json" in message
+
+
+def test_a_config_of_other_sizes_is_found_out_before_anything_is_read(llama):
+    change_config(llama, vocab_size=VOCAB + 1)
+    message = refusal(llama)
+    assert f"2 misshapen: lm_head.weight is [{VOCAB}, 64], should be [{VOCAB + 1}, 64], model.embed_tokens" in message
+
+
+def test_an_unknown_model_type_lists_the_known_ones(llama):
+    change_config(llama, model_type="mamba")
+    message = refusal(llama, ConfigError)
+    assert message.startswith(f"{llama}/config.json: model_type='mamba' is not known; known: gpt2, llama, ")
+    change_config(llama, model_type=...)
+    assert "model_type=None is not known" in refusal(llama, ConfigError)
+
+
+def test_a_key_that_ours_cannot_represent_names_the_file(llama):
+    change_config(llama, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    assert refusal(llama, ConfigError).startswith(f"{llama}/config.json: rope_scaling.rope_type='yarn': only ")
+
+
+def test_quantized_weights_are_refused(llama):
+    change_config(llama, quantization_config={"bits": 4})
+    assert "the weights are quantized (quantization_config)" in refusal(llama, ConfigError)
+    change_config(llama, quantization_config=...)
+    tensors = load_tensors(llama)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    save_tensors(llama, tensors)
+    assert "model.norm.weight is of dtype I8, should be one of fp64, fp32, fp16, bf16" in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a JSON object"),
+        (b"[]", "not a JSON object: not an object"),
+        (b'{"a": ', "not a JSON object"),
+        (b"[" * 100_000, "not a JSON object"),
+        (b"\xff\xfe\xfd", "not a JSON object"),
+        (b" " * (16 * 1024 * 1024 + 1), "more than 16777216 bytes"),
+    ],
+    ids=["empty", "list", "torn", "deep", "binary", "large"],
+)
+def test_a_config_that_is_no_json_object_is_one_line(llama, content, reason):
+    (llama / "config.json").write_bytes(content)
+    message = refusal(llama)
+    assert message.startswith(f"{llama}/config.json: ")
+    assert reason in message
+
+
+def test_a_folder_without_a_config_or_weights_says_so(llama):
+    (llama / "model.safetensors").unlink()
+    assert "has neither model.safetensors nor pytorch_model.bin, nor an index of either" in refusal(llama)
+    (llama / "config.json").unlink()
+    assert f"{llama}/config.json: cannot be read: No such file" in refusal(llama)
+
+
+def test_names_of_a_bare_model_are_read_as_under_a_head(gpt2):
+    tensors = load_tensors(gpt2)
+    expected = open_release(gpt2).read("decoder.blocks.1.attention.qkv.weight")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    # What the first release of GPT-2 has beside its weights.
+    for number in range(2):
+        bare[f"h.{number}.attn.bias"] = torch.ones(1, 1, 128, 128)
+        bare[f"h.{number}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_tensors(gpt2, bare)
+    release = open_release(gpt2)
+    assert torch.equal(release.read("decoder.blocks.1.attention.qkv.weight"), expected)
+    assert release.ignored == ["h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.bias", "h.1.attn.masked_bias"]
+
+
+def test_a_tied_tensor_may_be_there_twice_where_it_is_the_same(gpt2):
+    tensors = load_tensors(gpt2)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    save_tensors(gpt2, tensors)
+    assert torch.equal(open_release(gpt2).read("embedding.weight")[:VOCAB], tensors["lm_head.weight"])
+    tensors["lm_head.weight"][0, 0] += 1
+    save_tensors(gpt2, tensors)
+    with pytest.raises(CheckpointError, match=r"transformer.wte.weight and lm_head.weight differ, but tie_word_embed"):
+        open_release(gpt2).read("embedding.weight")
+
+
+def test_a_tied_tensor_may_be_there_under_its_other_name(gpt2):
+    tensors = load_tensors(gpt2)
+    tensors["lm_head.weight"] = tensors.pop("transformer.wte.weight")
+    save_tensors(gpt2, tensors)
+    assert torch.equal(open_release(gpt2).read("embedding.weight")[:VOCAB], tensors["lm_head.weight"])
+
+
+def test_half_precision_is_read_exactly_and_reported(llama):
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in load_tensors(llama).items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float16)
+    save_tensors(llama, tensors)
+    change_config(llama, torch_dtype="float32")
+    release = open_release(llama)
+    assert release.dtype == "bf16"
+    assert torch.equal(release.read("head.weight")[:VOCAB], tensors["lm_head.weight"].float())
+    assert torch.equal(release.read("decoder.norm.weight"), tensors["model.norm.weight"].float())
+
+
+def test_two_spellings_of_one_tensor_are_refused(tmp_path):
+    write_tiny(tmp_path / "model", tiny("bert-tiny"))
+    tensors = load_tensors(tmp_path / "model")
+    name = "bert.embeddings.LayerNorm.weight"
+    tensors["bert.embeddings.LayerNorm.gamma"] = tensors[name].clone()
+    save_tensors(tmp_path / "model", tensors)
+    assert "are one tensor; remove one" in refusal(tmp_path / "model")
+    del tensors[name]
+    save_tensors(tmp_path / "model", tensors)
+    assert open_release(tmp_path / "model").read("encoder.input_norm.weight").any()
+
+
+def test_a_config_of_transformers_5_is_read(llama):
+    config = json.loads((llama / "config.json").read_text())
+    theta = config["rope_theta"]
+    change_config(llama, rope_theta=..., rope_scaling=..., torch_dtype=..., dtype="float32",
+                  rope_parameters={"rope_type": "default", "rope_theta": theta})  # fmt: skip
+    assert open_release(llama).config.decoder.rope_theta == theta
