@@ -63,14 +63,7 @@ def fetch(home: Path, url: str, *names: str, **environment: str):
     done = subprocess.run(
         [sys.executable, "-c", FETCH, *names],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "HF_HOME": str(home),
-            "HF_ENDPOINT": url,
-            "HF_HUB_OFFLINE": "0",
-            "HF_TOKEN": "",
-            **environment,
-        },
+        env={**os.environ, **plain, **environment},
         capture_output=True,
         text=True,
         timeout=60,
