@@ -1,0 +1,195 @@
+"""What the heads of a model attend to: one forward with the reference kernel, whose weights are kept.
+
+    record_attention(model, batch)           ->  one AttentionMap a layer and kind, in the order of the forward
+    choose_heads(maps, kind, layers, heads)  ->  the heads that were asked for, one row a layer
+    summarize_head(head, keys)               ->  how spread its weights are, and where most of them go
+
+The kernels that models train with never hold the weights; `eager` does, and stands in for them during one forward.
+Not here: pictures (`attention_figure.py`), and how text becomes a batch (`attention_text.py`).
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.errors import ConfigError
+from pretrain.model import Transformer
+from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.model.backends.eager import EagerAttention, EagerMask
+from pretrain.types import Batch
+
+KINDS = ("self", "cross", "encoder", "decoder")
+"""What can be asked for: every self-attention, the cross attention, or the self-attention of one stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMap:
+    """The weights of one attention layer for one row of text.
+
+    Attributes:
+        stack: Where the layer is, and its queries come from: `encoder` or `decoder`.
+        kind: `self`, or `cross`: the keys are the encoder's.
+        layer: Number of its block in the stack, from 0.
+        weights_NTS: fp32, on the CPU; each row of each head sums to 1.
+        allowed_TS: bool; False where the mask forbids the pair: the weight is 0 whatever the model has learnt.
+    """
+
+    stack: str
+    kind: str
+    layer: int
+    weights_NTS: Tensor
+    allowed_TS: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMap:
+    """One head of an `AttentionMap`; `head` counts from 0."""
+
+    stack: str
+    kind: str
+    layer: int
+    head: int
+    weights_TS: Tensor
+    allowed_TS: Tensor
+
+
+class _Recorder(EagerAttention):
+    """`eager`, which adds a map to `maps` at each call."""
+
+    def __init__(self, maps: list[AttentionMap], stack: str, kind: str, layer: int) -> None:
+        super().__init__(AttentionNeeds(device=torch.device("cpu")))
+        self._maps, self._stack, self._kind, self._layer = maps, stack, kind, layer
+
+    def attend(
+        self,
+        q_BTNH: Tensor,
+        k_BSKH: Tensor,
+        v_BSKH: Tensor,
+        prepared: EagerMask,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attends, and records the weights of the one row."""
+        weights_NTS = self.weights(q_BTNH, k_BSKH, prepared, scale=scale)[0].float().cpu()
+        allowed_TS = torch.ones_like(weights_NTS[0], dtype=torch.bool)
+        if prepared.allowed is not None:
+            # Broadcastable to [1, N, T, S], and the same for all heads.
+            allowed_TS = prepared.allowed.cpu().expand(1, 1, *allowed_TS.shape)[0, 0]
+        self._maps.append(AttentionMap(self._stack, self._kind, self._layer, weights_NTS, allowed_TS))
+        return super().attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=scale)
+
+
+def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack) -> None:
+    """Replaces every backend until `undo` is closed: those of the layers, and the stack's own, which prepares masks."""
+
+    def put(owner: Any, name: str, recorder: _Recorder) -> None:
+        undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, recorder)
+
+    for stack_name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for layer, block in enumerate(stack.blocks if stack is not None else ()):
+            put(block.attention, "backend", _Recorder(maps, stack_name, "self", layer))
+            if block.cross is not None:
+                put(block.cross, "backend", _Recorder(maps, stack_name, "cross", layer))
+        if stack is not None:
+            put(stack, "backend", stack.blocks[0].attention.backend)
+        if stack is not None and stack.cross_backend is not None:
+            put(stack, "cross_backend", stack.blocks[0].cross.backend)
+
+
+@torch.no_grad()
+def record_attention(model: Transformer, batch: Batch) -> list[AttentionMap]:
+    """Runs a batch of one row and returns its maps, in the order of the forward; the model is left as it was.
+
+    Costs N x T x S floats a layer.
+
+    Args:
+        model: Run in eval mode, without its head.
+        batch: One row, on the model's device; with a source where the model has two stacks.
+    """
+    assert batch.tokens_BT.shape[0] == 1, "one row at a time"
+    maps: list[AttentionMap] = []
+    with ExitStack() as undo:
+        undo.callback(model.train, model.training)
+        model.eval()
+        _put_recorders(model, maps, undo)
+        model(batch, logits=False)
+    return maps
+
+
+def choose_heads(maps: Sequence[AttentionMap], kind: str | None, layers: str, heads: str) -> list[list[HeadMap]]:
+    """Returns the heads that are asked for, one list a layer, in the order of the forward.
+
+    Args:
+        maps: All that there are.
+        kind: One of `KINDS`; None: `cross` where there is any, else `self`.
+        layers: `all`, or numbers from 0 with commas between.
+        heads: The same.
+
+    Raises:
+        ConfigError: The model has no such kind, layer or head.
+    """
+    if kind is None:
+        kind = "cross" if any(each.kind == "cross" for each in maps) else "self"
+    chosen = [each for each in maps if each.kind == kind or (each.kind == "self" and each.stack == kind)]
+    if not chosen:
+        present = {each.kind for each in maps} | {each.stack for each in maps}
+        raise ConfigError(
+            f"--kind {kind}: the model has no such attention",
+            fix=f"use {' or '.join(name for name in KINDS if name in present)}",
+        )
+    wanted = _parse_numbers(layers, 1 + max(each.layer for each in chosen), "layer")
+    rows = []
+    for each in chosen:
+        if each.layer in wanted:
+            numbers = _parse_numbers(heads, len(each.weights_NTS), "head")
+            rows.append(
+                [
+                    HeadMap(each.stack, each.kind, each.layer, number, each.weights_NTS[number], each.allowed_TS)
+                    for number in numbers
+                ]
+            )
+    return rows
+
+
+def _parse_numbers(text: str, count: int, name: str) -> list[int]:
+    """Returns the numbers below `count` that `text` names, upwards. Raises: ConfigError."""
+    if text == "all":
+        return list(range(count))
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and part.isascii() for part in parts):
+        raise ConfigError(f"--{name} {text!r} is neither `all` nor numbers", fix=f"use --{name} 0 or --{name} 0,1")
+    numbers = sorted({int(part) for part in parts})
+    if numbers[-1] >= count:
+        raise ConfigError(f"--{name} {numbers[-1]}: there are {count}", fix=f"use 0 to {count - 1}")
+    return numbers
+
+
+def summarize_head(head: HeadMap, keys: Sequence[str]) -> dict[str, Any]:
+    """Returns numbers of a head, for JSON.
+
+    Args:
+        head: The head.
+        keys: The token of each key.
+
+    Returns:
+        Which head it is; `entropy_bits`, the mean over queries of -sum(w log2 w): 0 where each query reads one key,
+        log2(S) where all read all keys alike; and `strongest_key`, which gets the most weight on average over queries.
+    """
+    weights_TS = head.weights_TS.double()
+    entropies_T = -torch.xlogy(weights_TS, weights_TS).sum(dim=-1) / torch.log(torch.tensor(2.0).double())
+    mean_S = weights_TS.mean(dim=0)
+    best = int(mean_S.argmax())
+    return {
+        "stack": head.stack,
+        "kind": head.kind,
+        "layer": head.layer,
+        "head": head.head,
+        "entropy_bits": round(float(entropies_T.mean()), 4),
+        "strongest_key": {"index": best, "token": keys[best], "mean_weight": round(float(mean_S[best]), 4)},
+    }
