@@ -76,9 +76,9 @@ def _read_windows(fields: Fields) -> dict[str, Any]:
 def _read_theta(fields: Fields, layer_type: str, old: str, default: float, null: float | None = None) -> float:
     """Returns the rotary period of one kind of layer, from the spelling of transformers 5 or the older one."""
     section = fields.section("rope_parameters").get(layer_type) or {}
-    kinds = {section.get("rope_type", "default"), fields.section("rope_scaling").get("rope_type", "default")}
-    if kinds != {"default"}:
-        raise refusal("rope_parameters", fields.values.get("rope_parameters"), "only the type 'default' is known here")
+    for key, rope in (("rope_parameters", section), ("rope_scaling", fields.section("rope_scaling"))):
+        if rope.get("rope_type", "default") != "default":
+            raise refusal(f"{key}.rope_type", rope["rope_type"], "only 'default' can be represented")
     if "rope_theta" in section:
         return Fields(section).number("rope_theta")
     if null is not None and old in fields.values and fields.values[old] is None:

@@ -1,11 +1,15 @@
 """BERT and ModernBERT against transformers: logits, hidden states, loss, gradients; padded and packed rows."""
 
+import re
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from pretrain.interop.read import open_release
 from pretrain.objective.causal import causal_loss
 from pretrain.types import IGNORE_INDEX, Batch
-from tests.helpers.lent import check_gradients, lend
+from tests.helpers.lent import build_imported, check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
 
@@ -173,6 +177,25 @@ def test_an_export_is_the_model_that_was_imported(lent, tmp_path):
     auto_class = transformers.AutoModel if lent.ours.head is None else transformers.AutoModelForMaskedLM
     tokens = random_batch(2, LENGTH, vocab_size=PAD).tokens_BT
     check_round_trip(lent, auto_class, tmp_path / "ours", input_ids=tokens)
+
+
+def test_a_release_with_old_names_and_a_head_of_next_sentences_is_the_same_model(tmp_path):
+    torch.manual_seed(0)
+    lent = lend(transformers.BertForPreTraining(bert_config()), tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {re.sub("LayerNorm.(weight|bias)", lambda m: old[m[0]], k): v for k, v in load_file(file).items()}
+    tensors["bert.embeddings.position_ids"] = torch.arange(64)[None]
+    save_file(tensors, file)
+    release = open_release(tmp_path)
+    assert release.ignored == [
+        "bert.embeddings.position_ids", "bert.pooler.dense.bias", "bert.pooler.dense.weight",
+        "cls.seq_relationship.bias", "cls.seq_relationship.weight",
+    ]  # fmt: skip
+    ours, batch = build_imported(release), random_batch(2, LENGTH, vocab_size=PAD)
+    with torch.no_grad():
+        expected = lent.theirs(input_ids=batch.tokens_BT).prediction_logits
+        torch.testing.assert_close(ours(batch).logits_BTV[..., :VOCAB], expected, **TOLERANCE)
 
 
 def test_a_window_reaches_half_of_local_attention_to_each_side(tmp_path):
