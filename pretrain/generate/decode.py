@@ -1,104 +1,143 @@
-"""Decoding: continue prompts token by token, with a key-value cache.
+"""Decoding one token at a time, greedy or drawn, many prompts at once.
 
-    read the prompt, filling the cache -> sample -> feed the sampled token -> sample -> ...
+    read the prompts, filling the cache -> draw a token a row -> feed them -> draw -> ...
 
-Each step costs one forward of one token a row. Not here: beam search, prompts of different lengths in one batch.
+Each step costs one forward of one token a row; rows that have ended leave the batch. Beam search is in `beam`.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from pretrain.errors import ConfigError
-from pretrain.generate.sampling import Sampling, sample
-from pretrain.model import KVCache, Transformer
-from pretrain.types import Batch
+from pretrain.generate.constraints import Constraints
+from pretrain.generate.feed import Feed, Prompts, check_prompts, group_rows, new_token_limits
+from pretrain.generate.sampling import GREEDY, RowSeeds, Sampling, sample
+from pretrain.model import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What was generated from one prompt.
+
+    Attributes:
+        tokens: New tokens, without the prompt and without the one that ended the row.
+        score: Sum of the log-probabilities of the new tokens, the end counted, divided by their number to the power of
+            the length penalty (1 outside beam search). Drawn tokens count with the model's own probability, before
+            temperature and cuts.
+        ended: Whether a token of `eos_ids` ended it; else its length did.
+    """
+
+    tokens: list[int]
+    score: float
+    ended: bool
+
+
+class Drawn(NamedTuple):
+    """A new token.
+
+    Attributes:
+        row: Index of its prompt.
+        token: Its id.
+        log_prob: Log-probability, under the constraints.
+        ends: It is a token of `eos_ids`: the row is complete without it.
+    """
+
+    row: int
+    token: int
+    log_prob: float
+    ends: bool
 
 
 def generate(
     model: Transformer,
-    prompt_BT: Tensor,
-    max_new_tokens: int,
-    sampling: Sampling,
+    prompts: Prompts,
+    constraints: Constraints,
+    sampling: Sampling = GREEDY,
     *,
-    eos_id: int | None = None,
-    seed: int = 0,
-) -> list[list[int]]:
-    """Continues each prompt; a pure function of its arguments.
+    seed: int | Sequence[int] = 0,
+) -> list[Continuation]:
+    """Continues each prompt, or answers each source; a pure function of its arguments.
+
+    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of a row alone differ
+    in the last digits, which turns a choice between two tokens that are that close.
 
     Args:
-        model: A causal model; run in eval mode, and left in the mode that it was in.
-        prompt_BT: int64 ids, one prompt a row, on the model's device.
-        max_new_tokens: Most tokens to add. Fewer come where `max_seq_len` or `eos_id` ends a row.
+        model: A model with a decoder; run in eval mode, and left in the mode that it was in.
+        prompts: Token ids, of any lengths.
+        constraints: What may come, and where it ends.
         sampling: How to draw.
-        eos_id: Token that ends a row; None: nothing does.
-        seed: Of the draws.
+        seed: Of the draws, see `RowSeeds`; or the seed of each row.
 
     Returns:
-        The new tokens of each row, without the prompt and without `eos_id`.
+        One for each prompt, in order.
 
     Raises:
-        ConfigError: The model is not causal, or a prompt is empty, too long, or not of its vocabulary.
+        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
     """
-    new_tokens: list[list[int]] = [[] for _ in range(prompt_BT.shape[0])]
-    open_rows = set(range(len(new_tokens)))
-    for ids_B in stream(model, prompt_BT, max_new_tokens, sampling, seed=seed):
-        for row, token in enumerate(ids_B.tolist()):
-            if row in open_rows and token == eos_id:
-                open_rows.remove(row)
-            elif row in open_rows:
-                new_tokens[row].append(token)
-        if not open_rows:
-            break
-    return new_tokens
+    tokens: list[list[int]] = [[] for _ in prompts]
+    log_probs: list[list[float]] = [[] for _ in prompts]
+    ended = [False] * len(prompts)
+    for step in stream(model, prompts, constraints, sampling, seed=seed):
+        for row, token, log_prob, ends in step:
+            log_probs[row].append(log_prob)
+            ended[row] = ends
+            if not ends:
+                tokens[row].append(token)
+    scores = [sum(values) / max(1, len(values)) for values in log_probs]
+    return [Continuation(*row) for row in zip(tokens, scores, ended, strict=True)]
 
 
 def stream(
-    model: Transformer, prompt_BT: Tensor, max_new_tokens: int, sampling: Sampling, *, seed: int = 0
-) -> Iterator[Tensor]:
-    """Yields the next token of every row, int64 [B], as it is drawn; arguments and errors are those of `generate`.
-
-    Never stops at a token: that is the reader's to decide. Stops when the model can read no further.
-    """
-    _check_prompt(model, prompt_BT)
-    generator = torch.Generator().manual_seed(seed)
-    num_new = min(max_new_tokens, model.max_seq_len - prompt_BT.shape[1] + 1)
-    cache = KVCache(model.num_layers, capacity=min(model.max_seq_len, prompt_BT.shape[1] + num_new))
-    fed_BT = prompt_BT
-    for _ in range(num_new):
-        ids_B = sample(_next_logits(model, fed_BT, cache), sampling, generator)
-        yield ids_B
-        fed_BT = ids_B[:, None]
-
-
-# no_grad, not inference_mode: what the model caches for later (rotary tables) must stay usable in training.
-@torch.no_grad()
-def _next_logits(model: Transformer, tokens_BT: Tensor, cache: KVCache) -> Tensor:
-    """Feeds tokens and returns the scores of what follows the last, [B, V]."""
-    was_training = model.training
-    model.eval()
-    try:
-        batch = Batch(tokens_BT, targets_BT=tokens_BT)
-        last_B1D = model(batch, cache=cache, logits=False).hidden_BTD[:, -1:]
-        return model.head(last_B1D)[:, 0]
-    finally:
-        model.train(was_training)
+    model: Transformer,
+    prompts: Prompts,
+    constraints: Constraints,
+    sampling: Sampling = GREEDY,
+    *,
+    seed: int | Sequence[int] = 0,
+) -> Iterator[list[Drawn]]:
+    """Yields the next token of every open row as it is drawn; arguments and errors are those of `generate`."""
+    check_prompts(model, prompts)
+    constraints.check(model.vocab_size)
+    seeds = list(map(RowSeeds(seed), prompts)) if isinstance(seed, int) else seed
+    assert len(seeds) == len(prompts)
+    limits = new_token_limits(model, prompts, constraints.max_new_tokens)
+    for rows in group_rows(model, prompts, limits):
+        yield from _stream_group(model, rows, prompts, limits, constraints, sampling, seeds)
 
 
-def _check_prompt(model: Transformer, prompt_BT: Tensor) -> None:
-    length = prompt_BT.shape[1]
-    if not model.is_causal:
-        raise ConfigError("an encoder cannot generate: it reads both sides", fix="use a model with a decoder")
-    if length == 0:
-        raise ConfigError("the prompt has no tokens", fix="give at least one")
-    if length > model.max_seq_len:
-        raise ConfigError(
-            f"the prompt has {length} tokens, model.max_seq_len is {model.max_seq_len}", fix="shorten the prompt"
-        )
-    largest = int(prompt_BT.max())
-    if largest >= model.vocab_size:
-        raise ConfigError(
-            f"the prompt has token id {largest}, the model's vocabulary has {model.vocab_size}",
-            fix="encode it with the model's own tokenizer",
-        )
+def _stream_group(
+    model: Transformer,
+    rows: list[int],
+    prompts: Prompts,
+    limits: Sequence[int],
+    constraints: Constraints,
+    sampling: Sampling,
+    seeds: Sequence[int],
+) -> Iterator[list[Drawn]]:
+    longest = max(limits[row] for row in rows)
+    if longest == 0:
+        return
+    feed = Feed(model, [prompts[row] for row in rows], longest)
+    chance = {row: random.Random(seeds[row]) for row in rows}
+    logits_BV = feed.start()
+    for num_new in range(longest):
+        is_last = [limits[row] == num_new + 1 for row in rows]
+        log_probs_BV = constraints.log_probs(logits_BV, num_new, is_last)
+        ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
+        chosen = log_probs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
+        step = [
+            Drawn(row, token, log_prob, token in constraints.eos_ids)
+            for row, token, log_prob in zip(rows, ids_B.tolist(), chosen, strict=True)
+        ]
+        yield step
+        kept = [place for place, drawn in enumerate(step) if not drawn.ends and not is_last[place]]
+        if not kept:
+            return
+        if len(kept) < len(rows):
+            rows = [rows[place] for place in kept]
+            feed.select(kept)
+            ids_B = ids_B[torch.tensor(kept, device=ids_B.device)]
+        logits_BV = feed.step(ids_B)

@@ -1,5 +1,8 @@
-"""Choosing the next token from its scores: greedy, temperature, top-k, top-p. Pure given the generator."""
+"""Choosing the next token from its scores: greedy, temperature, top-k, top-p. Pure: chance comes in as a number."""
 
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,24 +40,45 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
-def sample(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draws one token a row.
+def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -> Tensor:
+    """Draws one token a row, by the inverse of the cumulative distribution over the tokens from the best down.
 
     Args:
-        logits_BV: Scores; -inf for tokens that must not be drawn.
+        scores_BV: Logits or log-probabilities; -inf for tokens that must not be drawn.
         sampling: How to draw.
-        generator: On the CPU: the draw happens there, so that a seed means the same on every device.
+        uniforms_B: A number of [0, 1) for each row; greedy does not read them.
 
     Returns:
-        ids_B, int64, on the device of the scores. Of equal scores greedy takes the first.
+        ids_B, int64, on the device of the scores. Of equal scores the first is the better one.
     """
     if sampling.temperature == 0:
-        return logits_BV.argmax(dim=-1)
-    scores_BV, order_BV = (logits_BV.float().cpu() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+        return scores_BV.argmax(dim=-1)
+    ordered_BV, order_BV = (scores_BV.float() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
-        scores_BV[:, sampling.top_k :] = -torch.inf
-    weights_BV = scores_BV.softmax(dim=-1)
-    # A token stays if those before it do not yet sum to p: the best one always does.
-    weights_BV[weights_BV.cumsum(dim=-1) - weights_BV >= sampling.top_p] = 0
-    drawn_B1 = torch.multinomial(weights_BV, 1, generator=generator)
-    return order_BV.gather(1, drawn_B1).squeeze(1).to(logits_BV.device)
+        ordered_BV[:, sampling.top_k :] = -torch.inf
+    # In fp64: the sum over a large vocabulary must not round away its tail.
+    weights_BV = ordered_BV.double().softmax(dim=-1)
+    totals_BV = weights_BV.cumsum(dim=-1)
+    # A token stays if those before it do not yet sum to p: the best one always does. None has a weight of 0.
+    kept_BV = (totals_BV - weights_BV < sampling.top_p) & (weights_BV > 0)
+    last_B1 = kept_BV.sum(dim=-1, keepdim=True) - 1
+    uniforms_B1 = torch.tensor(uniforms_B, dtype=torch.float64, device=scores_BV.device)[:, None]
+    drawn_B1 = torch.searchsorted(totals_BV, uniforms_B1 * totals_BV.gather(1, last_B1), right=True)
+    return order_BV.gather(1, drawn_B1.minimum(last_B1)).squeeze(1)
+
+
+class RowSeeds:
+    """Gives each row a seed of its own, so that its draws do not depend on the batch that it is in.
+
+    A pure function of the seed, the ids of the prompt, and how many equal prompts came before: the order of prompts and
+    how they are split into batches do not matter, and equal prompts still get different texts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._seen = seed, Counter[bytes]()
+
+    def __call__(self, prompt: Sequence[int]) -> int:
+        """Returns the seed of the next row that begins with `prompt`."""
+        key = hashlib.blake2b(repr((self._seed, list(prompt))).encode(), digest_size=16).digest()
+        self._seen[key] += 1
+        return int.from_bytes(hashlib.blake2b(key + repr(self._seen[key]).encode(), digest_size=8).digest())

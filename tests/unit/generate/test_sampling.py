@@ -1,27 +1,60 @@
 """Drawing one token from its scores."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from pretrain.errors import ConfigError
-from pretrain.generate import GREEDY, Sampling, sample
+from pretrain.generate import GREEDY, RowSeeds, Sampling, sample
 
 LOGITS = torch.tensor([0.5, 3.0, -1.0, 2.0, 2.5, 1.0]).log_softmax(dim=0)
 
 
+def uniforms(count, seed=0):
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
 def draws(sampling, count=20_000, seed=0):
-    ids = sample(LOGITS.expand(count, -1), sampling, torch.Generator().manual_seed(seed))
+    ids = sample(LOGITS.expand(count, -1), sampling, uniforms(count, seed))
     return torch.bincount(ids, minlength=6) / count
 
 
 def test_greedy_takes_the_best_and_the_first_of_equals():
     logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, -torch.inf]])
-    assert sample(logits, GREEDY, torch.Generator()).tolist() == [1, 0]
+    assert sample(logits, GREEDY, [0.0, 0.0]).tolist() == [1, 0]
 
 
-def test_a_seed_reproduces_and_another_does_not():
-    assert torch.equal(draws(Sampling()), draws(Sampling()))
-    assert not torch.equal(draws(Sampling()), draws(Sampling(), seed=1))
+def test_the_number_chooses_among_the_tokens_from_the_best_down():
+    ordered = LOGITS.softmax(dim=0).sort(descending=True)
+    bounds = [0.0, *ordered.values.double().cumsum(dim=0).tolist()]
+    # Just inside both ends of each token's share of [0, 1).
+    numbers = [number for low, high in pairwise(bounds) for number in (low + 1e-6, high - 1e-6)]
+    ids = sample(LOGITS.expand(len(numbers), -1), Sampling(), numbers)
+    assert ids.tolist() == [token for token in ordered.indices.tolist() for _ in range(2)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=3), Sampling(top_p=0.7)])
+def test_the_ends_of_the_range_draw_the_best_and_the_last_that_is_kept(sampling):
+    last = int((draws(sampling) > 0).sum()) - 1
+    ids = sample(LOGITS.expand(2, -1), sampling, [0.0, 1 - 2**-53])
+    assert ids.tolist() == LOGITS.sort(descending=True).indices[[0, last]].tolist()
+
+
+def test_a_number_draws_the_same_token_whatever_the_other_rows_are():
+    numbers = uniforms(50)
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(1))
+    together = sample(logits, Sampling(top_p=0.9), numbers).tolist()
+    assert together == [int(sample(logits[i : i + 1], Sampling(top_p=0.9), numbers[i : i + 1])) for i in range(50)]
+
+
+def test_the_seed_of_a_row_depends_on_the_seed_the_prompt_and_its_repetitions_only():
+    seeds, others = RowSeeds(1), RowSeeds(1)
+    first, second, other = seeds([1, 2]), seeds([1, 2]), seeds([3])
+    assert len({first, second, other, RowSeeds(2)([1, 2]), RowSeeds(1)([12]), RowSeeds(1)([])}) == 6
+    assert [others([3]), others([1, 2]), others([1, 2])] == [other, first, second]
+    # Pinned: texts of a seed are promised to stay.
+    assert first == 2310113379906141673
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -55,7 +88,7 @@ def test_a_tiny_top_p_is_greedy():
 def test_a_score_of_minus_infinity_is_never_drawn():
     logits = torch.zeros(1000, 4)
     logits[:, 2] = -torch.inf
-    assert 2 not in sample(logits, Sampling(temperature=5.0), torch.Generator().manual_seed(0))
+    assert 2 not in sample(logits, Sampling(temperature=5.0), [*uniforms(999), 1 - 2**-53])
 
 
 @pytest.mark.parametrize(

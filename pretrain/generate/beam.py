@@ -1,0 +1,207 @@
+"""Beam search: the likeliest continuations, `num_beams` open ones at a time for each prompt.
+
+    read the prompts -> best candidates of each row, over all its beams -> those that end are finished, the others open
+                     -> reorder the cache by the parents of the open ones -> feed their tokens -> ...
+
+It finds what `generate` of transformers finds, with the same scores, token for token. Two of its habits are kept on
+purpose, since released translators are tuned with them: a candidate that ends a row counts only among the `num_beams`
+best of its step, and `early_stopping=False` compares open and finished beams at the present length.
+
+Memory: the cache of `rows x num_beams` rows, and while it is reordered a second copy of one layer. Time: one forward of
+as many tokens a step. Rows that are done leave the batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretrain.errors import ConfigError
+from pretrain.generate.constraints import Constraints
+from pretrain.generate.decode import Continuation
+from pretrain.generate.feed import Feed, Prompts, check_prompts, group_rows, new_token_limits
+from pretrain.model import Transformer
+
+MAX_LENGTH_PENALTY = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """How to search.
+
+    Attributes:
+        num_beams: Open beams of each prompt.
+        length_penalty: A finished beam's score is its log-probability divided by its number of new tokens to this
+            power (after Wu et al. 2016, 7): above 0 favours long ones, 0 is the plain log-probability.
+        early_stopping: When a prompt with `num_beams` finished beams is done. True: at once. False: when the best open
+            beam, were it finished now, would not be among them. "never": when it cannot come among them any more; with
+            a penalty above 0 judged by its log-probability now and the greatest length.
+        num_return: Finished beams to return, the best first.
+
+    Raises:
+        ConfigError: A value outside its range.
+    """
+
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    num_return: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_beams < 1:
+            raise ConfigError(f"num_beams={self.num_beams} must be at least 1", fix="use 4 or so")
+        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
+            raise ConfigError(
+                f"length_penalty={self.length_penalty} must be between -{MAX_LENGTH_PENALTY:g} and "
+                f"{MAX_LENGTH_PENALTY:g}",
+                fix="use 1 to judge by the mean over tokens",
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise ConfigError(f"early_stopping={self.early_stopping!r} is unknown", fix='use true, false or "never"')
+        if not 1 <= self.num_return <= self.num_beams:
+            raise ConfigError(
+                f"num_return={self.num_return} (--n-best) must be between 1 and num_beams={self.num_beams}",
+                fix="use more beams",
+            )
+
+    def score(self, log_prob: float, num_new: int) -> float:
+        """Returns the score of a beam of `num_new` tokens."""
+        return log_prob / num_new**self.length_penalty
+
+
+class _Open(NamedTuple):
+    """A beam that goes on.
+
+    Attributes:
+        parent: Place of the beam that it continues among those of its row before the step.
+        tokens: New tokens so far.
+        log_prob: Sum over them; -inf: filled up, since the row has fewer beams than there is room for.
+    """
+
+    parent: int
+    tokens: list[int]
+    log_prob: float
+
+
+class _Search:
+    """One prompt's search: its open beams, and the best finished ones."""
+
+    def __init__(self, limit: int, beams: Beams, eos_ids: tuple[int, ...]) -> None:
+        self.limit, self._beams, self._eos_ids = limit, beams, eos_ids
+        self.open = [_Open(0, [], 0.0)]
+        self.finished: list[Continuation] = []
+
+    def advance(self, candidates: Sequence[tuple[float, int, int]], num_new: int) -> None:
+        """Moves on by one token.
+
+        Args:
+            candidates: (log_prob, parent, token), the best first: enough that as many as there are beams do not end.
+            num_new: Tokens with the new one.
+        """
+        last = num_new == self.limit
+        going: list[_Open] = []
+        for rank, (log_prob, parent, token) in enumerate(candidates):
+            if log_prob == -torch.inf:
+                break
+            ends = token in self._eos_ids
+            if not ends and not last:
+                going.append(_Open(parent, [*self.open[parent].tokens, token], log_prob))
+            elif rank < self._beams.num_beams:
+                tokens = self.open[parent].tokens if ends else [*self.open[parent].tokens, token]
+                self.finished.append(Continuation(tokens, self._beams.score(log_prob, num_new), ends))
+            if len(going) == self._beams.num_beams:
+                break
+        self.finished.sort(key=lambda found: -found.score)
+        del self.finished[self._beams.num_beams :]
+        self.open = going
+
+    def is_done(self, num_new: int) -> bool:
+        """Whether nothing that is still open can matter, after `num_new` tokens."""
+        if not self.open or num_new == self.limit:
+            return True
+        if len(self.finished) < self._beams.num_beams:
+            return False
+        if self._beams.early_stopping is True:
+            return True
+        farthest = self._beams.early_stopping == "never" and self._beams.length_penalty > 0
+        possible = self._beams.score(self.open[0].log_prob, self.limit if farthest else num_new)
+        return possible <= self.finished[-1].score
+
+    def fill(self) -> list[_Open]:
+        """Returns the open beams, filled up to `num_beams` with ones that no candidate comes from."""
+        idle = self.open[0]._replace(log_prob=-torch.inf)
+        return [*self.open, *[idle] * (self._beams.num_beams - len(self.open))]
+
+
+def beam_search(
+    model: Transformer, prompts: Prompts, constraints: Constraints, beams: Beams
+) -> list[list[Continuation]]:
+    """Finds likely continuations of each prompt, or answers to each source; a pure function of its arguments.
+
+    Args:
+        model: A model with a decoder; run in eval mode, and left in the mode that it was in.
+        prompts: Token ids, of any lengths; the results of one do not depend on the others, up to rounding.
+        constraints: What may come, and where it ends.
+        beams: How to search.
+
+    Returns:
+        For each prompt its `num_return` best, the best first; fewer where there are no more.
+
+    Raises:
+        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
+    """
+    check_prompts(model, prompts)
+    constraints.check(model.vocab_size)
+    limits = new_token_limits(model, prompts, constraints.max_new_tokens)
+    searches = [_Search(limit, beams, constraints.eos_ids) for limit in limits]
+    if constraints.max_new_tokens > 0:
+        for rows in group_rows(model, prompts, limits):
+            _run(model, [prompts[row] for row in rows], [searches[row] for row in rows], constraints, beams)
+    return [search.finished[: beams.num_return] for search in searches]
+
+
+def _run(model: Transformer, prompts: Prompts, searches: list[_Search], constraints: Constraints, beams: Beams) -> None:
+    """Runs the searches of one batch until each is done."""
+    feed = Feed(model, prompts, max(search.limit for search in searches))
+    # At least `num_beams` candidates do not end, if each beam had all ends among its best.
+    num_candidates = (1 + max(1, len(constraints.eos_ids))) * beams.num_beams
+    logits_BV, num_new, width = feed.start(), 0, 1
+    while True:
+        is_last = [search.limit == num_new + 1 for search in searches for _ in range(width)]
+        log_probs_BV = constraints.log_probs(logits_BV, num_new, is_last)
+        past = [beam.log_prob for search in searches for beam in search.open]
+        num_new += 1
+        for search, candidates in zip(searches, _best(log_probs_BV, past, width, num_candidates), strict=True):
+            search.advance(candidates, num_new)
+        places = [place for place, search in enumerate(searches) if not search.is_done(num_new)]
+        if not places:
+            return
+        searches = [searches[place] for place in places]
+        for search in searches:
+            search.open = search.fill()
+        parents = [
+            place * width + beam.parent for place, search in zip(places, searches, strict=True) for beam in search.open
+        ]
+        feed.select(parents)
+        width = beams.num_beams
+        newest = [beam.tokens[-1] for search in searches for beam in search.open]
+        logits_BV = feed.step(torch.tensor(newest, device=logits_BV.device))
+
+
+def _best(log_probs_BV: Tensor, past: list[float], width: int, count: int) -> Iterator[list[tuple[float, int, int]]]:
+    """Yields for each row its best candidates, (log_prob, parent, token), the best first. One copy to the host.
+
+    Args:
+        log_probs_BV: Of the next token of each beam; `width` consecutive ones are of the same row.
+        past: Log-probability of each beam so far.
+        width: Beams of a row.
+        count: Candidates wanted of a row.
+    """
+    past_B1 = torch.tensor(past, device=log_probs_BV.device)[:, None]
+    vocab = log_probs_BV.shape[1]
+    sums = (log_probs_BV + past_B1).view(-1, width * vocab)
+    best = sums.topk(min(count, width * vocab))
+    for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        yield [(value, *divmod(index, vocab)) for value, index in zip(values, indices, strict=True)]

@@ -1,0 +1,71 @@
+"""What may be generated, and where it ends: the same for greedy decoding, sampling and beam search."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pretrain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Which tokens may come next.
+
+    Attributes:
+        max_new_tokens: Most tokens to add, the one that ends a row counted. Fewer come where the model can read no
+            further.
+        min_new_tokens: No token of `eos_ids` comes before this many others.
+        eos_ids: Tokens that end a row; empty: nothing does but its length.
+        suppressed_ids: Tokens that never come.
+        forced_eos_id: The last token of a row that has not ended before, suppressed or not, at no cost of score.
+            None: whatever comes.
+        renormalize: Probabilities sum to 1 again after `suppressed_ids` and `min_new_tokens` have taken theirs away.
+            Drawing does so anyway; it moves the scores of beams.
+
+    Raises:
+        ConfigError: A negative number of tokens.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    eos_ids: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
+    forced_eos_id: int | None = None
+    renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "min_new_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative", fix="use 0 or more")
+
+    def check(self, vocab_size: int) -> None:
+        """Refuses ids that a vocabulary does not have. Raises: ConfigError."""
+        forced = () if self.forced_eos_id is None else (self.forced_eos_id,)
+        for token in (*self.eos_ids, *self.suppressed_ids, *forced):
+            if not 0 <= token < vocab_size:
+                raise ConfigError(
+                    f"token id {token} of the generation settings is not among the {vocab_size} of the vocabulary",
+                    fix="use the model's own tokenizer and settings",
+                )
+
+    def log_probs(self, logits_BV: Tensor, num_new: int, is_last: list[bool]) -> Tensor:
+        """Returns the log-probabilities of the next token, fp32 [B, V]; -inf where it must not come.
+
+        Args:
+            logits_BV: Scores of the model.
+            num_new: Tokens that each row has added so far.
+            is_last: For each row, whether the next token is the last that it may add.
+        """
+        log_probs_BV = logits_BV.float().log_softmax(dim=-1)
+        early = self.eos_ids if num_new < self.min_new_tokens else ()
+        excluded = [*self.suppressed_ids, *early]
+        if excluded:
+            log_probs_BV[:, excluded] = -torch.inf
+            if self.renormalize:
+                log_probs_BV = log_probs_BV.log_softmax(dim=-1)
+        if self.forced_eos_id is not None and any(is_last):
+            rows = torch.tensor(is_last, device=log_probs_BV.device)
+            log_probs_BV[rows] = -torch.inf
+            log_probs_BV[rows, self.forced_eos_id] = 0.0
+        return log_probs_BV
