@@ -1,0 +1,127 @@
+"""The config of `pretrain prepare`: which text becomes which token shards."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pretrain.config.base import Section
+
+DataKind = Literal["text", "pairs", "records"]
+Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset"]
+
+
+class InputConfig(Section):
+    """One input, or several that are read alike.
+
+    Attributes:
+        path: Files, folders, globs, or URLs of http, https, s3, gs. None given at all: this Python's standard library.
+        format: How documents lie in a file; `auto` goes by its name. `text`: a file is a document; `lines`: a line is
+            one; `json`: a list of records; `webdataset`: tars with a text or JSON member a sample.
+        text_field: Field or column of the text.
+        source_field: Pairs: field of the source; the target is in `target_field`.
+        target_field: Pairs: field of the target.
+        paired_path: Pairs as files: the n-th line there is the target of the n-th line of `path`. As many files.
+        prompt_field: Records: field of the prompt, which is not learned.
+        response_field: Records: field of the response, which is.
+        messages_field: Records: field of a list of {role, content}; turns of the assistant are learned.
+        max_document_bytes: A longer document or line is refused.
+    """
+
+    path: str | list[str] = Field(default_factory=list)
+    format: Format = "auto"
+    text_field: str = "text"
+    source_field: str = "source"
+    target_field: str = "target"
+    paired_path: str | list[str] | None = None
+    prompt_field: str = "prompt"
+    response_field: str = "response"
+    messages_field: str | None = None
+    max_document_bytes: int = Field(default=64 * 2**20, ge=1)
+
+    @property
+    def paths(self) -> list[str]:
+        """`path` as a list."""
+        return [self.path] if isinstance(self.path, str) else self.path
+
+
+class TokenizerConfig(Section):
+    """The tokenizer that makes the tokens.
+
+    Attributes:
+        kind: Trained here: byte-level `bpe`, `wordpiece` (BERT), `unigram` (SentencePiece), `char`; or `given`.
+        path: `given`: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
+        vocab_size: Entries, special tokens included. None: 8192.
+        lowercase: Texts are lower-cased first.
+        normalizer: Unicode normalisation.
+        split_digits: A number is one token a digit.
+        special_tokens: Further ones, in order, after those that the kind and `roles` need.
+        roles: `document`: an end of document. `bert`: [PAD] [UNK] [CLS] [SEP] [MASK]. `t5`: <pad> </s> <unk> and
+            sentinels.
+        sentinels: `t5`: number of <extra_id_N>.
+        vocab_multiple: The vocabulary is filled up to a multiple of this with unused tokens.
+        sample_bytes: Training text taken evenly from the whole input.
+    """
+
+    kind: Literal["bpe", "wordpiece", "unigram", "char", "given"] = "bpe"
+    path: str | None = None
+    vocab_size: int | None = Field(default=None, ge=2)
+    lowercase: bool = False
+    normalizer: Literal["none", "nfc", "nfkc"] = "none"
+    split_digits: bool = False
+    special_tokens: list[str] = Field(default_factory=list)
+    roles: Literal["document", "bert", "t5"] = "document"
+    sentinels: int = Field(default=100, ge=0)
+    vocab_multiple: int = Field(default=1, ge=1)
+    sample_bytes: int = Field(default=64 * 2**20, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizerConfig":
+        if (self.kind == "given") != (self.path is not None):
+            raise ValueError("path belongs to kind=given, and is needed there")
+        if self.kind in ("given", "char") and self.vocab_size is not None:
+            raise ValueError(f"vocab_size={self.vocab_size} does not go with kind={self.kind}, which has its own")
+        return self
+
+
+class FilterConfig(Section):
+    """Which documents are left out; each count is reported.
+
+    Attributes:
+        min_chars: Shorter ones.
+        max_chars: Longer ones. None: no limit.
+        require: Only records whose fields have one of these values, such as `{language: [en, de]}`.
+        deduplicate: Documents whose bytes came before, whichever input they came from.
+    """
+
+    min_chars: int = Field(default=1, ge=0)
+    max_chars: int | None = Field(default=None, ge=1)
+    require: dict[str, list[str | int | bool]] = Field(default_factory=dict)
+    deduplicate: bool = False
+
+
+class PrepareConfig(Section):
+    """Everything that defines a shard folder.
+
+    Attributes:
+        output: Folder to write.
+        kind: What a document is: a text, a pair, or a record of segments.
+        inputs: Read in this order.
+        tokenizer: Trained or given.
+        filter: What is left out.
+        split: `hash:F` by document, or `tail:F` of every document, held out for validation.
+        seed: Salt of the hash split.
+        part_bytes: Input bytes of one unit of work. None: by the size of the input.
+        shard_tokens: A part starts a new shard at this many tokens.
+        end_of_document: A document ends with the tokenizer's end-of-document token.
+    """
+
+    output: str
+    kind: DataKind = "text"
+    inputs: list[InputConfig] = Field(default_factory=list)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    filter: FilterConfig = FilterConfig()
+    split: str = "hash:0.01"
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    part_bytes: int | None = Field(default=None, ge=1)
+    shard_tokens: int = Field(default=2**27, ge=1)
+    end_of_document: bool = True
