@@ -130,13 +130,13 @@ class _BlockAttention(torch.autograd.Function):
         ctx.blocks, ctx.dropout, ctx.scale = blocks, dropout, scale
         ctx.random_state = _random_state(q_BTNH.device) if dropout else None
         mixed_BTNH = torch.zeros_like(q_BTNH, memory_format=torch.contiguous_format)
-        for tile in blocks.tiles:
-            part = inputs.of_tile(tile, blocks.num_queries).map(_leaf)
-            # With dropout, torch has to choose the kernel that it will choose in the backward pass: another one would
-            # draw other weights to drop.
-            with torch.set_grad_enabled(bool(dropout)):
+        # With dropout, torch has to choose the kernel that it will choose in the backward pass: another one would draw
+        # other weights to drop. On a CPU there is only one that has dropout.
+        with torch.set_grad_enabled(bool(dropout) and q_BTNH.device.type != "cpu"):
+            for tile in blocks.tiles:
+                part = inputs.of_tile(tile, blocks.num_queries).map(_leaf)
                 mixed = _attend_tile(tile, part, blocks.mask, dropout, scale)
-            mixed_BTNH[tile.rows.start : tile.rows.stop, tile.queries.start : tile.queries.stop] = mixed.detach()
+                mixed_BTNH[tile.rows.start : tile.rows.stop, tile.queries.start : tile.queries.stop] = mixed.detach()
         return mixed_BTNH
 
     @staticmethod

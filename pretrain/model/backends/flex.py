@@ -1,4 +1,6 @@
-"""`flex`: FlexAttention, a kernel that torch compiles for the mask: documents, windows, prefixes, a learned bias; on a GPU.
+"""`flex`: FlexAttention, a kernel that torch compiles for the mask: documents, windows, prefixes, learned biases.
+
+For GPUs only: on a CPU it has no backward pass.
 
     prepare   declared mask -> mask_mod -> the blocks of 128 x 128 pairs that it leaves   (create_block_mask, compiled)
               bias by distance -> score_mod, which reads the vector and gives it its gradient

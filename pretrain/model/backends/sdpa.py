@@ -13,7 +13,10 @@ Running the documents of a packed row one by one also skips the pairs that a mas
 than a mask, and from two documents a row on faster.
 """
 
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -51,10 +54,24 @@ class SdpaMask:
     Attributes:
         direct: Once, or once a segment; None: only blocks can.
         blocks: A few queries at a time; where there is a direct way too, for dropout only. None: never.
+        by_calls: `attend_calls`, not to be compiled: it loops over documents, which differ from batch to batch.
+        by_blocks: `attend_blocks`, likewise.
     """
 
     direct: OneCall | Calls | None = None
     blocks: Blocks | None = None
+    by_calls: Callable[..., Tensor] = field(default_factory=lambda: _untraced(attend_calls))
+    by_blocks: Callable[..., Tensor] = field(default_factory=lambda: _untraced(attend_blocks))
+
+
+def _untraced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keeps torch.compile from looking into a function; where nobody has compiled anything, without importing it."""
+    return _disable(function) if "torch._dynamo" in sys.modules else function
+
+
+@cache
+def _disable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compiler.disable(function)
 
 
 class SdpaAttention:
@@ -94,9 +111,9 @@ class SdpaAttention:
         """Attends in the way that was prepared."""
         direct, blocks = prepared.direct, prepared.blocks
         if blocks is not None and (dropout or direct is None):
-            return attend_blocks(q_BTNH, k_BSKH, v_BSKH, blocks, dropout=dropout, scale=scale)
+            return prepared.by_blocks(q_BTNH, k_BSKH, v_BSKH, blocks, dropout=dropout, scale=scale)
         if isinstance(direct, Calls):
-            return attend_calls(q_BTNH, k_BSKH, v_BSKH, direct, scale=scale)
+            return prepared.by_calls(q_BTNH, k_BSKH, v_BSKH, direct, scale=scale)
         assert direct is not None
         if direct.keys is not None:
             start, end = direct.keys

@@ -206,12 +206,16 @@ def _load_kernel() -> Kernel:
         missing = NEEDED_OF_TORCH - inspect.signature(varlen_attn).parameters.keys()
     if not missing:
         return _call_torch
-    if importlib.util.find_spec("flash_attn") is not None:
+    if _has_flash_attn():
         return _call_flash_attn
     raise ConfigError(
         f"attention backend varlen: torch {torch.__version__} has no varlen_attn with {', '.join(sorted(missing))}",
         fix=f"install a newer torch or the package flash-attn, or {USE_SDPA}",
     )
+
+
+def _has_flash_attn() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
 
 
 def _call_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: float | None) -> Tensor:

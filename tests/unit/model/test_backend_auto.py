@@ -1,0 +1,104 @@
+"""`auto`: what it chooses for which mask, and what it says about it."""
+
+import logging
+
+import pytest
+import torch
+
+from pretrain.model.backends import auto, build_backend
+from pretrain.model.backends.auto import AutoAttention
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
+from pretrain.types import AttentionMask
+from tests.unit.model.masks import CPU, MASKS, NEEDS, RUNS
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def said(caplog):
+    """The log, as if nothing had been said before."""
+    auto._say.cache_clear()
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+class Recorder:
+    """Stands in for a backend: preparing a mask for a GPU needs one."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def prepare(self, mask, *, rows, queries, keys, device, bias=None):
+        if type(self.backend).__name__ == "VarlenAttention":
+            # Plans on the host: the device is where the result would go.
+            return self.backend.prepare(mask, rows=rows, queries=queries, keys=keys, device=CPU, bias=bias)
+        return None
+
+
+def chosen(needs, name, bias=None):
+    """The backend that is chosen on a GPU for a mask."""
+    backend = AutoAttention(needs)
+    backend.sdpa = Recorder(backend.sdpa)
+    backend.others = {name: Recorder(other) for name, other in backend.others.items()}
+    mask, queries, keys = MASKS[name]
+    return backend.prepare(mask, rows=3, queries=queries, keys=keys, device=CUDA, bias=bias).name
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_cpu_gets_sdpa_for_every_mask(name):
+    mask, queries, keys = MASKS[name]
+    prepared = build_backend("auto", NEEDS).prepare(mask, rows=3, queries=queries, keys=keys, device=CPU)
+    assert prepared.name == "sdpa"
+
+
+def test_a_gpu_gets_the_backend_that_needs_no_mask_tensor():
+    half, single = (AttentionNeeds(CUDA, dtype) for dtype in (torch.bfloat16, torch.float32))
+    by_mask = {
+        "dense causal": "sdpa",
+        "padded causal": "sdpa",
+        "one step with a window": "sdpa",
+        "one step after padding": "sdpa",
+        "packed causal": "varlen",
+        "window": "varlen",
+        "padded": "varlen",
+        "packed sources": "varlen",
+        "prefix": "flex",
+        "documents in bits": "flex",
+    }
+    assert {name: chosen(half, name) for name in by_mask} == by_mask
+    assert {chosen(single, name) for name, backend in by_mask.items() if backend != "sdpa"} == {"flex"}
+
+
+def test_a_learned_bias_gets_flex_unless_runs_must_repeat_to_the_bit(said):
+    needs, bias = AttentionNeeds(CUDA, torch.bfloat16, bias=True), DistanceBias(torch.zeros(4, 15, requires_grad=True))
+    assert chosen(needs, "dense causal", bias) == "flex"
+    torch.use_deterministic_algorithms(True)
+    try:
+        backend = AutoAttention(needs)
+        backend.sdpa = Recorder(backend.sdpa)
+        prepared = backend.prepare(MASKS["dense causal"][0], rows=3, queries=8, keys=8, device=CUDA, bias=bias)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert prepared.name == "sdpa"
+    assert "flex sums the gradient of a bias in any order" in said.messages[-1]
+
+
+def test_dropout_with_documents_gets_sdpa_and_the_reasons(said):
+    assert chosen(AttentionNeeds(CUDA, torch.bfloat16, dropout=True), "packed causal") == "sdpa"
+    assert said.messages == [
+        "attention backend: sdpa for a causal mask with documents: attention backend varlen has no dropout of "
+        "attention weights; attention backend flex has no dropout of attention weights"
+    ]
+
+
+def test_each_choice_is_logged_once(said):
+    backend = build_backend("auto", NEEDS)
+    size = {"rows": 3, "queries": 8, "keys": 8, "device": CPU}
+    for _ in range(2):
+        backend.prepare(AttentionMask(causal=True), **size)
+        backend.prepare(AttentionMask(causal=False, documents_BT=RUNS, window=4), **size)
+    reason = "its memory is linear in length for every mask on cpu"
+    assert said.messages == [
+        f"attention backend: sdpa for a causal mask: {reason}",
+        f"attention backend: sdpa for attention of all to all with documents, a window of 4: {reason}",
+    ]
