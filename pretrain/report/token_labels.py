@@ -2,7 +2,9 @@
 
 import functools
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from pretrain.generate.codec import Codec
 
 SPACE = "\u2423"
 """The open box: how a space is written where it has to be seen."""
@@ -38,6 +40,37 @@ FONTS = (
     "Unifont",
 )
 """Tried in this order for each character; the first and `DejaVu Sans` come with matplotlib."""
+
+REPLACEMENT = "\ufffd"
+"""What bytes that are not whole characters decode to."""
+
+MOST_PARTS = 8
+"""Tokens that are looked at for the rest of a character; it has at most four bytes, but tokens may straddle two."""
+
+
+def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
+    """Returns what each token stands for; the parts of a cut character as that character with `[1/3]`, `[2/3]` ...
+
+    Tokenizers of bytes cut the characters of a script that they were not trained on; such a token has no text itself.
+    """
+    shown = codec.tokens(list(ids))
+    start = 0
+    while start < len(ids):
+        end = _end_of_character(codec, ids, start)
+        if end - start > 1:
+            text = codec.decode(list(ids[start:end]))
+            text = text if len(text) <= 3 else text[:2] + ELLIPSIS
+            shown[start:end] = [f"{text}[{part}/{end - start}]" for part in range(1, end - start + 1)]
+        start = end
+    return shown
+
+
+def _end_of_character(codec: Codec, ids: Sequence[int], start: int) -> int:
+    """Returns where the tokens end that have to be decoded together; one further where nothing completes them."""
+    for end in range(start + 1, min(start + MOST_PARTS, len(ids)) + 1):
+        if REPLACEMENT not in codec.decode(list(ids[start:end])):
+            return end
+    return start + 1
 
 
 @functools.cache

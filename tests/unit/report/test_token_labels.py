@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.report.token_labels import LONGEST_COLUMNS, columns, is_drawable, label, label_fonts
+from pretrain.artifact.codec import PlainCodec
+from pretrain.data.tokenizer import train_bpe
+from pretrain.report.token_labels import LONGEST_COLUMNS, columns, is_drawable, label, label_fonts, spell_tokens
+
+BYTES = PlainCodec(train_bpe(["the cat the cat " * 3], 270))
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,23 @@ def test_the_fonts_that_come_with_matplotlib_cover_much():
     samples = "a\u2423\u2026\u00e9\u0416\u03a9\u05d0\u0628\u0561\u10d0\u2211"
     assert all(map(is_drawable, samples))
     assert not is_drawable("\U0010fffd")
+
+
+def test_parts_of_a_character_are_spelt_as_it():
+    ids = BYTES.encode("the \u0436\u65e5cat")
+    assert spell_tokens(BYTES, ids) == [
+        *("the", " ", "\u0436[1/2]", "\u0436[2/2]"),
+        *("\u65e5[1/3]", "\u65e5[2/3]", "\u65e5[3/3]", "cat"),
+    ]
+
+
+def test_a_part_without_its_rest_and_a_real_replacement_character_stay_as_they_are():
+    ids = BYTES.encode("\u0436")[:1]
+    assert spell_tokens(BYTES, [*ids, *BYTES.encode("a")]) == ["\ufffd", "a"]
+    assert "".join(spell_tokens(BYTES, BYTES.encode("a\ufffdb"))).startswith("a")
+
+
+def test_whole_tokens_are_what_the_codec_says():
+    ids = BYTES.encode("the cat\n")
+    assert spell_tokens(BYTES, ids) == BYTES.tokens(ids)
+    assert spell_tokens(BYTES, []) == []
