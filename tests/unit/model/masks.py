@@ -110,4 +110,5 @@ def meaningful(mask, queries, keys):
     """1 for queries whose output means something, float64 [B, T, 1, 1]; 0 for those that are padding themselves."""
     if mask.key_lengths_B is None or not pads_queries(mask, queries=queries, keys=keys):
         return torch.ones(1, queries, 1, 1, dtype=torch.float64)
-    return (torch.arange(queries) < mask.key_lengths_B[:, None])[:, :, None, None].double()
+    lengths_B = mask.key_lengths_B
+    return (torch.arange(queries, device=lengths_B.device) < lengths_B[:, None])[:, :, None, None].double()
