@@ -24,7 +24,7 @@ VOCAB = 61
 PAD = 60
 """Not among the tokens: theirs give the embedding of padding no gradient."""
 SOURCES, TARGETS = [33, 1, 20, 40], [14, 30, 1, 25]
-# Logits are of order 10: two orders of summation of fp32 differ by a few of its last bits.
+# Logits are of order 1: two orders of summation of fp32 differ by a few of its last bits.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -40,13 +40,16 @@ def t5(**values):
 
 def t5_as_transformers_5_trains_it():
     """v1.1, whose head transformers 5 ties when it begins from nothing."""
-    return t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, d_kv=16)
+    theirs = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, d_kv=16)
+    with torch.no_grad():
+        theirs.lm_head.weight.mul_(0.2)  # logits of order 1, although nothing divides them
+    return theirs
 
 
 def t5_v1_1():
     """As released, with a head of its own."""
     theirs = t5_as_transformers_5_trains_it()
-    theirs.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 48))
+    theirs.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(VOCAB, 48))
     return theirs
 
 
@@ -142,6 +145,8 @@ def test_an_export_is_the_model_that_was_imported(name, tmp_path):
 
 def test_a_t5_that_transformers_4_would_read_otherwise_is_not_exported(tmp_path):
     lent = lend(t5_as_transformers_5_trains_it(), tmp_path / "theirs")
+    if not lent.release.config.tied_embeddings:
+        pytest.skip("transformers 4 does not tie it")
     with pytest.raises(ConfigError, match=r"t5 does not represent this model exactly; it has head\.scaled=true, not f"):
         export_and_import(lent, tmp_path / "ours")
 

@@ -48,7 +48,7 @@ def test_what_is_written_is_read_again_and_means_the_same_to_transformers(values
     written = json.loads(json.dumps(defaults.to_json()))
     assert read_generation_defaults(written) == defaults
     theirs = transformers.GenerationConfig.from_dict(written)
-    assert read_generation_defaults(json.loads(theirs.to_json_string(use_diff=False))) == defaults
+    assert read_generation_defaults(json.loads(theirs.to_json_string())) == defaults
 
 
 def test_ids_of_the_model_are_written_beside_the_settings():
