@@ -149,6 +149,46 @@ def launch_local_command(
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))
 
 
+@app.command("import")
+def import_command(
+    source: Annotated[str, typer.Argument(metavar="HF", help="A Hugging Face folder, or a name on its hub.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write.")],
+    as_json: Json = False,
+) -> None:
+    """Make a model folder of a released model, to generate with, fine-tune, or export again.
+
+    Example: pretrain import Helsinki-NLP/opus-mt-en-it models/en-it
+    """
+    from dataclasses import asdict
+
+    from pretrain.artifact.transfer import import_model
+    from pretrain.report.describe import print_facts
+
+    imported = import_model(source, out)
+    print_facts({"kind": "model", "path": str(out), **asdict(imported)}, as_json)
+
+
+@app.command("export")
+def export_command(
+    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint or a model folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    family: Annotated[str | None, typer.Option(help="model_type to write. Default: the first that is exact.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU, whatever trained it.
+
+    Example: pretrain export runs/quickstart released/quickstart --dtype bf16
+    """
+    from dataclasses import asdict
+
+    from pretrain.artifact.transfer import export_model
+    from pretrain.report.describe import print_facts
+
+    written = export_model(what, out, dtype=dtype, family=family)
+    print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)
+
+
 @app.command()
 def inspect(path: Path, as_json: Json = False) -> None:
     """Describe a shard folder, a run, or a checkpoint.
@@ -162,26 +202,83 @@ def inspect(path: Path, as_json: Json = False) -> None:
 
 @app.command()
 def generate(
-    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run or a checkpoint.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest only; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest of this total probability only.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint, a model or Hugging Face folder.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, to translate, or with [MASK].")] = None,
+    file: Annotated[str | None, typer.Option(help="Prompts, one a line; - for standard input.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to add. Default: the model's, or 128.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: 0.8 to continue a text.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest only; candidates of a mask.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest of this total probability.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives a prompt the same text, in any batch.")] = 0,
+    beams: Annotated[int | None, typer.Option(min=1, help="Search with so many. Default: the model's.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long texts.")] = None,
+    early_stopping: Annotated[str | None, typer.Option(help="With enough texts: true, false or never.")] = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Texts for each prompt, with their scores.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are read together.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
 ) -> None:
-    """Continue a text with a trained model.
+    """Continue texts, translate them, or fill in [MASK], as the model can. One prompt is answered as it comes.
+
+    Without --prompt and --file, prompts are what is piped in, one a line; without that, a document begins.
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
     from pretrain.artifact import open_artifact
-    from pretrain.generate.sampling import Sampling
-    from pretrain.generate.text import generate_text
+    from pretrain.generate.command import run_generate
+    from pretrain.generate.options import Options
+    from pretrain.generate.prompts import find_prompts
 
-    sampling = Sampling(temperature, top_k, top_p)
-    artifact = open_artifact(what)
-    text = generate_text(artifact.model, artifact.tokenizer, prompt, max_tokens, sampling, seed=seed)
-    sys.stdout.write(f"{text}\n")
+    options = Options(max_tokens, temperature, top_k, top_p, beams, length_penalty, early_stopping, n_best)
+    prompts = find_prompts(prompt or [], file)
+    artifact = open_artifact(what, device)
+    for setting in artifact.generation.not_honoured():
+        print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
+    try:
+        run_generate(
+            artifact.model,
+            artifact.codec,
+            artifact.generation,
+            options,
+            prompts,
+            sys.stdout,
+            seed=seed,
+            batch_size=batch_size,
+            as_json=as_json,
+        )
+    except BrokenPipeError:  # `| head` has seen enough
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+
+
+@app.command()
+def attention(
+    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint, a model or Hugging Face folder.")],
+    text: Annotated[str, typer.Option(help="What the model reads; with two stacks, the source.")],
+    target: Annotated[str | None, typer.Option(help="What the decoder reads. Default: the model's answer.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = None,
+    layer: Annotated[str, typer.Option(help="Numbers from 0, as in 0,3; or all.")] = "all",
+    head: Annotated[str, typer.Option(help="Numbers from 0, as in 0,3; or all.")] = "all",
+    kind: Annotated[str | None, typer.Option(help="self, cross, encoder or decoder. Default: cross, if any.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Draw what the heads of a model attend to, tokens on both axes.
+
+    Example: pretrain attention runs/quickstart --text "def main():" --out heads.png
+    """
+    import json
+
+    from pretrain.artifact import open_artifact
+    from pretrain.errors import ConfigError
+    from pretrain.report.attention_text import Request, see_attention
+
+    if out is None and not as_json:
+        raise ConfigError("nothing to show", fix="give --out x.png, or --json")
+    request = Request(text, target, kind, layer, head, out)
+    facts = see_attention(open_artifact(what, device), request)
+    print(
+        json.dumps(facts, indent=2) if as_json else f"{out}: {len(facts['heads'])} map{'s'[: len(facts['heads']) != 1]}"
+    )
 
 
 def main() -> None:

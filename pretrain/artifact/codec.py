@@ -23,6 +23,10 @@ class PlainCodec:
         """Returns the ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_target(self, text: str) -> list[int]:
+        """The same as `encode`: there is one language."""
+        return self.encode(text)
+
     def decode(self, ids: list[int]) -> str:
         """Returns the text of ids, without special tokens."""
         return str(self._tokenizer.decode(ids))

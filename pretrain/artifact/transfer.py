@@ -7,6 +7,7 @@ Both stream: no model is built, no GPU is asked for, and not much more than one 
 checkpoint of any ZeRO stage and world size is read by the ranges of its fragments.
 """
 
+import logging
 import math
 import os
 from contextlib import suppress
@@ -17,15 +18,18 @@ from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
 from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.checkpoint.weights import write_weights
 from pretrain.config.load import dump_config, load_config
+from pretrain.config.model import ModelConfig, SpecialTokens
 from pretrain.errors import ConfigError, DiskError
 from pretrain.interop.card import About
 from pretrain.interop.generation import load_generation_defaults
 from pretrain.interop.hub import fetch_release
 from pretrain.interop.read import Release, open_release
-from pretrain.interop.tokenizer import tokenizer_files
+from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import Written, write_release
 from pretrain.io import make_dir, publish_dir, remove_dir, write_file, write_json
 from pretrain.tracking.jsonl import read_rows
+
+log = logging.getLogger(__name__)
 
 _TOLD = ("step", "tokens", "loss")
 """Metrics that a card tells, besides those of validation; the rest are about the machine."""
@@ -86,10 +90,11 @@ def import_model(source: str, out: Path) -> Imported:
 
 def _fill(folder: Path, release: Release, source: str) -> Imported:
     defaults, files = load_generation_defaults(release.folder), tokenizer_files(release.folder)
+    config = _with_known_tokens(release.config, load_hub_tokenizer(release.folder).special_tokens if files else None)
     origin = {"imported_from": source, "model_type": release.family.model_type, "dtype": release.dtype}
     facts = {
         "format": FORMAT,
-        "model": release.config.model_dump(mode="json"),
+        "model": config.model_dump(mode="json"),
         "generation": defaults.to_json(),
         "origin": origin,
     }
@@ -109,6 +114,15 @@ def _fill(folder: Path, release: Release, source: str) -> Imported:
     )
 
 
+def _with_known_tokens(config: ModelConfig, known: SpecialTokens | None) -> ModelConfig:
+    """Fills in the special tokens that only the tokenizer tells, such as BERT's mask."""
+    if known is None:
+        return config
+    said = config.special_tokens.model_dump()
+    filled = {role: known_id if said[role] is None else said[role] for role, known_id in known.model_dump().items()}
+    return config.model_copy(update={"special_tokens": SpecialTokens(**filled)})
+
+
 def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | None = None) -> Written:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
@@ -124,7 +138,7 @@ def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | No
         DiskError: The disk refused; nothing is left under `out`.
     """
     described = open_what(what)
-    return write_release(
+    written = write_release(
         described.config,
         described.read,
         out,
@@ -134,6 +148,14 @@ def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | No
         tokenizer_files=described.load_tokenizer_files(),
         about=_about(described, out),
     )
+    if described.run is not None and not reads_as_written(out):
+        log.warning(
+            "%s: AutoTokenizer reads this tokenizer by the rules of %s, which gives other ids; load its tokenizer.json "
+            "with PreTrainedTokenizerFast instead",
+            out,
+            written.model_type,
+        )
+    return written
 
 
 def _about(what: What, out: Path) -> About:

@@ -18,6 +18,10 @@ class Codec(Protocol):
         """Returns the ids of a text, with the special tokens that the model's inputs have."""
         ...
 
+    def encode_target(self, text: str) -> list[int]:
+        """Returns the ids of what the decoder of two stacks is to say; a translator's, in the target's language."""
+        ...
+
     def decode(self, ids: list[int]) -> str:
         """Returns the text of ids, without special tokens."""
         ...

@@ -8,6 +8,7 @@ several texts a prompt          a line each: score, tab, text
 an encoder                      the text with its masks filled, and a line of candidates for each mask
 """
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -53,6 +54,8 @@ def run_generate(
     Raises:
         ConfigError: A model or a prompt that does not allow it, or options that do not.
     """
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to stop
     if not model.is_causal:
         top_k = options.candidates()
         for number, prompt in enumerate(_needed(prompts, f"give --prompt, with {MASK} in it"), start=1):

@@ -98,8 +98,7 @@ def _read_text(artifact: Artifact, request: Request) -> dict[str, list[int]]:
     if request.target is None:
         target = _answer(artifact, text)
     else:
-        # The tokenizer of a translator may have another one for its target language.
-        target = getattr(codec, "encode_target", codec.encode)(request.target)
+        target = codec.encode_target(request.target)
         # What ends a text is only ever said, never read.
         target = target[:-1] if target and target[-1] in codec.eos_ids else target
     _check([start, *target], model, "--target")

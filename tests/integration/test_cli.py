@@ -12,7 +12,8 @@ import pytest
 from pretrain.config.load import load_config
 from tests.helpers.cli import ROOT, run_cli
 
-COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"]]
+COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"],
+            ["import"], ["export"], ["attention"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")
@@ -101,7 +102,7 @@ def test_no_command_at_all_gets_the_help(tmp_path, command):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("pretrain ", {"prepare", "config", "train", "inspect", "generate", "launch"}),
+        ("pretrain ", {" ".join(words) for words in COMMANDS if len(words) == 1}),
         ("pretrain pre", {"prepare"}),
         ("pretrain launch ", {"local"}),
         ("pretrain launch local x --ra", {"--ranks"}),

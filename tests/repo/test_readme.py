@@ -8,7 +8,7 @@ from pretrain import cli, errors
 from pretrain.config.load import known_keys, load_config
 from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/extending.md", "docs/checkpoints.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/extending.md", "docs/checkpoints.md", "docs/attention.md"]
 MAX_README_LINES = 230
 
 PATH = re.compile(r"(?<![\w/.-])((?:pretrain|launch|configs|docs|tests|benchmarks|\.ci)/[\w./-]*\w/?)")
@@ -44,7 +44,7 @@ def test_every_command_of_a_document_parses(document, capsys):
 
 
 def test_a_command_that_does_not_exist_is_noticed(capsys):
-    assert cli.run(["generate", "runs/x", "--beams", "4", "--help"]) == errors.EXIT_USAGE
+    assert cli.run(["generate", "runs/x", "--beam", "4", "--help"]) == errors.EXIT_USAGE
     assert cli.run(["pretend", "--help"]) == errors.EXIT_USAGE
     capsys.readouterr()
 

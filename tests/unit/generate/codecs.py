@@ -24,6 +24,8 @@ class TinyCodec:
     def encode(self, text):
         return self._tokenizer.encode(text).ids
 
+    encode_target = encode
+
     def decode(self, ids):
         return self._tokenizer.decode(ids)
 

@@ -157,6 +157,13 @@ def test_a_prompt_that_is_refused_leaves_no_output():
     assert out.getvalue() == ""
 
 
+def test_characters_that_an_output_cannot_show_are_spelt_out():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    run_generate(model_of("llama-tiny"), CODEC, Makers(), GREEDILY, iter(["\u20ac"]), out)
+    out.seek(0)
+    assert out.read().startswith("\\u20ac")
+
+
 def test_an_interrupted_text_ends_its_line():
     class Interrupted(Flushed):
         def flush(self):
