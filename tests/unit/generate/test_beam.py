@@ -128,6 +128,19 @@ def test_rows_that_are_done_leave_the_batch_and_a_stricter_stop_comes_later():
     assert scores[0] != scores[2]
 
 
+@pytest.mark.parametrize("length_penalty", [0.0, -0.1])
+def test_never_stops_like_false_where_long_texts_gain_nothing(length_penalty):
+    model, prompts, rows = tiny_model(scale=1.0), random_prompts(), []
+    model.embedding.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape[0]))
+    constraints, steps = Constraints(25, eos_ids=MANY_ENDS), []
+    for stop in (False, "never"):
+        rows.clear()
+        found = beam_search(model, prompts, constraints, Beams(4, length_penalty, early_stopping=stop))
+        steps.append((list(rows), found))
+    assert steps[0] == steps[1]
+    assert len(steps[0][0]) < 25
+
+
 def test_fewer_come_where_there_are_no_more():
     model = tiny_model(vocab_size=VOCAB)
     (found,) = beam_search(model, [[3]], Constraints(1), Beams(8, num_return=8))

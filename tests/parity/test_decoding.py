@@ -1,0 +1,134 @@
+"""Greedy decoding and beam search against `generate` of transformers: the same tokens, the same scores.
+
+Prompts of several lengths share a batch: padded on the left for decoders, on the right for encoders, on both sides of
+the comparison.
+"""
+
+from itertools import product
+
+import pytest
+import torch
+
+from pretrain.generate import Beams, Constraints, beam_search, generate
+from tests.helpers.lent import lend
+from tests.parity.test_decoders import gpt2, llama, mistral
+from tests.parity.test_encoder_decoders import PAD, marian, t5
+
+transformers = pytest.importorskip("transformers")
+
+MAKERS = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "mistral": mistral,
+    "t5": t5,
+    "marian": lambda: marian(activation_function="swish", scale_embedding=True),
+}
+LENGTHS = [9, 1, 5, 14, 5, 2]
+ENDS = tuple(range(3, 18))
+"""A quarter of the vocabulary: random models end early, and at many lengths."""
+PENALTIES = [0.0, 1.0, 0.6, 2.0, -1.0]
+STOPS = [False, True, "never"]
+# Sums of fp32 logits of order 10, taken in another order.
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def lent(request, tmp_path_factory):
+    torch.manual_seed(0)
+    lent = lend(MAKERS[request.param](), tmp_path_factory.mktemp("theirs"))
+    # Theirs takes from here what a call leaves open.
+    lent.theirs.generation_config = transformers.GenerationConfig()
+    return lent
+
+
+def prompts_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, PAD, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def their_generate(lent, prompts, count, ends, **settings):
+    """Tokens of each row up to its end, and its score: as many rows as were asked for each prompt."""
+    longest, is_decoder = max(len(prompt) for prompt in prompts), lent.ours.encoder is None
+    rows = [[PAD] * (longest - len(row)) + row if is_decoder else row + [PAD] * (longest - len(row)) for row in prompts]
+    output = lent.theirs.generate(
+        torch.tensor(rows),
+        attention_mask=(torch.tensor(rows) != PAD).long(),
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=count, do_sample=False, pad_token_id=PAD, eos_token_id=list(ends) or None,
+            decoder_start_token_id=lent.release.config.special_tokens.start, return_dict_in_generate=True,
+            output_scores=True, **settings,
+        ),
+    )  # fmt: skip
+    new_tokens = output.sequences[:, longest if is_decoder else 1 :].tolist()
+    trimmed = [row[: next((place for place, token in enumerate(row) if token in ends), count)] for row in new_tokens]
+    return trimmed, output.get("sequences_scores")
+
+
+def check_beams(lent, prompts, count, ends, penalty, stop, n_best=4, num_beams=4, **settings):
+    """Asserts that ours finds the same beams with the same scores; returns their tokens."""
+    their_settings = {
+        "suppress_tokens": list(settings.get("suppressed_ids", ())) or None,
+        "forced_eos_token_id": settings.get("forced_eos_id"),
+        "renormalize_logits": settings.get("renormalize", False),
+        "min_new_tokens": settings.get("min_new_tokens"),
+    }
+    expected, scores = their_generate(
+        lent, prompts, count, ends, num_beams=num_beams, num_return_sequences=n_best, length_penalty=penalty,
+        early_stopping=stop, **their_settings,
+    )  # fmt: skip
+    constraints = Constraints(count, eos_ids=ends, **settings)
+    rows = beam_search(lent.ours, prompts, constraints, Beams(num_beams, penalty, stop, n_best))
+    found = [beam for row in rows for beam in row]
+    assert [beam.tokens for beam in found] == expected
+    assert [beam.score for beam in found] == pytest.approx(scores.tolist(), rel=CLOSE, abs=CLOSE)
+    return expected
+
+
+@pytest.mark.parametrize("ends", [(), (20,), ENDS], ids=["never", "one", "many"])
+def test_greedy_decoding_of_padded_rows_agrees_token_for_token(lent, ends):
+    for seed in range(3):
+        prompts = prompts_of(seed)
+        expected, _ = their_generate(lent, prompts, 25, ends)
+        assert [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=ends))] == expected
+
+
+def test_constraints_agree(lent):
+    prompts = prompts_of(3)
+    first = [row.tokens[0] for row in generate(lent.ours, prompts, Constraints(1))]
+    suppressed = tuple(sorted(set(first) - {20}))
+    settings = {"bad_words_ids": [[token] for token in suppressed], "forced_eos_token_id": 20, "min_new_tokens": 4}
+    expected, _ = their_generate(lent, prompts, 12, (20, 21, 22), **settings)
+    constraints = Constraints(12, eos_ids=(20, 21, 22), suppressed_ids=suppressed, forced_eos_id=20, min_new_tokens=4)
+    found = generate(lent.ours, prompts, constraints)
+    assert [row.tokens for row in found] == expected
+    assert all(row.ended for row in found)
+
+
+@pytest.mark.parametrize(("penalty", "stop"), product(PENALTIES, STOPS))
+def test_beams_agree_whatever_the_penalty_and_the_stop(lent, penalty, stop):
+    found = check_beams(lent, prompts_of(4), 20, ENDS, penalty, stop)
+    assert len({len(tokens) for tokens in found}) > 1
+
+
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_the_best_beam_agrees(lent, num_beams):
+    for seed in range(5, 8):
+        check_beams(lent, prompts_of(seed), 20, ENDS[:8], 1.0, False, n_best=1, num_beams=num_beams)
+
+
+def test_beams_that_only_end_by_their_length_agree(lent):
+    check_beams(lent, prompts_of(8), 15, (), 1.0, False)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("stop", STOPS)
+def test_beams_with_constraints_agree(lent, stop, renormalize):
+    suppressed = tuple(range(30, 45))
+    settings = {"suppressed_ids": suppressed, "forced_eos_id": 20, "renormalize": renormalize}
+    check_beams(lent, prompts_of(9), 10, (20, *ENDS[:6]), 1.0, stop, min_new_tokens=2, **settings)
+
+
+def test_a_translator_generates_by_its_own_settings(lent):
+    """As opus-mt models do: padding is no word, a sentence that is too long is cut short, probabilities sum to 1."""
+    settings = {"suppressed_ids": (PAD,), "forced_eos_id": 0, "renormalize": True}
+    check_beams(lent, prompts_of(10), 12, (0,), 1.0, False, n_best=1, num_beams=6, **settings)
