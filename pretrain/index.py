@@ -20,20 +20,22 @@ from pretrain.errors import DataError
 from pretrain.io import write_json
 
 INDEX_NAME = "index.json"
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
-TABLE_ROW_BYTES = 6 * 8
+TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8}
+"""Columns of a shard's table, by the kind of data (see data/shards.py)."""
 
 _REBUILD = "run `pretrain prepare` again"
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """The sidecar of a shard: its name, relative to the shard folder, and the CRC32 of its bytes."""
+    """The sidecar of a shard: its name, relative to the shard folder, the CRC32 of its bytes, its columns."""
 
     name: str
     crc32: int
+    num_columns: int = TABLE_COLUMNS["text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class ShardIndex:
         name: Path of the tar, relative to the shard folder, with `/`.
         num_bytes: Size of the tar.
         sha256: Of the tar, hex.
-        num_tokens: Tokens in all its members.
+        num_tokens: Tokens in all its members; of pairs, those of the targets.
         num_documents: Documents in all its members.
         num_members: Members; each is one run of whole documents.
         table: Sidecar with the offset of every member.
@@ -61,7 +63,7 @@ class ShardIndex:
     @property
     def table_bytes(self) -> int:
         """Size that the sidecar must have."""
-        return NPY_HEADER_BYTES + self.num_members * TABLE_ROW_BYTES
+        return NPY_HEADER_BYTES + self.num_members * self.table.num_columns * 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class DataIndex:
         dtype: `uint16` or `uint32`.
         eos_id: Token that ends each document.
         splits: `train`, and `validation` where there is one.
+        kind: `text`, `pairs` (source and target) or `records` (tokens that are learned or not).
     """
 
     tokenizer_sha256: str
@@ -105,6 +108,7 @@ class DataIndex:
     dtype: str
     eos_id: int
     splits: dict[str, SplitIndex]
+    kind: str = "text"
 
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
@@ -181,6 +185,7 @@ def data_hash(index: DataIndex) -> str:
     File names are not part of it: a moved or renamed folder is the same data.
     """
     parts = [index.tokenizer_sha256, str(index.vocab_size), index.dtype, str(index.eos_id)]
+    parts += [index.kind] if index.kind != "text" else []
     for name in sorted(index.splits):
         parts += [name, *(shard.sha256 for shard in index.splits[name].shards)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -241,7 +246,10 @@ def _parse_index(top: _Fields) -> DataIndex:
         dtype=top.text("dtype"),
         eos_id=top.integer("eos_id"),
         splits={name: _parse_split(splits.object(name)) for name in splits.values},
+        kind=top.text("kind") if "kind" in top.values else "text",
     )
+    if index.kind not in TABLE_COLUMNS:
+        raise top.error(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")
     if index.dtype not in TOKEN_BYTES:
         raise top.error(f"field 'dtype' must be one of {', '.join(TOKEN_BYTES)}, not {index.dtype!r}")
     largest = 2 ** (8 * TOKEN_BYTES[index.dtype])
@@ -277,5 +285,9 @@ def _parse_shard(fields: _Fields) -> ShardIndex:
         num_tokens=fields.integer("num_tokens"),
         num_documents=fields.integer("num_documents"),
         num_members=fields.integer("num_members"),
-        table=TableFile(table.path("name"), table.integer("crc32")),
+        table=TableFile(
+            table.path("name"),
+            table.integer("crc32"),
+            table.integer("num_columns") if "num_columns" in table.values else TABLE_COLUMNS["text"],
+        ),
     )

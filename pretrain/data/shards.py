@@ -3,8 +3,10 @@
     ShardWriter.add_document -> member buffer -> at the first document end at or past member_tokens:
         00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
         00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
+        pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
+        records only: 00000007.loss.npy: uint8, 1 where a token is learned
     ShardWriter.close        -> NAME.idx.npy (one row of COLUMNS a member), then the tar under its final name
-    ShardReader.member(i)    -> views into the mapped tar, their CRC32s checked once
+    ShardReader.member(i)    -> views into the mapped tar, their CRC32s checked once; source(i), loss(i) likewise
 
 Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
 of a shard are a pure function of its documents. Deliberately not here: text, tokenizers, and the order of anything.
@@ -20,15 +22,16 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.errors import DataError, DiskError
-from pretrain.index import NPY_HEADER_BYTES, ShardIndex, TableFile
+from pretrain.index import NPY_HEADER_BYTES, TABLE_COLUMNS, ShardIndex, TableFile
 from pretrain.io import AtomicWriter, write_file
 
 MEMBER_TOKENS = 2**18
 MAX_DOCUMENT_TOKENS = 2**30
 TAR_BLOCK = tarfile.BLOCKSIZE
 
-COLUMNS = ("tokens_offset", "num_tokens", "docs_offset", "num_docs", "tokens_crc32", "docs_crc32")
-"""Columns of the table, int64. Offsets are bytes from the start of the tar to the array's data, past its npy header."""
+RAGGED = ("offset", "length", "docs_offset", "num_docs", "crc32", "docs_crc32")
+"""Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two (offset, CRC32)
+for what is learned of records. Offsets are bytes from the start of the tar to the array's data, past its npy header."""
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -51,13 +54,14 @@ class ShardWriter:
     Memory: one member. A document is never split between members.
     """
 
-    def __init__(self, path: Path, dtype: str, member_tokens: int = MEMBER_TOKENS) -> None:
+    def __init__(self, path: Path, dtype: str, member_tokens: int = MEMBER_TOKENS, kind: str = "text") -> None:
         """Starts a shard.
 
         Args:
             path: DIR/SPLIT/NAME.tar; its folder exists. The last two parts become the name in the index.
             dtype: `uint16` or `uint32`.
             member_tokens: A member is closed at the first document end at or past this many tokens.
+            kind: What a document is; see index.py.
 
         Raises:
             DiskError: Also from every method.
@@ -66,19 +70,22 @@ class ShardWriter:
         self.path, self.member_tokens = path, member_tokens
         self.num_tokens = self.num_documents = 0
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._documents: list[np.ndarray] = []
-        self._starts: list[int] = []
-        self._member_size = 0
+        self._kind = kind
+        self._tokens, self._source, self._loss = _Column(self._dtype), _Column(self._dtype), _Column(np.dtype("u1"))
         self._rows: list[tuple[int, ...]] = []
         self._offset = 0
         self._sha256 = hashlib.sha256()
         self._tar = AtomicWriter(path)
 
-    def add_document(self, tokens: np.ndarray) -> None:
+    def add_document(
+        self, tokens: np.ndarray, *, source: np.ndarray | None = None, loss: np.ndarray | None = None
+    ) -> None:
         """Appends one document.
 
         Args:
             tokens: 1-D, at least one, any integer dtype; the values must fit the shard's dtype. Copied.
+            source: Pairs: the same of the source side.
+            loss: Records: bool or uint8, as long as `tokens`: whether each is learned.
 
         Raises:
             DataError: The document has more than MAX_DOCUMENT_TOKENS tokens.
@@ -90,20 +97,23 @@ class ShardWriter:
                 where=str(self.path),
                 fix="split it in the source text",
             )
-        limits = np.iinfo(self._dtype)
-        assert limits.min <= tokens.min() and tokens.max() <= limits.max, f"a token does not fit {self._dtype}"
-        self._starts.append(self._member_size)
-        self._documents.append(tokens.astype(self._dtype))
-        self._member_size += len(tokens)
+        assert (source is not None, loss is not None) == (self._kind == "pairs", self._kind == "records")
+        self._tokens.add(tokens)
+        if source is not None:
+            assert source.ndim == 1 and len(source), "a source is 1-D and has at least one token"
+            self._source.add(source)
+        if loss is not None:
+            assert len(loss) == len(tokens), "each token is learned or not"
+            self._loss.add(loss)
         self.num_tokens += len(tokens)
         self.num_documents += 1
-        if self._member_size >= self.member_tokens:
+        if max(self._tokens.size, self._source.size) >= self.member_tokens:
             self._flush_member()
 
     def close(self) -> ShardIndex:
         """Writes the rest and the sidecar, and commits the tar. Returns its entry for the index."""
         assert self.num_documents, "a shard has at least one document"
-        if self._documents:
+        if self._tokens.size:
             self._flush_member()
         # Two zero blocks end a tar; readers expect whole records of 20 blocks.
         end = self._offset + 2 * TAR_BLOCK
@@ -125,7 +135,7 @@ class ShardWriter:
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
             num_members=len(table),
-            table=TableFile(f"{split}/{sidecar_path.name}", zlib.crc32(sidecar)),
+            table=TableFile(f"{split}/{sidecar_path.name}", zlib.crc32(sidecar), TABLE_COLUMNS[self._kind]),
         )
 
     def discard(self) -> None:
@@ -134,12 +144,19 @@ class ShardWriter:
 
     def _flush_member(self) -> None:
         key = f"{len(self._rows):08d}"
-        tokens = np.concatenate(self._documents)
-        starts = np.array(self._starts, dtype="<u4")
-        tokens_offset, tokens_crc32 = self._write_array(f"{key}.tokens.npy", tokens)
-        docs_offset, docs_crc32 = self._write_array(f"{key}.docs.npy", starts)
-        self._rows.append((tokens_offset, len(tokens), docs_offset, len(starts), tokens_crc32, docs_crc32))
-        self._documents, self._starts, self._member_size = [], [], 0
+        row = self._write_ragged(f"{key}.tokens.npy", f"{key}.docs.npy", self._tokens)
+        if self._kind == "pairs":
+            row += self._write_ragged(f"{key}.source.npy", f"{key}.source_docs.npy", self._source)
+        if self._kind == "records":
+            row += self._write_array(f"{key}.loss.npy", self._loss.take()[0])
+        self._rows.append(row)
+
+    def _write_ragged(self, name: str, docs_name: str, column: "_Column") -> tuple[int, ...]:
+        """Writes the documents of a column and where they start; returns their columns of the table."""
+        values, starts = column.take()
+        offset, crc32 = self._write_array(name, values)
+        docs_offset, docs_crc32 = self._write_array(docs_name, starts)
+        return offset, len(values), docs_offset, len(starts), crc32, docs_crc32
 
     def _write_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Writes one tar entry; returns where its data starts and the CRC32 of the data."""
@@ -155,6 +172,29 @@ class ShardWriter:
         self._tar.write(piece)
         self._sha256.update(piece)
         self._offset += len(piece)
+
+
+class _Column:
+    """Arrays of documents, one after another, until a member is full."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype, self.size = dtype, 0
+        self._arrays: list[np.ndarray] = []
+        self._starts: list[int] = []
+
+    def add(self, values: np.ndarray) -> None:
+        """Appends a copy. The values must fit the dtype."""
+        limits = np.iinfo(self._dtype)
+        assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
+        self._starts.append(self.size)
+        self._arrays.append(values.astype(self._dtype))
+        self.size += len(values)
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all values and where each array starts (uint32), and is empty again."""
+        values, starts = np.concatenate(self._arrays), np.array(self._starts, dtype="<u4")
+        self._arrays, self._starts, self.size = [], [], 0
+        return values, starts
 
 
 class ShardReader:
@@ -181,6 +221,8 @@ class ShardReader:
         table = _load_table(folder, shard, self._dtype.itemsize)
         self._rows: list[list[int]] = table.tolist()
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._losses: dict[int, np.ndarray] = {}
         self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
         """Position of each member's first token in the shard."""
 
@@ -192,13 +234,33 @@ class ShardReader:
         """
         arrays = self._members.get(number)
         if arrays is None:
-            tokens_offset, num_tokens, docs_offset, num_docs, tokens_crc32, docs_crc32 = self._rows[number]
-            tokens = np.frombuffer(self._map, self._dtype, num_tokens, tokens_offset)
-            docs = np.frombuffer(self._map, "<u4", num_docs, docs_offset)
-            self._verify(f"{number:08d}.tokens.npy", tokens, tokens_offset, tokens_crc32)
-            self._verify(f"{number:08d}.docs.npy", docs, docs_offset, docs_crc32)
-            arrays = self._members[number] = tokens, docs
+            arrays = self._members[number] = self._ragged(number, 0, "tokens", "docs")
         return arrays
+
+    def source(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the same of a member's source side, in a shard of pairs. Raises: DataError: It is damaged."""
+        arrays = self._sources.get(number)
+        if arrays is None:
+            arrays = self._sources[number] = self._ragged(number, len(RAGGED), "source", "source_docs")
+        return arrays
+
+    def loss(self, number: int) -> np.ndarray:
+        """Returns which tokens of a member are learned (uint8), in a shard of records. Raises: DataError: Damaged."""
+        array = self._losses.get(number)
+        if array is None:
+            offset, crc32 = self._rows[number][len(RAGGED) :]
+            array = np.frombuffer(self._map, "u1", self._rows[number][1], offset)
+            self._verify(f"{number:08d}.loss.npy", array, offset, crc32)
+            self._losses[number] = array
+        return array
+
+    def _ragged(self, number: int, first: int, name: str, docs_name: str) -> tuple[np.ndarray, np.ndarray]:
+        offset, length, docs_offset, num_docs, crc32, docs_crc32 = self._rows[number][first : first + len(RAGGED)]
+        values = np.frombuffer(self._map, self._dtype, length, offset)
+        docs = np.frombuffer(self._map, "<u4", num_docs, docs_offset)
+        self._verify(f"{number:08d}.{name}.npy", values, offset, crc32)
+        self._verify(f"{number:08d}.{docs_name}.npy", docs, docs_offset, docs_crc32)
+        return values, docs
 
     def _verify(self, name: str, array: np.ndarray, offset: int, crc32: int) -> None:
         if zlib.crc32(array.data) != crc32:
@@ -229,11 +291,16 @@ def _load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    header = npy_header(np.dtype("<i8"), (shard.num_members, len(COLUMNS)))
+    num_columns = shard.table.num_columns
+    header = npy_header(np.dtype("<i8"), (shard.num_members, num_columns))
     if zlib.crc32(content) != shard.table.crc32 or not content.startswith(header):
         raise DataError("its CRC32 or its shape is not what the index says", where=str(path), fix=fix)
-    table = np.frombuffer(content, "<i8", offset=len(header)).reshape(-1, len(COLUMNS))
+    table = np.frombuffer(content, "<i8", offset=len(header)).reshape(-1, num_columns)
     ends = np.maximum(table[:, 0] + table[:, 1] * token_bytes, table[:, 2] + table[:, 3] * 4)
+    if num_columns == TABLE_COLUMNS["pairs"]:
+        ends = np.maximum(ends, np.maximum(table[:, 6] + table[:, 7] * token_bytes, table[:, 8] + table[:, 9] * 4))
+    if num_columns == TABLE_COLUMNS["records"]:
+        ends = np.maximum(ends, table[:, 6] + table[:, 1])
     counts = (shard.num_tokens, shard.num_documents)
     if (table < 0).any() or (ends > shard.num_bytes).any() or (table[:, 1].sum(), table[:, 3].sum()) != counts:
         raise DataError("its offsets or counts contradict the index", where=str(path), fix=fix)

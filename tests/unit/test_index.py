@@ -76,7 +76,7 @@ def test_an_index_that_is_a_folder_is_refused(tmp_path):
 def test_an_index_of_a_newer_version_asks_for_an_upgrade(tmp_path):
     write_index(tmp_path, make_index())
     edit(tmp_path, lambda raw: raw.update(version=INDEX_VERSION + 1, splits="unknown shape"))
-    with pytest.raises(DataError, match=r"index version 2 is newer than 1, .* upgrade pretrain"):
+    with pytest.raises(DataError, match=r"index version 3 is newer than 2, .* upgrade pretrain"):
         load_index(tmp_path)
 
 

@@ -172,3 +172,41 @@ def test_a_sidecar_read_under_the_wrong_dtype_is_refused(tmp_path):
     shard = write_shard(tmp_path / "train" / NAME, [np.arange(5000)], "uint16", 10_000)
     with pytest.raises(DataError, match=r"idx\.npy: its offsets or counts contradict the index"):
         ShardReader(tmp_path, shard, "uint32")
+
+
+@given(sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=30))
+def test_pairs_are_read_back_side_by_side(tmp_path_factory, sizes):
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "train").mkdir()
+    writer = ShardWriter(folder / "train" / NAME, "uint16", member_tokens=50, kind="pairs")
+    pairs = [(np.full(s, n + 1), np.full(t, n + 100)) for n, (s, t) in enumerate(sizes)]
+    for source, target in pairs:
+        writer.add_document(target, source=source)
+    shard = writer.close()
+    reader, sources, targets = ShardReader(folder, shard, "uint16"), [], []
+    for member in range(shard.num_members):
+        for found, (values, docs) in ((sources, reader.source(member)), (targets, reader.member(member))):
+            found += np.split(values, docs[1:].tolist())
+    assert [part.tolist() for part in sources] == [source.tolist() for source, _ in pairs]
+    assert [part.tolist() for part in targets] == [target.tolist() for _, target in pairs]
+    assert shard.num_tokens == sum(target for _, target in sizes)
+
+
+def test_what_is_learned_of_records_is_read_back(tmp_path):
+    (tmp_path / "train").mkdir()
+    writer = ShardWriter(tmp_path / "train" / NAME, "uint16", member_tokens=64, kind="records")
+    documents, rng = make_documents(500), np.random.default_rng(0)
+    losses = [rng.integers(2, size=len(document)) for document in documents]
+    for document, loss in zip(documents, losses, strict=True):
+        writer.add_document(document, loss=loss)
+    shard = writer.close()
+    reader = ShardReader(tmp_path, shard, "uint16")
+    assert shard.num_members > 3
+    found = np.concatenate([reader.loss(member) for member in range(shard.num_members)])
+    assert found.tolist() == np.concatenate(losses).tolist()
+    content = bytearray((tmp_path / shard.name).read_bytes())
+    place = content.index(b"00000002.loss.npy") + 512 + 128
+    content[place] ^= 1
+    (tmp_path / shard.name).write_bytes(content)
+    with pytest.raises(DataError, match=r"00000002\.loss\.npy is damaged"):
+        ShardReader(tmp_path, shard, "uint16").loss(2)
