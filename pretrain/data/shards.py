@@ -30,8 +30,9 @@ MAX_DOCUMENT_TOKENS = 2**30
 TAR_BLOCK = tarfile.BLOCKSIZE
 
 RAGGED = ("offset", "length", "docs_offset", "num_docs", "crc32", "docs_crc32")
-"""Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two (offset, CRC32)
-for what is learned of records. Offsets are bytes from the start of the tar to the array's data, past its npy header."""
+"""Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two more (offset,
+CRC32) for what is learned of records. Offsets are bytes, from the start of the tar to an array's data past its header.
+"""
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:

@@ -1,0 +1,132 @@
+"""Best-fit packing: whole documents into rows of T tokens, none cut that fits (Ding et al. 2024).
+
+    lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own and a rest
+      -> longest first, each into the fullest bin that has room -> Bins, in the order in which they were opened
+
+A bin is a sample, of one shard. The bins are a pure function of the lengths and T: they are made once a shard and
+length, and cached (`bin_store.py`). Pairs fill two rows at once, source and target, with the same documents. Not here:
+tokens, and the order in which bins are trained on.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+OPEN_PAIRS = 64
+"""Bins of pairs that are kept open: a pair goes to the best of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """The samples of one shard.
+
+    Attributes:
+        starts: int64 [bins + 1]: bin b holds the pieces starts[b] to starts[b + 1].
+        document: int64 [pieces]: number of the document in the shard.
+        offset: int64 [pieces]: first token of the piece in its document.
+        length: int64 [pieces]: tokens of the piece.
+    """
+
+    starts: np.ndarray
+    document: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+
+    def __len__(self) -> int:
+        """Returns the number of bins."""
+        return len(self.starts) - 1
+
+
+def cut_documents(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cuts documents longer than `capacity`; returns document, offset and length of each piece, in order."""
+    counts = -(-lengths // capacity)
+    document = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    offset = number * capacity
+    return document, offset, np.minimum(lengths[document] - offset, capacity)
+
+
+def pack_documents(lengths: np.ndarray, capacity: int) -> Bins:
+    """Packs documents of a shard into bins of `capacity` tokens: best-fit decreasing.
+
+    Every token of every document is in exactly one bin. Costs about two microseconds a document.
+
+    Args:
+        lengths: int64, tokens of each document, at least one each.
+        capacity: T.
+    """
+    document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
+    order = np.argsort(-length, kind="stable")
+    placed = np.empty(len(length), dtype=np.int64)
+    placed[order] = _best_fit(length[order].tolist(), capacity)
+    return _group(placed, document, offset, length)
+
+
+def _best_fit(lengths: list[int], capacity: int) -> list[int]:
+    """Returns the bin of each item; items come longest first."""
+    # Bins by the room that they have left. Bit r of `rooms` says that some bin has room r.
+    bins_with: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms, opened = 0, 0
+    placed: list[int] = []
+    for length in lengths:
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            number = bins_with[room].pop()
+            if not bins_with[room]:
+                rooms ^= 1 << room
+        else:
+            room, number = capacity, opened
+            opened += 1
+        placed.append(number)
+        left = room - length
+        if left:
+            bins_with[left].append(number)
+            rooms |= 1 << left
+    return placed
+
+
+def pack_pairs(source_lengths: np.ndarray, lengths: np.ndarray, source_capacity: int, capacity: int) -> Bins:
+    """Packs pairs into bins that hold `source_capacity` tokens on one side and `capacity` on the other.
+
+    Pairs longer than a row on either side are in no bin: the caller counts and reports them. First come the pairs that
+    fill most of either side; each goes to that of `OPEN_PAIRS` open bins which it leaves the least room in.
+
+    Args:
+        source_lengths: int64, tokens of each source.
+        lengths: int64, tokens of each target.
+        source_capacity: S.
+        capacity: T.
+    """
+    fits = (source_lengths <= source_capacity) & (lengths <= capacity)
+    (documents,) = np.nonzero(fits)
+    sizes = np.stack((source_lengths[documents], lengths[documents]), axis=1).astype(np.int64)
+    order = np.argsort(-np.maximum(sizes[:, 0] / source_capacity, sizes[:, 1] / capacity), kind="stable")
+    rooms = np.empty((0, 2), dtype=np.int64)
+    numbers = np.empty(0, dtype=np.int64)
+    placed, opened = np.empty(len(documents), dtype=np.int64), 0
+    scale = np.array([1 / source_capacity, 1 / capacity])
+    for item in order.tolist():
+        left = rooms - sizes[item]
+        (fitting,) = np.nonzero((left >= 0).all(axis=1))
+        if len(fitting):
+            best = fitting[np.argmin((left[fitting] * scale).sum(axis=1))]
+            rooms[best] = left[best]
+            placed[item] = numbers[best]
+            continue
+        room = np.array([[source_capacity, capacity]]) - sizes[item]
+        if len(rooms) < OPEN_PAIRS:
+            rooms, numbers = np.concatenate((rooms, room)), np.append(numbers, opened)
+        else:  # the one with the least room makes way
+            fullest = int(np.argmin((rooms * scale).sum(axis=1)))
+            rooms[fullest], numbers[fullest] = room, opened
+        placed[item], opened = opened, opened + 1
+    return _group(placed, documents, np.zeros_like(documents), lengths[documents].astype(np.int64))
+
+
+def _group(placed: np.ndarray, document: np.ndarray, offset: np.ndarray, length: np.ndarray) -> Bins:
+    """Sorts pieces by bin; in a bin they keep the order of the shard."""
+    order = np.argsort(placed, kind="stable")
+    counts = np.bincount(placed, minlength=int(placed.max()) + 1 if len(placed) else 0)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    return Bins(starts, document[order], offset[order], length[order])
