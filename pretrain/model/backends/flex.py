@@ -10,6 +10,7 @@ No T x T tensor is made, of mask, scores or bias. The gradient of the bias is su
 (pytorch/pytorch#137452, torch 2.6 on), so its last bits differ from run to run.
 """
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,10 @@ from pretrain.errors import ConfigError
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
 from pretrain.model.backends.kernel import cast_inputs
 from pretrain.types import AttentionMask
+
+USE_SDPA = "use engine.attention=sdpa"
+LEAST_HEAD_WIDTH = 16
+"""Of a matrix product in triton."""
 
 Mod = Callable[..., Tensor]
 """A function of indices that torch compiles into a kernel: what may be seen, or what becomes of a score."""
@@ -41,18 +46,10 @@ class FlexMask:
 
 
 class FlexAttention:
-    """Serves every mask and bias on CUDA; neither dropout nor float64."""
+    """Serves every mask and bias on CUDA, in 16 and 32 bits; no dropout."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
-        if needs.device.type not in ("cuda", "meta"):
-            raise ConfigError(
-                f"attention backend flex has no backward pass on {needs.device.type}", fix="use engine.attention=sdpa"
-            )
-        if needs.dropout:
-            raise ConfigError(
-                "attention backend flex has no dropout of attention weights",
-                fix="set attention_dropout: 0.0 in the stack, or use engine.attention=sdpa",
-            )
+        _check_needs(needs)
 
     def prepare(
         self,
@@ -107,21 +104,41 @@ class FlexAttention:
         return mixed_BNTH.transpose(1, 2)
 
 
+def _check_needs(needs: AttentionNeeds) -> None:
+    if needs.device.type not in ("cuda", "meta"):
+        raise ConfigError(f"attention backend flex has no backward pass on {needs.device.type}", fix=USE_SDPA)
+    if needs.dtype == torch.float64:
+        raise ConfigError("attention backend flex has no kernel for float64", fix=USE_SDPA)
+    if needs.dropout:
+        raise ConfigError(
+            "attention backend flex has no dropout of attention weights",
+            fix=f"set attention_dropout: 0.0 in the stack, or {USE_SDPA}",
+        )
+    if needs.head_width < LEAST_HEAD_WIDTH:
+        raise ConfigError(
+            f"attention backend flex needs a head width of at least {LEAST_HEAD_WIDTH}, not {needs.head_width}",
+            fix=USE_SDPA,
+        )
+    if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
+        raise ConfigError("attention backend flex needs the package triton", fix=f"install it, or {USE_SDPA}")
+
+
 def build_mask_mod(mask: AttentionMask, device: torch.device) -> Mod | None:
     """Turns a declared mask into a function of (row, head, t, s) that says whether the pair is visible; None: all are.
 
     Numbers that change from call to call are tensors: a kernel is compiled for every other number.
     """
     offset = torch.tensor(mask.query_offset, device=device)
-    window, prefix_BS, documents_BT, lengths_B = mask.window, mask.prefix_BS, mask.documents_BT, mask.key_lengths_B
+    causal, window, prefix_BS = mask.causal, mask.window, mask.prefix_BS
+    documents_BT, lengths_B = mask.documents_BT, mask.key_lengths_B
     key_documents_BS = documents_BT if mask.key_documents_BS is None else mask.key_documents_BS
-    if not mask.causal and window is None and documents_BT is None and lengths_B is None:
+    if not causal and window is None and documents_BT is None and lengths_B is None:
         return None
 
     def is_visible(row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
         distance = t + offset - s
-        visible = distance >= 0 if mask.causal else s >= 0
-        if mask.causal and prefix_BS is not None:
+        visible = distance >= 0 if causal else s >= 0
+        if causal and prefix_BS is not None:
             visible = visible | prefix_BS[row, s]
         if window is not None:
             visible = visible & (distance < window) & (distance > -window)

@@ -71,11 +71,19 @@ def test_queries_keys_and_values_come_to_the_kernel_in_one_dtype(uncompiled):
     assert mixed.dtype == torch.bfloat16
 
 
-def test_flex_refuses_what_it_cannot_serve_when_it_is_built():
+def test_flex_refuses_what_it_cannot_serve_when_it_is_built(monkeypatch):
+    def refuses(match, **needs):
+        with pytest.raises(ConfigError, match=match):
+            build_backend("flex", AttentionNeeds(torch.device("cuda"), **needs))
+
     with pytest.raises(ConfigError, match=r"flex has no backward pass on cpu; use engine\.attention=sdpa"):
         build_backend("flex", NEEDS)
-    with pytest.raises(ConfigError, match=r"flex has no dropout of attention weights; set attention_dropout: 0\.0"):
-        build_backend("flex", AttentionNeeds(torch.device("cuda"), dropout=True))
+    refuses("flex has no dropout of attention weights; set attention_dropout: 0.0", dropout=True)
+    refuses("flex has no kernel for float64; use engine.attention=sdpa", dtype=torch.float64)
+    refuses("flex needs a head width of at least 16, not 8; use engine.attention=sdpa", head_width=8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(flex.importlib.util, "find_spec", lambda name: None)
+    refuses("flex needs the package triton; install it, or use engine.attention=sdpa")
 
 
 def test_flex_refuses_a_learned_bias_under_deterministic_algorithms():
