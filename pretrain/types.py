@@ -36,7 +36,8 @@ def _moved(value: Moved, device: torch.device) -> Moved:
 class AttentionMask:
     """Who may attend to whom, declared, never materialised here. A backend turns it into what its kernel takes.
 
-    Query t may see key s where all of these hold; a backend may return anything finite for a query that sees no key.
+    Query t may see key s where all of these hold; a backend may return anything finite for a query that sees no key, and
+    for one that is padding of its own sequence (`key_lengths_B` under `causal` or a window).
 
     Attributes:
         causal: Position t sees only positions up to t.
@@ -45,7 +46,8 @@ class AttentionMask:
             None: keys are the queries' own sequence.
         key_lengths_B: int32, at least 1; keys from a row's length on are padding, which nobody sees. None: no padding.
         window: Only keys fewer than this many positions away are seen, t - s with `query_offset` counted. None: all.
-        prefix_BS: bool; keys that every query of their document sees, `causal` or not (prefix language models).
+        prefix_BS: bool; keys that every query of their document sees (prefix language models). Lifts `causal` only:
+            window, documents and lengths still hold.
         query_offset: Position of the first query among the keys; non-zero when decoding with a cache.
     """
 
