@@ -24,12 +24,27 @@ class TokenRows:
         starts: int64 [any], ascending: places in `tokens`, flattened, at which a document starts.
         num_tokens: int64 [B]: tokens of each row that are real; the rest is padding. None: all of them.
         sample_ids: int64 [B].
+        learned: bool [B, T+1]: whether a token is a target at all. None: all are.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     num_tokens: np.ndarray | None
     sample_ids: np.ndarray
+    learned: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairRows:
+    """Rows of pairs: document n of a source row belongs to document n of the target row.
+
+    Attributes:
+        source: [B, S+1]; the last column is never read.
+        target: [B, T+1].
+    """
+
+    source: TokenRows
+    target: TokenRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,9 @@ def pack_rows(rows: TokenRows, document_mask: bool) -> PackedRows:
     if rows.num_tokens is not None:
         padded = np.arange(1, width) >= rows.num_tokens[:, None]
         targets[padded] = IGNORE_INDEX
+    if rows.learned is not None:
+        targets[~rows.learned[:, 1:]] = IGNORE_INDEX
+    if rows.num_tokens is not None or rows.learned is not None:
         num_ignored = int((targets == IGNORE_INDEX).sum())
     return PackedRows(inputs, targets, positions, documents, targets.size - num_ignored)
 

@@ -1,0 +1,91 @@
+"""The bins of a shard folder, made once for each shard and row length and kept beside the index.
+
+    DIR/bins/SHA256-1024.safetensors        SHA256: the first 16 digits of the shard's; another shard, another file
+    DIR/bins/SHA256-256x256.safetensors     pairs: source x target
+
+A file that is missing or does not fit its shard is made again. Where the folder cannot be written, bins stay in memory.
+Any number of processes may do this at once: they make the same bytes.
+"""
+
+import logging
+from pathlib import Path
+
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from pretrain.data.bins import Bins, pack_documents, pack_pairs
+from pretrain.data.shard_set import ShardSet
+from pretrain.errors import DiskError
+from pretrain.index import ShardIndex
+from pretrain.io import make_dir, write_file
+
+BINS_DIR = "bins"
+_FIELDS = ("starts", "document", "offset", "length")
+
+_log = logging.getLogger(__name__)
+
+
+class BinStore:
+    """The bins of a split, by shard.
+
+    Args:
+        shards: The split.
+        capacity: Tokens of a row, T.
+        source_capacity: Pairs: tokens of a source row, S. None: not pairs.
+    """
+
+    def __init__(self, shards: ShardSet, capacity: int, source_capacity: int | None = None) -> None:
+        self._shards, self._capacity, self._source_capacity = shards, capacity, source_capacity
+        self._loaded: dict[int, Bins] = {}
+        self._can_write = True
+
+    def load(self, number: int) -> Bins:
+        """Returns the bins of a shard; reads its documents only where they have to be made.
+
+        Raises:
+            DataError: The shard is damaged.
+        """
+        bins = self._loaded.get(number)
+        if bins is None:
+            shard = self._shards.split.shards[number]
+            path = self._path(shard)
+            bins = _read(path, shard, pairs=self._source_capacity is not None)
+            if bins is None:
+                bins = self._pack(number)
+                self._write(path, bins)
+            self._loaded[number] = bins
+        return bins
+
+    def _path(self, shard: ShardIndex) -> Path:
+        size = f"{self._capacity}" if self._source_capacity is None else f"{self._source_capacity}x{self._capacity}"
+        return self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
+
+    def _pack(self, number: int) -> Bins:
+        lengths = self._shards.documents(number, "tokens").length
+        if self._source_capacity is None:
+            return pack_documents(lengths, self._capacity)
+        sources = self._shards.documents(number, "source").length
+        return pack_pairs(sources, lengths, self._source_capacity, self._capacity)
+
+    def _write(self, path: Path, bins: Bins) -> None:
+        if not self._can_write:
+            return
+        try:
+            make_dir(path.parent)
+            write_file(path, safetensors.numpy.save({name: getattr(bins, name) for name in _FIELDS}))
+        except DiskError as error:
+            self._can_write = False
+            _log.warning("bins are made anew at each start: %s", error)
+
+
+def _read(path: Path, shard: ShardIndex, *, pairs: bool) -> Bins | None:
+    """Returns the bins in a file, or None where it is not there, cannot be read or does not fit its shard."""
+    try:
+        arrays = safetensors.numpy.load(path.read_bytes())
+        bins = Bins(*(arrays[name] for name in _FIELDS))
+    except (OSError, SafetensorError, KeyError):
+        return None
+    pieces = {len(bins.document), len(bins.offset), len(bins.length), int(bins.starts[-1])}
+    fits = len(pieces) == 1 and (not len(bins.document) or int(bins.document.max()) < shard.num_documents)
+    num_tokens = int(bins.length.sum())
+    return bins if fits and (num_tokens == shard.num_tokens or (pairs and num_tokens < shard.num_tokens)) else None

@@ -1,0 +1,128 @@
+"""Rows of whole documents: the samples are bins, in the order of `SampleOrder`.
+
+    position  --SampleOrder over bins-->  sample j  -->  epoch j div N, place j mod N  --bisect-->  shard, bin
+    bin       -->  its pieces, copied side by side; what is left of the row is a document of padding
+
+Padding is the end-of-document token, in a document of its own, which no other token sees and which has no loss. Like
+`TokenStream` this holds no state but caches. Not here: which documents share a bin (bins.py).
+"""
+
+from bisect import bisect_right
+from functools import lru_cache
+
+import numpy as np
+
+from pretrain.data.bin_store import BinStore
+from pretrain.data.order import SampleOrder, shard_order
+from pretrain.data.pack import PairRows, TokenRows
+from pretrain.data.shard_set import ShardSet
+from pretrain.errors import DataError
+
+EPOCHS_KEPT = 4
+
+
+class BinStream:
+    """The samples of one split, packed: of texts, of records, or of pairs."""
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        *,
+        seq_len: int,
+        source_len: int | None = None,
+        seed: int = 0,
+        lanes: int = 1,
+        block_samples: int = 1,
+    ) -> None:
+        """Makes the bins that are not there yet.
+
+        Args:
+            shards: The split.
+            seq_len: Tokens of a row, T.
+            source_len: Pairs: tokens of a source row, S. None: not pairs.
+            seed: Of the order, as are `lanes` and `block_samples`.
+            lanes: See order.py.
+            block_samples: See order.py.
+
+        Raises:
+            DataError: A shard is damaged, or no document fits a row.
+        """
+        self.shards, self.seq_len, self.source_len = shards, seq_len, source_len
+        self._store = BinStore(shards, seq_len, source_len)
+        self._counts = np.array([len(self._store.load(number)) for number in range(len(shards))], dtype=np.int64)
+        if not self._counts.sum():
+            raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
+        self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)
+        self._layout = lru_cache(EPOCHS_KEPT)(self._build_layout)
+
+    def num_left_out(self) -> int:
+        """Returns how many pairs are longer than a row, and in no bin."""
+        numbers = range(len(self.shards))
+        return self.shards.split.num_documents - sum(int((self._store.load(n).offset == 0).sum()) for n in numbers)
+
+    def read(self, positions: range) -> TokenRows | PairRows:
+        """Reads the samples at some positions of the run.
+
+        Raises:
+            DataError: A shard is missing or damaged; names shard and member.
+        """
+        samples = self.order.samples(positions)
+        places = [self._locate(sample) for sample in samples.tolist()]
+        rows = self._read_side(places, "tokens", self.seq_len, samples)
+        if self.source_len is None:
+            return rows
+        return PairRows(self._read_side(places, "source", self.source_len, samples), rows)
+
+    def _locate(self, sample: int) -> tuple[int, int]:
+        """Returns shard and bin of a sample."""
+        epoch, place = divmod(sample, self.order.num_tokens)
+        shards, starts = self._layout(epoch)
+        slot = bisect_right(starts, place) - 1
+        return shards[slot], place - starts[slot]
+
+    def _read_side(self, places: list[tuple[int, int]], side: str, length: int, samples: np.ndarray) -> TokenRows:
+        writer = _RowWriter(len(places), length, self.shards, side)
+        for row, (shard, number) in enumerate(places):
+            bins = self._store.load(shard)
+            pieces = slice(int(bins.starts[number]), int(bins.starts[number + 1]))
+            for document, offset in zip(bins.document[pieces].tolist(), bins.offset[pieces].tolist(), strict=True):
+                writer.copy(row, shard, document, offset)
+        return writer.finish(samples)
+
+    def _build_layout(self, epoch: int) -> tuple[list[int], list[int]]:
+        order = shard_order(len(self.shards), self.order.seed, epoch)
+        ends = np.cumsum(self._counts[order])
+        return order.tolist(), (ends - self._counts[order]).tolist()
+
+
+class _RowWriter:
+    """Rows of one side, filled document by document."""
+
+    def __init__(self, num_rows: int, length: int, shards: ShardSet, side: str) -> None:
+        self._shards, self._side, self._length = shards, side, length
+        self._tokens = np.full((num_rows, length + 1), shards.index.eos_id, dtype=shards.index.dtype)
+        has_loss = shards.index.kind == "records" and side == "tokens"
+        self._learned = np.zeros(self._tokens.shape, dtype=bool) if has_loss else None
+        self._filled = np.zeros(num_rows, dtype=np.int64)
+        self._starts: list[int] = []
+
+    def copy(self, row: int, shard: int, document: int, offset: int) -> None:
+        """Appends what fits of a document from `offset` on, and one token more where the document goes on after a full
+        row: the target of the row's last token."""
+        table, reader = self._shards.documents(shard, self._side), self._shards.reader(shard)
+        member, at = int(table.member[document]), int(self._filled[row])
+        first = int(table.offset[document]) + offset
+        size = min(int(table.length[document]) - offset, self._length + 1 - at)
+        values, _ = reader.source(member) if self._side == "source" else reader.member(member)
+        self._tokens[row, at : at + size] = values[first : first + size]
+        if self._learned is not None:
+            self._learned[row, at : at + size] = reader.loss(member)[first : first + size]
+        self._starts.append(row * self._tokens.shape[1] + at)
+        self._filled[row] = at + size
+
+    def finish(self, samples: np.ndarray) -> TokenRows:
+        """Returns the rows; what is left of each is a document of its own."""
+        (short,) = np.nonzero(self._filled < self._length)
+        padding = short * self._tokens.shape[1] + self._filled[short]
+        starts = np.sort(np.concatenate((np.array(self._starts, dtype=np.int64), padding)))
+        return TokenRows(self._tokens, starts, self._filled, samples, self._learned)

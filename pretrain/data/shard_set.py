@@ -1,0 +1,76 @@
+"""The shards of one split, opened when they are needed, and where the documents of each lie.
+
+ShardSet.reader(n)        -> ShardReader, a few hundred kept open
+ShardSet.documents(n)     -> DocumentTable: member, offset and length of every document of a shard
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.data.shards import ShardReader
+from pretrain.errors import DataError
+from pretrain.index import DataIndex
+
+MAX_OPEN_SHARDS = 256
+TABLES_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTable:
+    """Where the documents of one shard lie, on one side.
+
+    Attributes:
+        member: int64, number of the member that holds it.
+        offset: int64, its first token in that member.
+        length: int64, its tokens.
+    """
+
+    member: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+
+
+class ShardSet:
+    """The shards of a split, by number. Safe to use from several threads."""
+
+    def __init__(self, folder: Path, index: DataIndex, split: str, max_open_shards: int = MAX_OPEN_SHARDS) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: The shard folder.
+            index: Its index.
+            split: Name of the split.
+            max_open_shards: Mapped files kept; each also holds a file descriptor.
+
+        Raises:
+            DataError: There is no such split, or it is empty.
+        """
+        self.folder, self.index, self.split = folder, index, index.split(split)
+        if not self.split.num_tokens:
+            raise DataError(
+                f"split {split!r} has no tokens", where=str(folder), fix="give `pretrain prepare` more text"
+            )
+        self.reader: Callable[[int], ShardReader] = lru_cache(max_open_shards)(self._open)
+        self.documents: Callable[[int, str], DocumentTable] = lru_cache(TABLES_KEPT)(self._build_table)
+
+    def __len__(self) -> int:
+        """Returns the number of shards."""
+        return len(self.split.shards)
+
+    def _open(self, number: int) -> ShardReader:
+        return ShardReader(self.folder, self.split.shards[number], self.index.dtype)
+
+    def _build_table(self, number: int, side: str) -> DocumentTable:
+        reader = self.reader(number)
+        arrays = reader.source if side == "source" else reader.member
+        members, offsets, lengths = [], [], []
+        for member in range(self.split.shards[number].num_members):
+            values, starts = arrays(member)
+            members.append(np.full(len(starts), member))
+            offsets.append(starts.astype(np.int64))
+            lengths.append(np.append(starts[1:], len(values)).astype(np.int64) - offsets[-1])
+        return DocumentTable(np.concatenate(members), np.concatenate(offsets), np.concatenate(lengths))
