@@ -103,6 +103,7 @@ def serve() -> None:
 def _run_child(request: dict) -> None:
     from pretrain.cli import run
 
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # not the pipe of requests
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(Path(request["output"]) / name, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
