@@ -361,7 +361,7 @@ def test_generate_refuses_what_is_no_model(run_folder, warm, what):
 @pytest.mark.parametrize("what", ["nope", "a.yaml", "runs", "runs/run/checkpoints"])
 def test_inspect_refuses_what_it_does_not_know(run_folder, warm, what):
     result = warm("inspect", what, cwd=run_folder)
-    check_refused(result, 65, what, "neither a shard folder, a run, nor a checkpoint", "check the path")
+    check_refused(result, 65, what, "neither a shard folder, a run, a checkpoint nor a model", "check the path")
 
 
 def test_generate_and_inspect_refuse_what_is_damaged(run_folder, warm):

@@ -1,6 +1,7 @@
 """A run leaves by `pretrain export` and comes back by `pretrain import`, through the command line."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -42,8 +43,10 @@ def test_a_run_of_two_zero3_ranks_becomes_a_release_and_a_new_run_starts_from_it
     for what in (str(run), "released", "model"):
         assert ok("generate", what, *options, cwd=tmp_path) == text + "\n", what
 
-    make_run.complete("second", *ZERO3, "engine.zero_stage=1", f"init.from={tmp_path / 'model'}", "optim.lr=1e-30")
-    second = tensors_of(make_run.folder("second").path / "checkpoints" / "step-00000004")
+    alone = ["engine.kind=single", "engine.zero_stage=0", "train.stop_after=1", "optim.lr=1e-30"]
+    launcher = [sys.executable, "-m", "pretrain", "train"]
+    make_run.complete("second", *alone, f"init.from={tmp_path / 'model'}", launcher=launcher)
+    second = tensors_of(make_run.folder("second").path / "checkpoints" / "step-00000001")
     # A learning rate that changes nothing: the weights are still those that the run started from.
     for name in (name for name in second if name.endswith("/weight")):
         width = 32 if name.startswith(("embedding", "head")) else None
