@@ -1,0 +1,153 @@
+"""`pretrain generate` as a process: pipes, signals, and the settings that a released model brings."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from tests.helpers.cli import ROOT, WarmCli, run_cli
+from tests.helpers.lent import quiet_transformers
+from tests.unit.generate.codecs import END, MASK, PAD, byte_codec
+
+COMMAND = [sys.executable, "-m", "pretrain", "generate"]
+SIZES = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+
+
+def save(model, codec, folder):
+    """Writes a released model with a tokenizer."""
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=codec._tokenizer, eos_token=END, mask_token=MASK, pad_token=PAD
+        ).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with tiny random released models: `gpt`, `marian`, `bert`."""
+    folder, codec = tmp_path_factory.mktemp("models"), byte_codec()
+    pad, end = 0, codec.eos_ids[0]
+    torch.manual_seed(0)
+    gpt = transformers.GPT2Config(
+        vocab_size=codec.vocab_size, n_embd=48, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2,
+        bos_token_id=end, eos_token_id=end,
+    )  # fmt: skip
+    save(transformers.GPT2LMHeadModel(gpt), codec, folder / "gpt")
+    config = transformers.MarianConfig(
+        **SIZES, vocab_size=codec.vocab_size, d_model=48, encoder_ffn_dim=64, decoder_ffn_dim=64, init_std=0.2,
+        max_position_embeddings=64, pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=end,
+        forced_eos_token_id=end,
+    )  # fmt: skip
+    marian = transformers.MarianMTModel(config)
+    marian.generation_config = transformers.GenerationConfig(
+        num_beams=4, length_penalty=0.7, max_length=20, bad_words_ids=[[pad]], eos_token_id=end, pad_token_id=pad,
+        forced_eos_token_id=end, decoder_start_token_id=pad, renormalize_logits=True,
+    )  # fmt: skip
+    save(marian, byte_codec(appends_end=True), folder / "marian")
+    bert = transformers.BertConfig(
+        vocab_size=codec.vocab_size, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    save(transformers.BertForMaskedLM(bert), codec, folder / "bert")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with WarmCli() as cli:
+        yield cli
+
+
+def start(*arguments, cwd, **streams):
+    """Starts the command with the given streams."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*COMMAND, *arguments], cwd=cwd, env=environment, text=True, **streams)
+
+
+def test_a_translator_translates_by_its_own_settings_what_is_piped_in(models):
+    theirs = transformers.MarianMTModel.from_pretrained(models / "marian")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "marian")
+    sentences = ["the cat sat on the mat", "the dog", "Na\u00efve caf\u00e9s"]
+    inputs = tokenizer(sentences, return_tensors="pt", padding=True, return_token_type_ids=False)
+    output = theirs.generate(**inputs, return_dict_in_generate=True, output_scores=True)
+    done = start("marian", "--json", "--batch-size", "2", cwd=models, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    found = [json.loads(line) for line in done.communicate("\n".join(sentences))[0].splitlines()]
+    assert done.returncode == 0
+    assert [one["prompt"] for one in found] == sentences
+    assert [one["text"] for one in found] == tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+    assert [one["score"] for one in found] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)
+
+
+def test_prompts_come_from_a_file_and_each_gets_its_text(models, warm, tmp_path):
+    (tmp_path / "prompts").write_text("the cat\n\nsat on\n")
+    options = ["--max-tokens", "6", "--temperature", "0", "--json"]
+    result = warm("generate", "gpt", "--file", str(tmp_path / "prompts"), *options, cwd=models)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["prompt"] for line in lines] == ["the cat", "", "sat on"]
+    again = warm("generate", "gpt", "--prompt", "the cat", "--prompt", "", "--prompt", "sat on", *options, cwd=models)
+    assert again.stdout == result.stdout
+    (alone,) = warm("generate", "gpt", "--prompt", "sat on", *options, cwd=models).stdout.splitlines()
+    assert json.loads(alone)["text"] == lines[2]["text"]
+
+
+def test_an_encoder_fills_masks(models, warm):
+    result = warm("generate", "bert", "--prompt", "the [MASK] sat", "--top-k", "3", "--json", cwd=models)
+    (found,) = [json.loads(line) for line in result.stdout.splitlines()]
+    (candidates,) = found["masks"]
+    assert len(candidates) == 3
+    assert found["text"] == f"the {candidates[0]['token']} sat"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt", "--beams", "4", "--temperature", "0.5"], "--beams searches, --temperature draws: only one can be"),
+        (["gpt", "--prompt", "a", "--file", "b"], "--prompt and --file were both given"),
+        (["gpt", "--file", "nope"], "nope: cannot read it: No such file or directory"),
+        (["gpt", "--prompt", "cat " * 99], "tokens, model.max_seq_len is 64; shorten the prompt"),
+        (["marian"], "there is no prompt; give --prompt, --file, or pipe a text in"),
+        (["bert", "--prompt", "no gap"], "the text has no mask; put [MASK] where a word is to be filled in"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(models, warm, arguments, message):
+    result = warm("generate", *arguments, cwd=models)
+    assert (result.code, result.stdout) == (64, "")
+    assert len(result.errors) == result.stderr.count("\n") == 1
+    assert message in result.errors[0]
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(models):
+    options = ["--max-tokens", "4", "--batch-size", "2"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start("gpt", *options, cwd=models, **streams)
+    process.stdin.write("the cat\n" * 5000)
+    process.stdin.close()
+    assert process.stdout.readline().startswith("the cat")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+
+
+def test_lines_come_before_the_last_prompt_is_there_and_ctrl_c_ends_it_without_a_traceback(models):
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # In a session of its own, so that it has the signal handlers of a foreground process.
+    process = start("gpt", "--max-tokens", "4", "--batch-size", "2", cwd=models, start_new_session=True, **streams)
+    process.stdin.write("the cat\nthe dog\n")
+    process.stdin.flush()
+    lines = [process.stdout.readline() for _ in range(2)]
+    assert [line[:7] for line in lines] == ["the cat", "the dog"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    # Some versions of typer say nothing, others let us say that it was interrupted.
+    assert process.stderr.read() in ("", "interrupted\n")
+
+
+def test_a_model_that_is_not_there_is_refused_before_a_prompt_is_read(tmp_path):
+    result = run_cli("generate", "nope", "--prompt", "a", cwd=tmp_path)
+    assert result.code == 66
+    assert "nope" in result.errors[0]
