@@ -151,6 +151,7 @@ def beam_search(
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
+        CheckpointError: Its scores are not numbers.
     """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
@@ -184,7 +185,8 @@ def _run(model: Transformer, prompts: Prompts, searches: list[_Search], constrai
         parents = [
             place * width + beam.parent for place, search in zip(places, searches, strict=True) for beam in search.open
         ]
-        feed.select(parents)
+        if parents != list(range(len(past))):
+            feed.select(parents)
         width = beams.num_beams
         newest = [beam.tokens[-1] for search in searches for beam in search.open]
         logits_BV = feed.step(torch.tensor(newest, device=logits_BV.device))

@@ -76,6 +76,7 @@ def generate(
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
+        CheckpointError: Its scores are not numbers.
     """
     tokens: list[list[int]] = [[] for _ in prompts]
     log_probs: list[list[float]] = [[] for _ in prompts]

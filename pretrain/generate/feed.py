@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pretrain.errors import ConfigError
+from pretrain.errors import CheckpointError, ConfigError
 from pretrain.model import KVCache, Transformer
 from pretrain.types import Batch, Source
 
@@ -31,6 +31,9 @@ class Feed:
         model: A model with a decoder and a head; it is run in eval mode, and left in the mode that it was in.
         prompts: At least one, checked (`check_prompts`).
         max_new_tokens: Tokens that will be added at most.
+
+    Raises:
+        CheckpointError: The model gives scores that are not numbers.
     """
 
     def __init__(self, model: Transformer, prompts: Prompts, max_new_tokens: int) -> None:
@@ -80,9 +83,14 @@ class Feed:
             batch = replace(batch, source=self._source)
             last_B1D = model(batch, cache=self._cache, logits=False).hidden_BTD[:, -1:]
             assert model.head is not None
-            return model.head(last_B1D)[:, 0].float()
+            logits_BV = model.head(last_B1D)[:, 0].float()
         finally:
             model.train(was_training)
+        if bool(logits_BV.isnan().any()):
+            raise CheckpointError(
+                "the model's scores are not numbers", fix="use a checkpoint from before its loss diverged"
+            )
+        return logits_BV
 
     def _start_tokens(self, rows: int) -> Batch:
         start = self._model.special_tokens.start

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain.errors import ConfigError
-from pretrain.generate import GREEDY, Constraints, Sampling, generate, stream
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.generate import GREEDY, Beams, Constraints, Sampling, beam_search, generate, stream
 from pretrain.model import KVCache
 from pretrain.types import Batch
 from tests.unit.generate.models import LENGTHS, PRESETS, log_prob_of, random_prompts, read_greedily, tiny_model
@@ -249,6 +249,16 @@ def test_prompts_that_cannot_be_read_are_refused(prompt, message):
 def test_constraints_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         generate(tiny_model(), [[3]], Constraints(5, **changes))
+
+
+def test_a_model_that_has_diverged_is_refused_instead_of_drawn_from():
+    model = tiny_model()
+    with torch.no_grad():
+        model.decoder.norm.weight.fill_(float("nan"))
+    for decode in (generate, lambda *arguments: beam_search(*arguments, Beams(2))):
+        with pytest.raises(CheckpointError, match="scores are not numbers; use a checkpoint from before its loss"):
+            decode(model, [[3]], free(5))
+    assert not model.training
 
 
 def test_models_that_cannot_generate_are_refused():
