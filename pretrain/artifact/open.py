@@ -75,6 +75,11 @@ def load_model(what: What, device: torch.device) -> Transformer:
 def _find_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name} is unknown", fix="use auto, cpu or cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: torch sees no GPU", fix="use --device cpu")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name} is no device", fix="use cpu, cuda or cuda:0") from None

@@ -36,9 +36,15 @@ class LayerCache:
     def select(self, rows_B: Tensor) -> None:
         """Keeps the given rows, in their order; a row may come several times."""
         if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[rows_B], self._values[rows_B]
+            self._keys, self._values = (self._selected(held, rows_B) for held in (self._keys, self._values))
         if self.cross is not None:
             self.cross = (self.cross[0][rows_B], self.cross[1][rows_B])
+
+    def _selected(self, held_BSKH: Tensor, rows_B: Tensor) -> Tensor:
+        """Copies only what is filled: the room for positions to come costs nothing until they come."""
+        selected = held_BSKH.new_empty((len(rows_B), *held_BSKH.shape[1:]))
+        selected[:, : self.length] = held_BSKH[rows_B, : self.length]
+        return selected
 
 
 class KVCache:

@@ -158,3 +158,11 @@ def test_a_disk_that_refuses_any_one_write_leaves_nothing_behind(release, tmp_pa
             assert [path.name for path in tmp_path.iterdir() if path.name not in ("whole", "full")] == []
     finally:
         set_fault_hook(None)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu:x", "cuda:99999"])
+def test_a_device_that_is_not_there_is_refused(imported, device, monkeypatch):
+    monkeypatch.setattr("pretrain.artifact.what.load_hub_tokenizer", lambda folder: None)
+    (imported / "tokenizer").mkdir()
+    with pytest.raises(ConfigError, match=f"--device {device}"):
+        open_artifact(imported, device)
