@@ -140,11 +140,11 @@ def launch_local_command(
     from launch.local import launch_local
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
-    from pretrain.index import check_shards, load_index
+    from pretrain.index.dataset import open_dataset
 
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
-    check_shards(Path(loaded.data.path), load_index(Path(loaded.data.path)))
+    open_dataset(loaded.data)
     logs = Path(loaded.run.dir) / loaded.run.name / "logs"
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))
 

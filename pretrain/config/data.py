@@ -1,18 +1,52 @@
 """`data:` and `batch:` -- which token shards, in what order, and how many tokens a step takes."""
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pretrain.config.base import Section
 from pretrain.errors import ConfigError
+
+
+class SourceConfig(Section):
+    """One source of a mixture.
+
+    Attributes:
+        name: What metrics and `data.curriculum` call it.
+        path: Folder that `pretrain prepare` wrote.
+        weight: Share of the samples, in proportion to the others'; 0: it rests until the curriculum wakes it.
+        repeat: Begin again when it has been read once. False: a run that would is refused at its start.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    path: str
+    weight: float = Field(ge=0)
+    repeat: bool = True
+
+
+class MilestoneConfig(Section):
+    """A change of a mixture's weights.
+
+    Attributes:
+        tokens: Tokens of the run after which the weights hold.
+        weights: Weight by name of source; one that is not named rests.
+    """
+
+    tokens: int = Field(ge=1)
+    weights: dict[str, float]
 
 
 class DataConfig(Section):
     """Which tokens are trained on, and in what order.
 
     Attributes:
-        path: Folder that `pretrain prepare` wrote.
+        path: Folder that `pretrain prepare` wrote. This, or `mixture`.
+        mixture: Several such folders, of one tokenizer, by weight.
+        curriculum: Milestones at which the weights of the mixture change, ascending.
+        packing: How documents come into rows. `concat`: one after another, cut where a row ends. `bins`: whole ones
+            side by side, best fit; only what is longer than a row is cut.
         lanes: Number of independent readers over which the order is defined. Part of a run's meaning: another number
             is another order. The world size is not.
         block_samples: Samples of one lane that are shuffled together.
@@ -21,12 +55,38 @@ class DataConfig(Section):
         prefetch: Micro-batches kept ready a rank. No effect on order.
     """
 
-    path: str
+    path: str | None = None
+    mixture: list[SourceConfig] = Field(default_factory=list)
+    curriculum: list[MilestoneConfig] = Field(default_factory=list)
+    packing: Literal["concat", "bins"] = "concat"
     lanes: int = Field(default=16, ge=1)
     block_samples: int = Field(default=8192, ge=1)
     document_mask: bool = True
     workers: int = Field(default=1, ge=1)
     prefetch: int = Field(default=4, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataConfig":
+        if (self.path is None) == (not self.mixture):
+            raise ValueError("needs path or mixture, and not both")
+        names = [source.name for source in self.mixture]
+        if len(set(names)) < len(names):
+            raise ValueError(f"mixture names a source twice: {', '.join(sorted(names))}")
+        if self.mixture and not any(source.weight for source in self.mixture):
+            raise ValueError("mixture has no weight above 0")
+        ends = [milestone.tokens for milestone in self.curriculum]
+        if any(later <= earlier for earlier, later in pairwise(ends)):
+            raise ValueError(f"curriculum: tokens must ascend, not {ends}")
+        for milestone in self.curriculum:
+            unknown = sorted(milestone.weights.keys() - set(names))
+            if unknown or not any(weight > 0 for weight in milestone.weights.values()):
+                raise ValueError(
+                    f"curriculum at {milestone.tokens} tokens: "
+                    + (f"no source {unknown[0]!r} in mixture" if unknown else "no weight above 0")
+                )
+            if any(weight < 0 for weight in milestone.weights.values()):
+                raise ValueError(f"curriculum at {milestone.tokens} tokens: a weight is negative")
+        return self
 
 
 class BatchConfig(Section):
@@ -35,11 +95,13 @@ class BatchConfig(Section):
     Attributes:
         global_tokens: Tokens a step, over all ranks.
         seq_len: Tokens a row, T.
+        source_len: Tokens of a source row, S, where the data are pairs. None: as `seq_len`.
         micro: Rows a rank runs at once; accumulation follows from it.
     """
 
     global_tokens: int = Field(ge=1)
     seq_len: int = Field(ge=1)
+    source_len: int | None = Field(default=None, ge=1)
     micro: int = Field(ge=1)
 
 

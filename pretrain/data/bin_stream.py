@@ -67,11 +67,22 @@ class BinStream:
             DataError: A shard is missing or damaged; names shard and member.
         """
         samples = self.order.samples(positions)
-        places = [self._locate(sample) for sample in samples.tolist()]
-        rows = self._read_side(places, "tokens", self.seq_len, samples)
-        if self.source_len is None:
-            return rows
-        return PairRows(self._read_side(places, "source", self.source_len, samples), rows)
+        return self._read_rows([self._locate(sample) for sample in samples.tolist()], samples)
+
+    def num_windows(self, max_tokens: int | None = None) -> int:
+        """Returns how many rows cover the split, or its first `max_tokens` tokens."""
+        num_bins = self.order.num_tokens
+        return num_bins if max_tokens is None else min(num_bins, -(-max_tokens // self.seq_len))
+
+    def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows | PairRows:
+        """Reads rows in a fixed order; those past `num_windows` are padding.
+
+        Raises:
+            DataError: A shard is missing or damaged; names shard and member.
+        """
+        count = self.num_windows(max_tokens)
+        places = [self._locate(window) if window < count else None for window in windows]
+        return self._read_rows(places, np.array(windows, dtype=np.int64))
 
     def _locate(self, sample: int) -> tuple[int, int]:
         """Returns shard and bin of a sample."""
@@ -80,9 +91,20 @@ class BinStream:
         slot = bisect_right(starts, place) - 1
         return shards[slot], place - starts[slot]
 
-    def _read_side(self, places: list[tuple[int, int]], side: str, length: int, samples: np.ndarray) -> TokenRows:
+    def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows | PairRows:
+        rows = self._read_side(places, "tokens", self.seq_len, samples)
+        if self.source_len is None:
+            return rows
+        return PairRows(self._read_side(places, "source", self.source_len, samples), rows)
+
+    def _read_side(
+        self, places: list[tuple[int, int] | None], side: str, length: int, samples: np.ndarray
+    ) -> TokenRows:
         writer = _RowWriter(len(places), length, self.shards, side)
-        for row, (shard, number) in enumerate(places):
+        for row, place in enumerate(places):
+            if place is None:
+                continue
+            shard, number = place
             bins = self._store.load(shard)
             pieces = slice(int(bins.starts[number]), int(bins.starts[number + 1]))
             for document, offset in zip(bins.document[pieces].tolist(), bins.offset[pieces].tolist(), strict=True):

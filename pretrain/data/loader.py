@@ -10,6 +10,7 @@ was prefetched beyond it is forgotten. Deliberately not here: state to save, and
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,10 +18,26 @@ from torch import Tensor
 
 from pretrain.config.data import BatchPlan
 from pretrain.data.digest import digest_rows
-from pretrain.data.pack import TokenRows, pack_rows
+from pretrain.data.pack import PairRows, TokenRows, pack_pair_rows, pack_rows
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.stream import TokenStream
-from pretrain.types import Batch
+from pretrain.types import Batch, Source
+
+
+class RowSource(Protocol):
+    """The samples of a run, by position."""
+
+    def read(self, positions: range) -> TokenRows | PairRows:
+        """Reads the samples at some positions."""
+
+
+class WindowSource(Protocol):
+    """A split in a fixed order."""
+
+    def num_windows(self, max_tokens: int | None = None) -> int:
+        """Returns how many rows cover the split, or its first tokens."""
+
+    def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows | PairRows:
+        """Reads rows; those past the last are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +66,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        stream: TokenStream,
+        stream: RowSource,
         plan: BatchPlan,
         *,
         rank: int,
@@ -58,6 +75,7 @@ class TrainLoader:
         workers: int = 1,
         prefetch: int = 4,
         document_mask: bool = True,
+        start_id: int | None = None,
         pin_memory: bool = False,
     ) -> None:
         """Starts reading.
@@ -71,11 +89,12 @@ class TrainLoader:
             workers: Threads.
             prefetch: Micro-batches kept ready; at least those of one step are.
             document_mask: See pack.py.
+            start_id: Pairs: what the decoder reads first.
             pin_memory: Pin the tensors, for asynchronous copies to a GPU.
         """
         assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
         self._stream, self._plan, self._rank, self._start = stream, plan, rank, start_position
-        self._document_mask, self._pin_memory = document_mask, pin_memory
+        self._build = _BatchBuilder(document_mask, start_id, pin_memory)
         self._steps_taken = 0
         depth = max(prefetch, plan.accumulation)
         self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers)
@@ -123,8 +142,9 @@ class TrainLoader:
         first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
         first = self._start + step * self._plan.rows + first_row
         rows = self._stream.read(range(first, first + self._plan.micro))
-        digest = digest_rows(rows.sample_ids, np.arange(first_row, first_row + self._plan.micro))
-        return *_build_batch(rows, self._document_mask, self._pin_memory), digest
+        ids = rows.target.sample_ids if isinstance(rows, PairRows) else rows.sample_ids
+        digest = digest_rows(ids, np.arange(first_row, first_row + self._plan.micro))
+        return *self._build(rows), digest
 
 
 class ValidationLoader:
@@ -136,13 +156,14 @@ class ValidationLoader:
 
     def __init__(
         self,
-        stream: TokenStream,
+        stream: WindowSource,
         *,
         micro: int,
         rank: int,
         world_size: int,
         max_tokens: int | None = None,
         document_mask: bool = True,
+        start_id: int | None = None,
         pin_memory: bool = False,
     ) -> None:
         """Reads nothing yet.
@@ -154,10 +175,12 @@ class ValidationLoader:
             world_size: Ranks.
             max_tokens: Only the first tokens of the split. None: all.
             document_mask: See pack.py.
+            start_id: As TrainLoader.
             pin_memory: As TrainLoader.
         """
         self._stream, self._micro, self._rank, self._world_size = stream, micro, rank, world_size
-        self._max_tokens, self._document_mask, self._pin_memory = max_tokens, document_mask, pin_memory
+        self._max_tokens = max_tokens
+        self._build = _BatchBuilder(document_mask, start_id, pin_memory)
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
@@ -175,22 +198,42 @@ class ValidationLoader:
     def _assemble(self, number: int) -> Batch:
         first = (number * self._world_size + self._rank) * self._micro
         rows = self._stream.read_windows(range(first, first + self._micro), self._max_tokens)
-        return _build_batch(rows, self._document_mask, self._pin_memory)[0]
+        return self._build(rows)[0]
 
 
-def _build_batch(rows: TokenRows, document_mask: bool, pin_memory: bool) -> tuple[Batch, int]:
-    """Returns the batch of some rows and its number of targets."""
+@dataclass(frozen=True, slots=True)
+class _BatchBuilder:
+    """Makes the batch of some rows, and counts its targets."""
 
-    def tensor(array: np.ndarray) -> Tensor:
+    document_mask: bool
+    start_id: int | None
+    pin_memory: bool
+
+    def __call__(self, rows: TokenRows | PairRows) -> tuple[Batch, int]:
+        if isinstance(rows, PairRows):
+            assert self.start_id is not None, "pairs need the token that a decoder reads first"
+            source, packed = pack_pair_rows(rows, self.start_id)
+            read = Source(
+                tokens_BS=self._tensor(source.inputs),
+                positions_BS=self._optional(source.positions),
+                documents_BS=self._optional(source.documents),
+            )
+            ids = rows.target.sample_ids
+        else:
+            packed, read, ids = pack_rows(rows, self.document_mask), None, rows.sample_ids
+        batch = Batch(
+            tokens_BT=self._tensor(packed.inputs),
+            targets_BT=self._tensor(packed.targets),
+            positions_BT=self._optional(packed.positions),
+            documents_BT=self._optional(packed.documents),
+            source=read,
+            sample_ids=tuple(ids.tolist()),
+        )
+        return batch, packed.num_targets
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
         result = torch.from_numpy(array)
-        return result.pin_memory() if pin_memory else result
+        return result.pin_memory() if self.pin_memory else result
 
-    packed = pack_rows(rows, document_mask)
-    batch = Batch(
-        tokens_BT=tensor(packed.inputs),
-        targets_BT=tensor(packed.targets),
-        positions_BT=None if packed.positions is None else tensor(packed.positions),
-        documents_BT=None if packed.documents is None else tensor(packed.documents),
-        sample_ids=tuple(rows.sample_ids.tolist()),
-    )
-    return batch, packed.num_targets
+    def _optional(self, array: np.ndarray | None) -> Tensor | None:
+        return None if array is None else self._tensor(array)

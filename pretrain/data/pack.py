@@ -99,6 +99,39 @@ def pack_rows(rows: TokenRows, document_mask: bool) -> PackedRows:
     return PackedRows(inputs, targets, positions, documents, targets.size - num_ignored)
 
 
+def pack_pair_rows(rows: PairRows, start_id: int) -> tuple[PackedRows, PackedRows]:
+    """Makes what an encoder-decoder takes: source rows, and target rows of which each document is shifted by one.
+
+    Args:
+        rows: From the stream; a source's document numbers are those of its target.
+        start_id: What the decoder reads before a target's first token.
+
+    Returns:
+        (source, target). The source's targets say nothing. The target's inputs are `start_id` and all tokens of a
+        document but its last, its targets all tokens; padding has none.
+    """
+    source = pack_rows(rows.source, document_mask=True)
+    width = rows.target.tokens.shape[1]
+    shape = rows.target.tokens[:, :-1].shape
+    targets = rows.target.tokens[:, :-1].astype(np.int64)
+    inputs = np.empty(shape, dtype=np.int64)
+    inputs[:, 1:] = targets[:, :-1]
+    row, column = np.divmod(rows.target.starts, width)
+    inside = column < shape[1]
+    inputs[row[inside], column[inside]] = start_id
+    inputs[:, 0] = start_id
+    assert rows.target.num_tokens is not None, "rows of pairs are padded"
+    targets[np.arange(shape[1]) >= rows.target.num_tokens[:, None]] = IGNORE_INDEX
+    positions, documents = _number_documents(*_inner(row, column, shape[1]), *shape)
+    return source, PackedRows(inputs, targets, positions, documents, int((targets != IGNORE_INDEX).sum()))
+
+
+def _inner(row: np.ndarray, column: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where documents start that are not the first of their row."""
+    inner = (column > 0) & (column < seq_len)
+    return row[inner], column[inner]
+
+
 def _number_documents(
     row: np.ndarray, column: np.ndarray, num_rows: int, seq_len: int
 ) -> tuple[np.ndarray, np.ndarray]:

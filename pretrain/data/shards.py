@@ -62,7 +62,7 @@ class ShardWriter:
             path: DIR/SPLIT/NAME.tar; its folder exists. The last two parts become the name in the index.
             dtype: `uint16` or `uint32`.
             member_tokens: A member is closed at the first document end at or past this many tokens.
-            kind: What a document is; see index.py.
+            kind: What a document is: `text`, `pairs` or `records`.
 
         Raises:
             DiskError: Also from every method.

@@ -20,13 +20,13 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.stream import TokenStream
+from pretrain.data.source_streams import SourceStreams, open_windows
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import builds_sharded, fill_sharded
 from pretrain.engine.start import start_accelerator
 from pretrain.errors import ConfigError
-from pretrain.index import DataIndex, check_shards, data_hash, load_index
+from pretrain.index.dataset import Dataset, open_dataset
 from pretrain.io import write_file
 from pretrain.model import build_model, init_weights
 from pretrain.model.init import initial_weight
@@ -43,6 +43,21 @@ from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_config, check_data
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The validation split of a source.
+
+    Attributes:
+        name: The source's.
+        loader: Reads it.
+        tokens_per_byte: Of its text; 0 where that is not known.
+    """
+
+    name: str
+    loader: ValidationLoader
+    tokens_per_byte: float
+
+
 @dataclass(slots=True)
 class Run:
     """Everything that the loop works with."""
@@ -51,11 +66,12 @@ class Run:
     world: World
     plan: BatchPlan
     folder: RunDir
-    index: DataIndex
+    dataset: Dataset
     engine: Engine
     checkpoints: CheckpointManager
+    samples: SourceStreams
     loader: TrainLoader
-    validation: ValidationLoader | None
+    validation: list[Held]
     tracker: Tracker
     audit: AuditLedger | None
     meter: Meter
@@ -69,7 +85,7 @@ class Claim:
 
     folder: RunDir
     lock: Lock | None
-    index: DataIndex
+    dataset: Dataset
     config: RunConfig
 
 
@@ -82,22 +98,21 @@ def claim_run(config: RunConfig, world: World) -> Claim:
         DataError: Shards are missing or damaged.
     """
     plan_batch(config.batch, world.size)
-    index = load_index(Path(config.data.path))
-    check_shards(Path(config.data.path), index)
-    config = _with_vocabulary(config, index)
+    dataset = open_dataset(config.data)
+    config = _with_vocabulary(config, dataset)
     folder = RunDir(Path(config.run.dir) / config.run.name)
     if folder.config.is_file():
         check_config(load_config(folder.config, import_extensions=False), config)
     lock = Lock(folder.path / ".lock") if world.is_main else None
-    return Claim(folder, lock, index, config)
+    return Claim(folder, lock, dataset, config)
 
 
-def _with_vocabulary(config: RunConfig, index: DataIndex) -> RunConfig:
-    vocab_size = config.model.vocab_size
+def _with_vocabulary(config: RunConfig, dataset: Dataset) -> RunConfig:
+    vocab_size, index = config.model.vocab_size, dataset.index
     if vocab_size is not None and vocab_size < index.vocab_size:
         raise ConfigError(
             f"model.vocab_size={vocab_size} is smaller than the {index.vocab_size} tokens of the shards",
-            where=config.data.path,
+            where=str(dataset.sources[0].folder),
             fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
         )
     model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size})
@@ -106,7 +121,7 @@ def _with_vocabulary(config: RunConfig, index: DataIndex) -> RunConfig:
 
 def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
-    config, folder, index = claim.config, claim.folder, claim.index
+    config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = plan_batch(config.batch, world.size)
     num_parameters = count_parameters(config.model)
     accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
@@ -126,12 +141,15 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
 
     topology = {"world_size": world.size, "engine": engine.description}
     checkpoints = CheckpointManager(folder.checkpoints, config.checkpoint.keep, world, topology)
-    state = _restore(config, index, engine, checkpoints)
+    state = _restore(config, dataset, engine, checkpoints)
 
     on_cuda = accelerator.device.type == "cuda"
     record = _begin(claim, world, {**topology, "from_step": state.step})
+    samples = SourceStreams(dataset, config.data, config.batch, config.seed)
+    samples.check_supply(config.train.last_step * plan.rows)
+    start_id = config.model.special_tokens.start
     loader = TrainLoader(
-        _stream(config, index, "train"),
+        samples,
         plan,
         rank=world.rank,
         world_size=world.size,
@@ -139,6 +157,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         workers=config.data.workers,
         prefetch=config.data.prefetch,
         document_mask=config.data.document_mask,
+        start_id=start_id,
         pin_memory=on_cuda,
     )
     tracker = Tracker(
@@ -165,11 +184,12 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         world=world,
         plan=plan,
         folder=folder,
-        index=index,
+        dataset=dataset,
         engine=engine,
         checkpoints=checkpoints,
+        samples=samples,
         loader=loader,
-        validation=_validation(config, index, plan, world, on_cuda),
+        validation=_validation(config, dataset, plan, world, on_cuda),
         tracker=tracker,
         audit=audit,
         meter=meter,
@@ -179,36 +199,28 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     return run, state
 
 
-def _stream(config: RunConfig, index: DataIndex, split: str) -> TokenStream:
-    return TokenStream(
-        Path(config.data.path),
-        index,
-        split,
-        seq_len=config.batch.seq_len,
-        seed=config.seed,
-        lanes=config.data.lanes,
-        block_samples=config.data.block_samples,
-    )
+def _validation(config: RunConfig, dataset: Dataset, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
+    held = []
+    for source in dataset.sources:
+        split = source.index.splits.get("validation")
+        if not config.eval.every_steps or split is None:
+            continue
+        loader = ValidationLoader(
+            open_windows(source, config.batch),
+            micro=plan.micro,
+            rank=world.rank,
+            world_size=world.size,
+            max_tokens=config.eval.max_tokens,
+            document_mask=config.data.document_mask,
+            start_id=config.model.special_tokens.start,
+            pin_memory=pin_memory,
+        )
+        held.append(Held(source.name, loader, split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0))
+    return held
 
 
-def _validation(
-    config: RunConfig, index: DataIndex, plan: BatchPlan, world: World, pin_memory: bool
-) -> ValidationLoader | None:
-    if not config.eval.every_steps or "validation" not in index.splits:
-        return None
-    return ValidationLoader(
-        _stream(config, index, "validation"),
-        micro=plan.micro,
-        rank=world.rank,
-        world_size=world.size,
-        max_tokens=config.eval.max_tokens,
-        document_mask=config.data.document_mask,
-        pin_memory=pin_memory,
-    )
-
-
-def _restore(config: RunConfig, index: DataIndex, engine: Engine, checkpoints: CheckpointManager) -> TrainState:
-    fresh = TrainState(data_hash=data_hash(index), tokenizer_hash=index.tokenizer_sha256)
+def _restore(config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager) -> TrainState:
+    fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
     state = checkpoints.load_newest(engine.state)
     if state is not None:
         check_data(state, fresh, config.resume.allow)
@@ -226,7 +238,7 @@ def _begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     if world.is_main:
         write_file(claim.folder.config, dump_config(claim.config).encode())
         if not claim.folder.tokenizer.is_file():
-            write_file(claim.folder.tokenizer, (Path(claim.config.data.path) / "tokenizer.json").read_bytes())
+            write_file(claim.folder.tokenizer, claim.dataset.tokenizer_path.read_bytes())
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)
     assert isinstance(result, dict)

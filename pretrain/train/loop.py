@@ -20,7 +20,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.data.loader import StepBatch
 from pretrain.engine.engine import Update
 from pretrain.errors import DiskError, DivergedError
-from pretrain.evaluate.loss import evaluate_loss
+from pretrain.evaluate.loss import LossReport, evaluate_loss
 from pretrain.io import write_file
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.train.build import Run
@@ -66,7 +66,7 @@ def train(run: Run, state: TrainState) -> TrainState:
         if bad_steps:
             _report_bad_step(run, state, batch, loss, bad_steps)
 
-        if run.validation is not None and (_due(state.step, config.eval.every_steps) or upcoming is None):
+        if run.validation and (_due(state.step, config.eval.every_steps) or upcoming is None):
             with run.meter.excluded():
                 _validate(run, state)
         if _due(state.step, config.checkpoint.every_steps) and not agreed.stop and upcoming is not None:
@@ -151,6 +151,8 @@ def _record(run: Run, state: TrainState, agreed: Agreed, update: Update, num_tar
 def _metrics(run: Run, state: TrainState, loss: float, learning_rate: float, update: Update) -> dict[str, float]:
     metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm, "tokens": float(state.tokens)}
     metrics["skipped_steps"] = float(state.step - state.optimizer_step)
+    epochs = run.samples.epochs(state.position)
+    metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     return metrics | run.meter.read(state.step)
 
 
@@ -171,26 +173,28 @@ def _report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float,
 
 
 def _validate(run: Run, state: TrainState) -> None:
-    """Logs the loss over the validation split; gives up when a stop is asked for."""
-    assert run.validation is not None
+    """Logs the loss over the validation splits, the mean over all their targets; gives up when a stop is asked for."""
 
     def should_stop() -> bool:
         flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
         return bool(dist.all_reduce_sum(flag).item() > 0)
 
-    report = evaluate_loss(run.engine, run.validation, should_stop)
-    if report is not None:
-        split = run.index.splits["validation"]
-        tokens_per_byte = split.num_tokens / max(split.num_bytes_text, 1)
-        run.tracker.log(
-            state.step,
-            {
-                "val_loss": report.loss,
-                "val_bits_per_byte": report.bits_per_byte(tokens_per_byte),
-                "val_perplexity": report.perplexity,
-                "val_tokens": float(report.num_targets),
-            },
-        )
+    metrics: dict[str, float] = {}
+    loss_sum = num_targets = bits = 0.0
+    for held in run.validation:
+        report = evaluate_loss(run.engine, held.loader, should_stop)
+        if report is None:
+            return
+        loss_sum += report.loss * report.num_targets
+        num_targets += report.num_targets
+        bits += report.bits_per_byte(held.tokens_per_byte) * report.num_targets
+        if len(run.validation) > 1:
+            metrics[f"val_loss_{held.name}"] = report.loss
+    whole = LossReport(loss_sum / max(num_targets, 1.0), int(num_targets))
+    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_tokens": num_targets}
+    if bits:
+        metrics["val_bits_per_byte"] = bits / num_targets
+    run.tracker.log(state.step, metrics)
 
 
 def _save(run: Run, state: TrainState) -> None:

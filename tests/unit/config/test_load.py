@@ -147,7 +147,7 @@ def test_all_problems_are_told_at_once(write):
         ("model.decoder.layer", "did you mean 'model.decoder.layers'?"),
         ("tracking.wandb_api_key", "secrets are read from the environment only, never from a config"),
         ("tracking.token", "secrets are read from the environment only"),
-        ("data.tokenizer", "known here: path, lanes"),
+        ("data.tokenizer", "known here: path, mixture"),
     ],
 )
 def test_an_unknown_key_has_a_hint(write, key, hint):

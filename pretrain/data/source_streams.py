@@ -1,0 +1,114 @@
+"""From the sources of a run to one stream of rows: packed as the config says, and mixed where there are several.
+
+    Dataset -> a stream for each source -> SourceStreams.read(positions) -> rows
+                                        -> SourceStreams.epochs(position) -> how often each source has been read
+
+The position of a run counts samples of all sources. Not here: batches and ranks (loader.py).
+"""
+
+import numpy as np
+
+from pretrain.config.data import BatchConfig, DataConfig
+from pretrain.data.bin_stream import BinStream
+from pretrain.data.mixture import MixtureOrder
+from pretrain.data.mixture_stream import MixtureStream
+from pretrain.data.pack import PairRows, TokenRows
+from pretrain.data.shard_set import ShardSet
+from pretrain.data.stream import TokenStream
+from pretrain.index.dataset import Dataset, Source
+from pretrain.errors import ConfigError
+
+
+class SourceStreams:
+    """The training samples of a run.
+
+    Args:
+        dataset: The sources.
+        data: How they are packed, ordered and mixed.
+        batch: Length of rows.
+        seed: Of the order.
+
+    Raises:
+        ConfigError: Weights that repeat too late, or a packing that the kind of data does not have.
+        DataError: A source has no training tokens, or is damaged.
+    """
+
+    def __init__(self, dataset: Dataset, data: DataConfig, batch: BatchConfig, seed: int) -> None:
+        self._dataset, self._batch = dataset, batch
+        self._streams = [_open_stream(source, data, batch, seed) for source in dataset.sources]
+        self._mixture: MixtureStream | None = None
+        if data.mixture:
+            self._mixture = MixtureStream(self._streams, MixtureOrder(_segments(data, batch.seq_len)))
+
+    def read(self, positions: range) -> TokenRows | PairRows:
+        """Reads the samples at some positions. Raises: DataError: A shard is missing or damaged."""
+        return self._streams[0].read(positions) if self._mixture is None else self._mixture.read(positions)
+
+    def epochs(self, position: int) -> dict[str, float]:
+        """Returns how many epochs of each source the samples before a position are."""
+        counts = self._counts(position).tolist()
+        return {
+            source.name: count / self._samples_per_epoch(stream)
+            for source, stream, count in zip(self._dataset.sources, self._streams, counts, strict=True)
+        }
+
+    def check_supply(self, num_samples: int) -> None:
+        """Refuses a run of so many samples that a source which does not repeat would have to.
+
+        Raises:
+            ConfigError: Names the source, and the samples after which it ends.
+        """
+        for number, source in enumerate(self._dataset.sources):
+            supply = int(self._samples_per_epoch(self._streams[number]))
+            if source.repeats or int(self._counts(num_samples)[number]) <= supply:
+                continue
+            low, high = 0, num_samples
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if int(self._counts(middle)[number]) <= supply else (low, middle - 1)
+            raise ConfigError(
+                f"data.mixture: source {source.name!r} does not repeat, and ends after {low} of the run's "
+                f"{num_samples} samples ({low * self._batch.seq_len} tokens)",
+                fix="lower train.steps or its weight, or set its repeat=true",
+            )
+
+    def _counts(self, position: int) -> np.ndarray:
+        return np.array([position]) if self._mixture is None else self._mixture.order.counts(position)
+
+    @staticmethod
+    def _samples_per_epoch(stream: TokenStream | BinStream) -> float:
+        return stream.order.num_tokens / stream.order.seq_len
+
+
+def open_windows(source: Source, batch: BatchConfig) -> TokenStream | BinStream:
+    """Opens the validation split of a source, which is read in a fixed order."""
+    if source.index.kind == "text":
+        return TokenStream(source.folder, source.index, "validation", seq_len=batch.seq_len)
+    return _open_bins(source, batch, "validation")
+
+
+def _open_stream(source: Source, data: DataConfig, batch: BatchConfig, seed: int) -> TokenStream | BinStream:
+    order = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples}
+    if data.packing == "concat":
+        if source.index.kind != "text":
+            raise ConfigError(
+                f"data.packing=concat cuts documents, which {source.index.kind} must not be",
+                fix="use data.packing=bins",
+            )
+        return TokenStream(source.folder, source.index, "train", seq_len=batch.seq_len, **order)
+    return _open_bins(source, batch, "train", **order)
+
+
+def _open_bins(source: Source, batch: BatchConfig, split: str, **order: int) -> BinStream:
+    shards = ShardSet(source.folder, source.index, split)
+    source_len = (batch.source_len or batch.seq_len) if source.index.kind == "pairs" else None
+    return BinStream(shards, seq_len=batch.seq_len, source_len=source_len, **order)
+
+
+def _segments(data: DataConfig, seq_len: int) -> list[tuple[int, list[float]]]:
+    """Returns (first position, weights) of each stretch of the curriculum."""
+    segments = [(0, [source.weight for source in data.mixture])]
+    for milestone in data.curriculum:
+        weights = [milestone.weights.get(source.name, 0.0) for source in data.mixture]
+        segments.append((-(-milestone.tokens // seq_len), weights))
+    return segments

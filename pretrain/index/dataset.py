@@ -1,0 +1,89 @@
+"""What a run trains on: a shard folder, or a mixture of several; found and checked, not opened.
+
+Needs neither torch nor numpy, so that the launcher refuses bad data on a login node. Deliberately not here: the order
+of samples (data/), and anything that opens a shard.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.config.data import DataConfig
+from pretrain.errors import DataError
+from pretrain.index import DataIndex, check_shards, data_hash, load_index
+
+ONLY = "data"
+"""Name of the source where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A shard folder.
+
+    Attributes:
+        name: In the config's mixture.
+        folder: Where it lies.
+        index: What it holds.
+        repeats: It begins again when it has been read once.
+    """
+
+    name: str
+    folder: Path
+    index: DataIndex
+    repeats: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """All sources of a run, in the order of the config.
+
+    Attributes:
+        sources: At least one; of one tokenizer, kind and dtype.
+    """
+
+    sources: tuple[Source, ...]
+
+    @property
+    def index(self) -> DataIndex:
+        """Tells what is the same for all sources: tokenizer, vocabulary, dtype, end of document, kind."""
+        return self.sources[0].index
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The tokenizer of all sources."""
+        return self.sources[0].folder / "tokenizer.json"
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the data, hex; that of the folder where there is one."""
+        hashes = [data_hash(source.index) for source in self.sources]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def open_dataset(config: DataConfig) -> Dataset:
+    """Reads the index of every source, and checks that its files are there and that all sources go together.
+
+    Raises:
+        DataError: A folder, an index or a file is missing or damaged; or sources of different tokenizers or kinds.
+    """
+    if config.path is not None:
+        return Dataset((_open(ONLY, config.path, True),))
+    sources = tuple(_open(source.name, source.path, source.repeat) for source in config.mixture)
+    first = sources[0]
+    for source in sources[1:]:
+        for what in ("tokenizer_sha256", "kind", "dtype"):
+            mine, other = getattr(first.index, what), getattr(source.index, what)
+            if mine != other:
+                raise DataError(
+                    f"data.mixture: {what} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}",
+                    where=str(source.folder),
+                    fix="prepare all sources with one tokenizer",
+                )
+    return Dataset(sources)
+
+
+def _open(name: str, path: str, repeats: bool) -> Source:
+    folder = Path(path)
+    index = load_index(folder)
+    check_shards(folder, index)
+    return Source(name, folder, index, repeats)

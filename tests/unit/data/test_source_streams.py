@@ -1,0 +1,134 @@
+"""From the sources of a config to one stream: packing, mixtures, curricula, sources that end."""
+
+import numpy as np
+import pydantic
+import pytest
+
+from pretrain.config.data import BatchConfig, DataConfig, plan_batch
+from pretrain.data.loader import TrainLoader, ValidationLoader
+from pretrain.data.mixture_stream import source_of
+from pretrain.data.pack import PairRows
+from pretrain.data.source_streams import SourceStreams, open_windows
+from pretrain.errors import ConfigError, DataError
+from pretrain.index.dataset import open_dataset
+from pretrain.types import IGNORE_INDEX
+from tests.helpers.shards import make_shards
+from tests.unit.data.test_bin_stream import make_pairs
+
+BATCH = BatchConfig(global_tokens=16 * 8, seq_len=16, micro=2)
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    for number, size in enumerate((600, 900)):
+        make_shards(tmp_path / f"s{number}", train=(size,), validation=(100 + number,))
+    sources = [{"name": f"s{n}", "path": str(tmp_path / f"s{n}"), "weight": w} for n, w in enumerate((0.75, 0.25))]
+    return {"mixture": sources, "lanes": 2, "block_samples": 4}
+
+
+def streams(config, batch=BATCH, seed=1):
+    data = DataConfig.model_validate(config)
+    return SourceStreams(open_dataset(data), data, batch, seed)
+
+
+@pytest.mark.parametrize("packing", ["concat", "bins"])
+def test_a_mixture_is_drawn_by_its_weights_and_its_curriculum(mixture, packing):
+    curriculum = [{"tokens": 40 * 16, "weights": {"s1": 1.0}}]
+    mixed = streams(mixture | {"packing": packing, "curriculum": curriculum})
+    picked = source_of(mixed.read(range(80)).sample_ids)
+    assert np.bincount(picked[:40], minlength=2).tolist() == [30, 10]
+    assert set(picked[40:]) == {1}
+    epochs = mixed.epochs(80)
+    if packing == "concat":
+        assert epochs == {"s0": 30 / (600 / 16), "s1": 50 / (900 / 16)}
+    assert epochs.keys() == {"s0", "s1"}
+
+
+def test_a_batch_does_not_depend_on_the_number_of_ranks(mixture):
+    found = []
+    for world_size in (1, 2, 4):
+        plan = plan_batch(BATCH, world_size)
+        loaders = [
+            TrainLoader(streams(mixture | {"packing": "bins"}), plan, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        steps = [[next(loader) for loader in loaders] for _ in range(6)]
+        for loader in loaders:
+            loader.close()
+        rows = [
+            [m.tokens_BT[r].tolist() for part in step for m in part.micro_batches for r in range(2)] for step in steps
+        ]
+        found.append((rows, [sum(part.digest for part in step) % 2**64 for step in steps]))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_source_that_would_have_to_repeat_is_refused_by_where_it_ends(mixture):
+    mixture["mixture"][0]["repeat"] = False
+    mixed = streams(mixture)
+    mixed.check_supply(49)
+    with pytest.raises(ConfigError, match=r"source 's0' does not repeat, and ends after 49 of the run's 60 samples"):
+        mixed.check_supply(60)
+
+
+def test_pairs_become_batches_of_two_stacks(tmp_path):
+    rng = np.random.default_rng(2)
+    _, documents = make_pairs(tmp_path, [(int(s), int(t)) for s, t in rng.integers(1, 12, (80, 2))])
+    data = DataConfig(path=str(tmp_path), packing="bins")
+    pairs = streams(data.model_dump())
+    assert isinstance(pairs.read(range(3)), PairRows)
+    loader = TrainLoader(pairs, plan_batch(BATCH, 1), rank=0, world_size=1, start_id=999)
+    batch = next(loader).micro_batches[0]
+    loader.close()
+    written = {tuple(target.tolist()): tuple(source.tolist()) for source, target in documents}
+    for row in range(2):
+        numbers, source_numbers = batch.documents_BT[row], batch.source.documents_BS[row]
+        for number in range(int(numbers.max()) + 1):
+            inside = numbers == number
+            targets = batch.targets_BT[row][inside]
+            if (targets == IGNORE_INDEX).all():
+                continue  # padding
+            inputs = batch.tokens_BT[row][inside].tolist()
+            source = batch.source.tokens_BS[row][source_numbers == number].tolist()
+            assert inputs == [999, *targets.tolist()[:-1]]
+            assert batch.positions_BT[row][inside].tolist() == list(range(len(inputs)))
+            assert written[tuple(targets.tolist())] == tuple(source)
+
+
+def test_validation_of_pairs_covers_every_pair_once(tmp_path):
+    sizes = [(3, n % 9 + 1) for n in range(50)]
+    index, documents = make_pairs(tmp_path, sizes)
+    index.splits["validation"] = index.splits["train"]
+    dataset = open_dataset(DataConfig(path=str(tmp_path)))
+    source = type(dataset.sources[0])("data", tmp_path, index)
+    loader = ValidationLoader(open_windows(source, BATCH), micro=2, rank=0, world_size=1, start_id=5)
+    targets = [b.targets_BT[b.targets_BT != IGNORE_INDEX] for b in loader]
+    found = np.sort(np.concatenate([t.numpy() for t in targets]))
+    assert np.array_equal(found, np.sort(np.concatenate([target for _, target in documents])))
+
+
+def test_documents_that_must_stay_whole_are_not_cut(tmp_path):
+    make_pairs(tmp_path, [(3, 3)])
+    with pytest.raises(ConfigError, match=r"data\.packing=concat cuts documents, which pairs must not be"):
+        streams({"path": str(tmp_path)})
+
+
+def test_sources_of_different_tokenizers_are_refused(mixture, tmp_path):
+    make_shards(tmp_path / "s2", tokenizer_sha256="1" * 64)
+    mixture["mixture"].append({"name": "s2", "path": str(tmp_path / "s2"), "weight": 1})
+    with pytest.raises(DataError, match="tokenizer_sha256 of 's2' is 111111111111, that of 's0' is 000000000000"):
+        streams(mixture)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": "x"}, "needs path or mixture, and not both"),
+        ({"mixture": []}, "needs path or mixture, and not both"),
+        ({"curriculum": [{"tokens": 5, "weights": {"other": 1.0}}]}, "no source 'other' in mixture"),
+        ({"curriculum": [{"tokens": 5, "weights": {"s0": 0.0}}]}, "no weight above 0"),
+        ({"curriculum": [{"tokens": 5, "weights": {"s0": 1.0}}] * 2}, "tokens must ascend"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(mixture, change, message):
+    with pytest.raises(pydantic.ValidationError, match=message):
+        DataConfig.model_validate(mixture | change)
