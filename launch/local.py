@@ -133,10 +133,11 @@ class _Ranks:
 
 
 def _find_failure(codes: Sequence[int | None]) -> tuple[int, int] | None:
-    """Returns rank and code of a rank that failed: a killed one first, because its peers fail in its wake."""
+    """Returns rank and code of a rank that failed: one ended by a signal first, because its peers fail in its wake."""
     ended = [(rank, code) for rank, code in enumerate(codes) if code is not None]
     failed = [(rank, code) for rank, code in ended if code not in (EXIT_OK, EXIT_RESUME_ME)]
-    return min(failed, key=lambda item: item[1], default=None)
+    # Killed, then ended by a second stop signal, then all else.
+    return min(failed, key=lambda item: (item[1] >= 0, item[1] <= 128, item[1]), default=None)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.local import choose_port
+from launch.local import _find_failure, choose_port
 from pretrain.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]
@@ -203,3 +203,18 @@ def test_a_port_in_use_is_refused_by_name():
 def test_a_port_that_cannot_be_is_refused(port):
     with pytest.raises(LaunchError, match=f"port {port} cannot be used: it must be 0 to 65535"):
         choose_port(port)
+
+
+@pytest.mark.parametrize(
+    ("codes", "failure"),
+    [
+        ([0, None], None),
+        ([75, 0], None),
+        ([69, -9], (1, -9)),
+        ([69, 143], (1, 143)),
+        ([143, -9], (1, -9)),
+        ([70, 65], (1, 65)),
+    ],
+)
+def test_what_a_signal_ended_is_told_before_those_that_lost_it(codes, failure):
+    assert _find_failure(codes) == failure
