@@ -26,16 +26,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
-from pretrain.data.documents import Reader
+from pretrain.data.inputs.listing import list_stdlib
 from pretrain.data.part import PARTS_DIR, PartSettings, load_record
 from pretrain.data.pool import run_parts
-from pretrain.data.sources import Part, list_stdlib, plan_part_bytes, plan_parts
+from pretrain.data.readers.reader import Reader
+from pretrain.data.sources import Part, plan_part_bytes, plan_parts
 from pretrain.data.split import SPLITS, parse_split
 from pretrain.data.tokenizer import dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
 
 VOCAB_SIZE = 8192
 RAW_BATCH = 20
-READER = Reader("text", skip_undecodable=True)
+READER = Reader()
 MUST, AIM, MUST_TWO = 0.93, 0.97, 1.8
 
 

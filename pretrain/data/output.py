@@ -41,7 +41,7 @@ def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFil
         for temporary in folder.glob(f"{name}.tmp-*"):
             temporary.unlink()
     path = folder / IDENTITY_NAME
-    inputs = [_input_line(file) for file in files]
+    inputs = [_input_line(side) for file in files for side in (file, file.pair) if side]
     if not path.exists():
         strangers = sorted({entry.name for entry in folder.iterdir()} - {PREPARE_LOCK, WORKERS_LOCK})
         if strangers:
@@ -61,7 +61,7 @@ def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFil
 
 
 def _input_line(file: InputFile) -> str:
-    return f"{file.size} {file.mtime_ns} {Path(file.path).absolute()}"
+    return f"{file.size} {file.version} {file.shown if file.is_remote else Path(file.path).absolute()}"
 
 
 def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def _compare_inputs(folder: Path, before: list[str], now: list[str]) -> None:
 
 def _by_path(lines: list[str]) -> dict[str, tuple[str, str]]:
     rows = (line.split(" ", 2) for line in lines)
-    return {path: (size, mtime_ns) for size, mtime_ns, path in rows}
+    return {path: (size, version) for size, version, path in rows}
 
 
 def load_records(folder: Path, parts: Iterable[Part], tokenizer_sha256: str) -> dict[int, PartRecord]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.data.documents import Document, Reader
+from pretrain.data.documents import Document
+from pretrain.data.readers.reader import Reader
 from pretrain.data.shards import ShardWriter
 from pretrain.data.sources import Part
 from pretrain.data.split import SPLITS, SplitRule

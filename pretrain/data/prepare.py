@@ -19,14 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.prepare import InputConfig
 from pretrain.data import output
-from pretrain.data.documents import Reader
+from pretrain.data.inputs.listing import list_inputs
 from pretrain.data.lock import lock_folder
 from pretrain.data.part import PartRecord, PartSettings
 from pretrain.data.pool import run_parts
 from pretrain.data.progress import Progress, no_progress
+from pretrain.data.readers.reader import Reader
 from pretrain.data.sample import train_texts
-from pretrain.data.sources import InputFile, Part, list_inputs, list_stdlib, plan_part_bytes, plan_parts
+from pretrain.data.sources import InputFile, Part, plan_part_bytes, plan_parts
 from pretrain.data.split import SPLITS, TRAIN, VALIDATION, SplitRule, parse_split
 from pretrain.data.tokenizer import (
     check_bpe_size,
@@ -98,8 +100,8 @@ class _Job:
 
     @property
     def reader(self) -> Reader:
-        """What reads the input. Only the default corpus, which nobody chose file by file, may hold bad files."""
-        return Reader(self.options.text_field, skip_undecodable=not self.options.inputs)
+        """What reads the input."""
+        return Reader(_inputs(self.options))
 
 
 def prepare(options: PrepareOptions, progress: Progress = no_progress) -> DataIndex:
@@ -163,7 +165,7 @@ def _plan_job(options: PrepareOptions) -> _Job:
         path = Path(options.tokenizer)
         eos_id(load_tokenizer(path))
         identity["tokenizer"] = f"sha256:{tokenizer_hash(path)}"
-    files = list_inputs(options.inputs) if options.inputs else list_stdlib()
+    files = list_inputs(_inputs(options))
     identity["part_bytes"] = options.part_bytes or plan_part_bytes(files)
     identity["format"] = FORMAT
     parts = plan_parts(files, identity["part_bytes"])
@@ -171,6 +173,11 @@ def _plan_job(options: PrepareOptions) -> _Job:
     if not job.num_bytes:
         raise DataError(f"the input is empty ({len(files)} files, 0 bytes)", fix="give files with text in them")
     return job
+
+
+def _inputs(options: PrepareOptions) -> tuple[InputConfig, ...]:
+    """The inputs as a config would name them."""
+    return (InputConfig(path=list(options.inputs), text_field=options.text_field),) if options.inputs else ()
 
 
 def _complete_index(folder: Path) -> DataIndex | None:

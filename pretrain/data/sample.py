@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Iterator, Sequence
 
-from pretrain.data.documents import Reader
 from pretrain.data.progress import Progress
+from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import Part
 from pretrain.data.split import TRAIN, SplitRule
 from pretrain.errors import DataError

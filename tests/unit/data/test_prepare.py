@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.data.documents import Reader
 from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
 from pretrain.data.prepare import PrepareOptions, prepare
+from pretrain.data.readers.reader import Reader
 from pretrain.data.split import TRAIN, VALIDATION, parse_split
 from pretrain.data.tokenizer import UNK, dump_tokenizer, load_tokenizer, tokenizer_hash, train_bpe
 from pretrain.errors import ConfigError, DataError, DiskError, LockedError
@@ -141,7 +141,7 @@ def test_default_corpus_passes_over_files_that_are_not_utf8(tmp_path, monkeypatc
     library.mkdir()
     (library / "good.py").write_text("import os\n" * 50)
     (library / "bad.py").write_bytes(b"# \xe9\n")
-    monkeypatch.setattr("pretrain.data.sources.sysconfig.get_path", lambda name: str(library))
+    monkeypatch.setattr("pretrain.data.inputs.listing.sysconfig.get_path", lambda name: str(library))
     with caplog.at_level(logging.INFO):
         prepare(options(tmp_path, inputs=(), split="tail:0.1"))
     assert "skipped 1 files that are not UTF-8" in caplog.text

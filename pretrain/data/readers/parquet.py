@@ -1,0 +1,126 @@
+"""`parquet`: a row is a record; a slice has the row groups that begin in it; only the columns needed are read."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pretrain.data.documents import Document
+from pretrain.data.inputs.opening import InputStream
+from pretrain.data.readers.errors import too_long
+from pretrain.data.readers.records import BUILDERS, RecordError
+from pretrain.data.readers.rule import ReadRule
+from pretrain.data.sources import Slice
+from pretrain.errors import DataError
+
+BUFFER_BYTES = 2**20
+BATCH_BYTES = 4 * 2**20
+MAX_BATCH_ROWS = 1024
+
+
+def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
+    """Yields the documents of a slice.
+
+    Memory: a page of each column and a few MiB of rows. A row is decoded before its length is known, so that of the
+    readers this one alone cannot bound what one malicious value costs.
+
+    Raises:
+        DataError: Malformed input.
+        OSError: The file system or the server failed.
+    """
+    import pyarrow
+
+    try:
+        yield from _read_groups(stream, piece, rule)
+    except pyarrow.ArrowException as error:
+        raise _damaged(error, stream) from None
+    except OSError as error:
+        # Of its own accord pyarrow raises this without a number, where data are damaged.
+        if error.errno is not None or error.filename is not None:
+            raise
+        raise _damaged(error, stream) from None
+
+
+def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(stream.stored, pre_buffer=False, buffer_size=BUFFER_BYTES)
+    known = file.schema_arrow.names
+    for name in rule.text_fields:
+        if name not in known:
+            what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
+            raise DataError(what, where=stream.file.shown, fix=f"choose another with {_option(rule, name)}")
+    columns = [name for name in dict.fromkeys((*rule.text_fields, *rule.fields)) if name in known]
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    first_row = 0
+    starts = [_first_byte(group) for group in groups]
+    for number, group in enumerate(groups):
+        if group.num_rows and piece.start <= starts[number] < piece.stop:
+            num_bytes = _span(starts, number, stream.file.size)
+            yield from _read_group(file, number, columns, first_row, num_bytes, stream, rule)
+        first_row += group.num_rows
+
+
+def _read_group(
+    file: Any, number: int, columns: list[str], first_row: int, num_bytes: int, stream: InputStream, rule: ReadRule
+) -> Iterator[Document]:
+    """Yields the documents of one row group, each with its share of the group's `num_bytes` in the file."""
+    group = file.metadata.row_group(number)
+    build, row, consumed = BUILDERS[rule.kind], 0, 0
+    for batch in file.iter_batches(_batch_rows(group, columns), [number], columns, use_threads=False):
+        for record in _rows(batch, first_row + row, stream):
+            row += 1
+            share = num_bytes * row // group.num_rows - consumed
+            consumed += share
+            where = f"{stream.file.shown}, row {first_row + row}"
+            try:
+                document = build(record, rule, share)
+            except RecordError as error:
+                raise DataError(error.what, where=where, fix=error.fix) from None
+            if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
+                raise too_long("a document", rule.limit, where)
+            yield document
+
+
+def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any]]:
+    """Returns the rows of a batch. Raises: DataError, for the row whose text is not UTF-8."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(batch.num_rows):
+            try:
+                batch.slice(index, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                where = f"{stream.file.shown}, row {first_row + index + 1}"
+                raise DataError(f"invalid UTF-8: {error.reason}", where=where, fix="write the column anew") from None
+        raise
+
+
+def _batch_rows(group: Any, columns: list[str]) -> int:
+    """Rows that are about BATCH_BYTES, going by the average."""
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    used = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    row_bytes = sum(chunk.total_uncompressed_size for chunk in used) / group.num_rows
+    return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
+
+
+def _first_byte(group: Any) -> int:
+    """Returns where a row group begins in the file."""
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    pages = [page for chunk in chunks for page in (chunk.dictionary_page_offset, chunk.data_page_offset) if page]
+    return min(pages, default=0)
+
+
+def _span(starts: Sequence[int], number: int, size: int) -> int:
+    """Bytes from the beginning of a row group to that of the next: all together they are the file."""
+    begin = 0 if starts[number] == min(starts) else starts[number]
+    return min((start for start in starts if start > starts[number]), default=size) - begin
+
+
+def _option(rule: ReadRule, name: str) -> str:
+    config = rule.config
+    options = [option for option in type(config).model_fields if getattr(config, option) == name]
+    return next((option for option in options if option.endswith("_field")), "a *_field of the input")
+
+
+def _damaged(error: Exception, stream: InputStream) -> DataError:
+    text = str(error).partition("\n")[0]
+    return DataError(f"damaged, or not Parquet: {text}", where=stream.file.shown, fix="copy or write the file again")

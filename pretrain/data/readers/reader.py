@@ -1,0 +1,53 @@
+"""Reading: slices of input files -> documents, whatever their formats."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pretrain.config.prepare import DataKind, InputConfig
+from pretrain.data.documents import Document
+from pretrain.data.inputs.opening import open_input
+from pretrain.data.readers import READERS
+from pretrain.data.readers.rule import ReadRule
+from pretrain.data.sources import Slice
+from pretrain.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads documents.
+
+    Attributes:
+        inputs: What `list_inputs` listed. Empty: the default corpus, which nobody chose file by file; a file of it that
+            is not UTF-8 is passed over.
+        kind: What a document is.
+        fields: Fields of records to keep, for filters.
+    """
+
+    inputs: tuple[InputConfig, ...] = ()
+    kind: DataKind = "text"
+    fields: tuple[str, ...] = ()
+
+    def read(self, slices: Iterable[Slice]) -> Iterator[Document]:
+        """Yields the documents of `slices` in order.
+
+        Raises:
+            DataError: Malformed input, or a file that changed since it was listed.
+            OSError: The file system or a server failed; has the file as its filename.
+        """
+        rules = self._rules()
+        for piece in slices:
+            with open_input(piece.file) as stream:
+                try:
+                    yield from READERS[piece.file.format](stream, piece, rules[piece.file.input])
+                except (DataError, OSError) as error:
+                    # A file that is being written reads as a malformed one; say what is the matter.
+                    stream.check_unchanged()
+                    if isinstance(error, OSError) and error.filename is None:
+                        raise OSError(error.errno, error.strerror or str(error), piece.file.shown) from error
+                    raise
+                stream.check_unchanged()
+
+    def _rules(self) -> list[ReadRule]:
+        if not self.inputs:
+            return [ReadRule(InputConfig(), skip_undecodable=True)]
+        return [ReadRule(config, self.kind, self.fields) for config in self.inputs]

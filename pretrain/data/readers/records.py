@@ -1,0 +1,128 @@
+"""A record, as JSON or Parquet give it -> a document, by the kind of data.
+
+    text       {"text": "..."}
+    pairs      {"source": "...", "target": "..."}
+    records    {"prompt": "...", "response": "..."}: the response is learned
+               {"messages": [{"role": "user", "content": "..."}, ...]}: what the assistant says is learned
+
+Which fields these are is the input's to say. Not here: where the record was, which the caller adds to RecordError.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pretrain.config.prepare import DataKind
+from pretrain.data.documents import Document
+from pretrain.data.readers.rule import ReadRule
+
+LEARNED_ROLE = "assistant"
+ROLES = ("system", "developer", "user", "tool", "function", LEARNED_ROLE)
+
+Build = Callable[[Mapping[str, Any], ReadRule, int], Document]
+"""Makes a document of a record that took so many bytes of the input. Raises: RecordError."""
+
+
+class RecordError(Exception):
+    """What is wrong with a record, and how to mend it. Whoever knows the place makes it a DataError."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        self.what, self.fix = what, fix
+        super().__init__(what)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parses a record of JSON. Raises: RecordError."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not JSON: {error}", "write one JSON object a line") from None
+    return check_object(row)
+
+
+def check_object(value: Any) -> dict[str, Any]:
+    """Returns `value` if it is a JSON object. Raises: RecordError."""
+    if not isinstance(value, dict):
+        raise RecordError("not a JSON object", 'write records such as {"text": "..."}')
+    return value
+
+
+def _build_text(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
+    text, utf8 = _text(record, rule.config.text_field, "--text-field, or text_field in a config")
+    return Document(text, utf8, consumed_bytes, fields=_fields(record, rule))
+
+
+def _build_pair(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
+    source, _ = _text(record, rule.config.source_field, "source_field")
+    target, utf8 = _text(record, rule.config.target_field, "target_field")
+    return Document(target, utf8, consumed_bytes, source=source, fields=_fields(record, rule))
+
+
+def _build_record(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
+    config = rule.config
+    if config.messages_field is not None:
+        segments = _segments(record, config.messages_field)
+    else:
+        prompt, _ = _text(record, config.prompt_field, "prompt_field, or give messages_field")
+        response, _ = _text(record, config.response_field, "response_field")
+        segments = ((prompt, False), (response, True))
+    text = "".join(part for part, _ in segments)
+    return Document(text, text.encode(), consumed_bytes, segments=segments, fields=_fields(record, rule))
+
+
+BUILDERS: dict[DataKind, Build] = {"text": _build_text, "pairs": _build_pair, "records": _build_record}
+
+
+def _fields(record: Mapping[str, Any], rule: ReadRule) -> dict[str, Any]:
+    return {name: record[name] for name in rule.fields if name in record} if rule.fields else {}
+
+
+def _text(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes]:
+    """Returns the string under `name`, and it in UTF-8."""
+    text = record.get(name)
+    if not isinstance(text, str):
+        raise _bad_field(record, name, "a string", option)
+    return text, _utf8(text)
+
+
+def _segments(record: Mapping[str, Any], name: str) -> tuple[tuple[str, bool], ...]:
+    messages = record.get(name)
+    if not isinstance(messages, list):
+        raise _bad_field(record, name, "a list", "messages_field")
+    return tuple(_segment(message, f"{name}[{number}]") for number, message in enumerate(messages))
+
+
+def _segment(message: Any, place: str) -> tuple[str, bool]:
+    fix = 'write {"role": "user", "content": "..."}'
+    if not isinstance(message, dict):
+        raise RecordError(f"{place} is {kind_of(message)}, not an object", fix)
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            found = f"is {kind_of(message[key])}, not a string" if key in message else "is absent"
+            raise RecordError(f"{place}.{key} {found}", fix)
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise RecordError(f"{place}.role is {role!r}, which is not known", f"use one of {', '.join(ROLES)}")
+    _utf8(content)
+    return content, role == LEARNED_ROLE
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        escape = ascii(error.object[error.start])
+        raise RecordError(f"unpaired surrogate {escape} in the text", "remove it") from None
+
+
+def _bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
+    found = f"is {kind_of(record[name])}, not {wanted}" if name in record else "is absent"
+    fields = ", ".join(sorted(map(str, record))[:20]) or "none"
+    return RecordError(f"field {name!r} {found}; fields: {fields}", f"choose one with {option}")
+
+
+def kind_of(value: object) -> str:
+    """The JSON name of a value's type."""
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    names |= {list: "a list", bytes: "bytes"}
+    return names.get(type(value), "an object")

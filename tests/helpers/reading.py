@@ -1,0 +1,35 @@
+"""Reads inputs as `prepare` does: listed, cut into parts, read."""
+
+from pretrain.config.prepare import InputConfig
+from pretrain.data.documents import Document
+from pretrain.data.inputs.listing import list_inputs
+from pretrain.data.readers.reader import Reader
+from pretrain.data.sources import InputFile, plan_parts
+
+
+def listing(*paths: object, kind: str = "text", **options: object) -> list[InputFile]:
+    """Lists one input."""
+    return list_inputs([InputConfig(path=[str(path) for path in paths], **options)], kind)
+
+
+def documents(
+    *paths: object, part_bytes: int = 1 << 20, kind: str = "text", fields: tuple[str, ...] = (), **options: object
+) -> list[Document]:
+    """Reads one input, cut into parts."""
+    config = InputConfig(path=[str(path) for path in paths], **options)
+    reader = Reader((config,), kind, fields)
+    parts = plan_parts(list_inputs([config], kind), part_bytes)
+    return [document for part in parts for document in reader.read(part.slices)]
+
+
+def texts(*paths: object, **options: object) -> list[str]:
+    """Reads the texts of one input."""
+    return [document.text for document in documents(*paths, **options)]
+
+
+def touch(folder, *names: str) -> None:
+    """Writes files that hold their own names."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)

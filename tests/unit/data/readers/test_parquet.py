@@ -1,0 +1,94 @@
+import io
+import random
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from pretrain.errors import DataError
+from tests.helpers.reading import documents, texts
+
+
+def write(path, columns, rows_a_group=10, **options):
+    table = pyarrow.table(columns)
+    pyarrow.parquet.write_table(table, path, row_group_size=rows_a_group, **options)
+    return path
+
+
+@pytest.mark.parametrize("part_bytes", [50, 300, 1 << 20])
+def test_row_groups_cut_into_parts_come_once_each_in_order(tmp_path, part_bytes):
+    rng = random.Random(0)
+    rows = ["".join(rng.choices("abc", k=rng.randrange(30))) for _ in range(95)]
+    path = write(tmp_path / "a.parquet", {"id": list(range(95)), "text": rows})
+    found = documents(path, part_bytes=part_bytes)
+    assert [document.text for document in found] == rows
+    assert sum(document.consumed_bytes for document in found) == path.stat().st_size
+
+
+@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"use_dictionary": False}, {"data_page_version": "2.0"}])
+def test_encodings_make_no_difference(tmp_path, options):
+    path = write(tmp_path / "a.parquet", {"text": ["\u00e9", "", "b"] * 10}, **options)
+    assert texts(path) == ["\u00e9", "", "b"] * 10
+
+
+def test_large_strings_and_empty_row_groups_are_read(tmp_path):
+    schema = pyarrow.schema([("text", pyarrow.large_string())])
+    with pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        for rows in ([], ["a", "b"], [], ["c"]):
+            writer.write_table(pyarrow.table({"text": rows}, schema=schema))
+    assert texts(tmp_path / "a.parquet", part_bytes=1) == ["a", "b", "c"]
+
+
+def test_only_the_columns_that_are_needed_are_read(tmp_path):
+    rng = random.Random(0)
+    columns = {"text": ["a"] * 10, "image": [rng.randbytes(10_000) for _ in range(10)]}
+    path = write(tmp_path / "a.parquet", columns, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    start = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset
+    content[start : start + 50_000] = bytes(50_000)
+    path.write_bytes(content)
+    assert texts(path) == ["a"] * 10
+    with pytest.raises(DataError, match="damaged, or not Parquet"):
+        documents(path, fields=("image",))
+
+
+def test_records_and_fields_come_from_columns(tmp_path):
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    path = write(tmp_path / "a.parquet", {"chat": [chat, []], "language": ["en", None]})
+    found = documents(path, kind="records", messages_field="chat", fields=("language", "absent"))
+    assert [document.segments for document in found] == [(("Hi", False), ("Hello", True)), ()]
+    assert [document.fields for document in found] == [{"language": "en"}, {"language": None}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"body": ["a"]}, {}, r"a\.parquet: there is no column 'text'; columns: body; choose another with text_field"),
+        ({"source": ["a"]}, {"kind": "pairs"}, "there is no column 'target'; .* choose another with target_field"),
+        ({"text": ["a"] * 11 + [None]}, {}, r"a\.parquet, row 12: field 'text' is null, not a string"),
+        ({"text": [1]}, {}, r"a\.parquet, row 1: field 'text' is a number, not a string"),
+        ({"text": [b"a"]}, {}, r"a\.parquet, row 1: field 'text' is bytes, not a string"),
+        ({"text": ["a", "bb"]}, {"max_document_bytes": 1}, "row 2: a document is longer than max_document_bytes=1"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_row(tmp_path, columns, options, message):
+    with pytest.raises(DataError, match=message):
+        documents(write(tmp_path / "a.parquet", columns), **options)
+
+
+def test_text_that_is_not_utf8_is_named_with_its_row(tmp_path):
+    column = pyarrow.array([b"a"] * 13 + [b"\xff", b"b"]).view(pyarrow.string())
+    path = write(tmp_path / "a.parquet", {"text": column})
+    with pytest.raises(DataError, match=r"a\.parquet, row 14: invalid UTF-8: invalid start byte"):
+        texts(path)
+
+
+def test_damage_is_named(tmp_path):
+    sink = io.BytesIO()
+    write(sink, {"text": ["abcdefgh" * 100] * 50}, compression="zstd", use_dictionary=False)
+    content = bytearray(sink.getvalue())
+    path = tmp_path / "a.parquet"
+    for damaged in (content[:-20], b"", b"PAR1", content[:4] + bytes(60) + content[64:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a\.parquet: damaged, or not Parquet: .*; copy or write the file again"):
+            texts(path)

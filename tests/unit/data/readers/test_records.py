@@ -1,0 +1,77 @@
+import json
+
+import pytest
+
+from pretrain.errors import DataError
+from tests.helpers.reading import documents
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+]
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_pairs_have_a_source_and_a_target(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"en": "one", "de": "eins", "id": 7}, {"en": "", "de": "\u00e9"})
+    found = documents(path, kind="pairs", source_field="en", target_field="de", fields=("id",))
+    assert [(document.source, document.text) for document in found] == [("one", "eins"), ("", "\u00e9")]
+    assert [document.utf8 for document in found] == [b"eins", "\u00e9".encode()]
+    assert [document.fields for document in found] == [{"id": 7}, {}]
+
+
+def test_of_prompt_and_response_the_response_is_learned(tmp_path):
+    (document,) = documents(write(tmp_path / "a.jsonl", {"prompt": "2+2=", "response": "4"}), kind="records")
+    assert document.segments == (("2+2=", False), ("4", True))
+    assert (document.text, document.utf8, document.source) == ("2+2=4", b"2+2=4", None)
+
+
+def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"chat": CHAT}, {"chat": []})
+    first, second = documents(path, kind="records", messages_field="chat")
+    assert first.segments == (("Be brief.", False), ("Hi", False), ("Hello", True))
+    assert first.text == "Be brief.HiHello"
+    assert (second.segments, second.text) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "record", "message"),
+    [
+        ("pairs", {}, {"source": "a"}, "field 'target' is absent; fields: source; choose one with target_field"),
+        ("pairs", {}, {"source": ["a"], "target": "b"}, "field 'source' is a list, not a string; .*source_field"),
+        ("pairs", {}, {"source": "\ud800", "target": "b"}, r"unpaired surrogate '\\ud800'"),
+        ("records", {}, {"messages": CHAT}, "'prompt' is absent; .* with prompt_field, or give messages_field"),
+        ("records", {}, {"prompt": "a", "response": 1}, "field 'response' is a number, not a string"),
+        ("records", {"messages_field": "m"}, {"m": "Hi"}, "field 'm' is a string, not a list; .*with messages_field"),
+        ("records", {"messages_field": "m"}, {"m": ["Hi"]}, r"m\[0\] is a string, not an object; write"),
+        ("records", {"messages_field": "m"}, {"m": [CHAT[0], {"role": "user"}]}, r"m\[1\]\.content is absent; write"),
+        (
+            "records",
+            {"messages_field": "m"},
+            {"m": [{"role": "user", "content": None}]},
+            r"m\[0\]\.content is null, not a string",
+        ),
+        (
+            "records",
+            {"messages_field": "m"},
+            {"m": [{"role": "gpt", "content": "Hi"}]},
+            r"m\[0\]\.role is 'gpt', which is not known; use one of system, .*assistant",
+        ),
+        (
+            "records",
+            {"messages_field": "m"},
+            {"m": [{"role": "user", "content": "\udfff"}]},
+            r"unpaired surrogate '\\udfff' in the text; remove it",
+        ),
+    ],
+)
+def test_a_malformed_record_is_named_with_its_line(tmp_path, kind, options, record, message):
+    good = {"source": "a", "target": "b", "prompt": "a", "response": "b", "m": CHAT}
+    path = write(tmp_path / "a.jsonl", good, record)
+    with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{message}"):
+        documents(path, kind=kind, **options)
