@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from weakref import finalize
 
 import numpy as np
 
+from pretrain.data.remote.store import LocalStore, ShardStore
 from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
 from pretrain.index import DataIndex
@@ -37,11 +39,13 @@ class DocumentTable:
 class ShardSet:
     """The shards of a split, by number. Safe to use from several threads."""
 
-    def __init__(self, folder: Path, index: DataIndex, split: str, max_open_shards: int = MAX_OPEN_SHARDS) -> None:
+    def __init__(
+        self, folder: Path | ShardStore, index: DataIndex, split: str, max_open_shards: int = MAX_OPEN_SHARDS
+    ) -> None:
         """Opens nothing yet.
 
         Args:
-            folder: The shard folder.
+            folder: The shard folder, or the store that has it.
             index: Its index.
             split: Name of the split.
             max_open_shards: Mapped files kept; each also holds a file descriptor.
@@ -49,12 +53,15 @@ class ShardSet:
         Raises:
             DataError: There is no such split, or it is empty.
         """
-        self.folder, self.index, self.split = folder, index, index.split(split)
+        self.store = LocalStore(folder) if isinstance(folder, Path) else folder
+        self.folder, self.index, self.split = self.store.folder, index, index.split(split)
         if not self.split.num_tokens:
             raise DataError(
-                f"split {split!r} has no tokens", where=str(folder), fix="give `pretrain prepare` more text"
+                f"split {split!r} has no tokens", where=str(self.folder), fix="give `pretrain prepare` more text"
             )
-        self.reader: Callable[[int], ShardReader] = lru_cache(max_open_shards)(self._open)
+        open_shards = lru_cache(max_open_shards)(self._open)
+        self.reader: Callable[[int], ShardReader] = open_shards
+        self.store.on_pressure(open_shards.cache_clear)
         self.documents: Callable[[int, str], DocumentTable] = lru_cache(TABLES_KEPT)(self._build_table)
 
     def __len__(self) -> int:
@@ -62,7 +69,15 @@ class ShardSet:
         return len(self.split.shards)
 
     def _open(self, number: int) -> ShardReader:
-        return ShardReader(self.folder, self.split.shards[number], self.index.dtype)
+        shard = self.split.shards[number]
+        self.store.path(shard.name)
+        try:
+            reader = ShardReader(self.folder, shard, self.index.dtype)
+        except BaseException:
+            self.store.release(shard.name)
+            raise
+        finalize(reader, self.store.release, shard.name).atexit = False
+        return reader
 
     def _build_table(self, number: int, side: str) -> DocumentTable:
         reader = self.reader(number)

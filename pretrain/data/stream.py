@@ -14,17 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from pretrain.data.lookahead import Layout, Lookahead
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.pack import TokenRows
-from pretrain.data.shards import ShardReader
-from pretrain.errors import DataError
+from pretrain.data.remote.store import ShardStore
+from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
 from pretrain.index import DataIndex
 
-MAX_OPEN_SHARDS = 256
 EPOCHS_KEPT = 4
-
-Layout = tuple[list[int], list[int]]
-"""Shards in the order of an epoch, and the offset at which each starts."""
 
 
 class TokenStream:
@@ -32,7 +29,7 @@ class TokenStream:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | ShardStore,
         index: DataIndex,
         split: str,
         *,
@@ -45,7 +42,7 @@ class TokenStream:
         """Opens no shard yet.
 
         Args:
-            folder: The shard folder.
+            folder: The shard folder, or the store that has it.
             index: Its index.
             split: Name of the split.
             seq_len: Tokens a sample, T.
@@ -57,15 +54,12 @@ class TokenStream:
         Raises:
             DataError: There is no such split, or it is empty.
         """
-        self.split = index.split(split)
-        if not self.split.num_tokens:
-            raise DataError(
-                f"split {split!r} has no tokens", where=str(folder), fix="give `pretrain prepare` more text"
-            )
-        self.folder, self.index, self.seq_len = folder, index, seq_len
+        shards = ShardSet(folder, index, split, max_open_shards)
+        self.split, self.index, self.seq_len = shards.split, index, seq_len
         num_tokens = self.split.num_tokens
         self.order = SampleOrder(num_tokens, seq_len, seed=seed, lanes=lanes, block_samples=block_samples)
-        self._reader = lru_cache(max_open_shards)(self._open_shard)
+        self._reader = shards.reader
+        self._lookahead = Lookahead(shards.store, shards.split, split) if shards.store.fetches else None
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
         self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
         self._fixed_layout = self._build_layout(np.arange(len(self._sizes)))
@@ -76,6 +70,8 @@ class TokenStream:
         Raises:
             DataError: A shard is missing or damaged; names shard and member.
         """
+        if self._lookahead is not None and positions:
+            self._lookahead.follow(self.order, self._epoch_layout, positions.start)
         samples = self.order.samples(positions)
         copier = _RowCopier(len(samples), self.seq_len + 1, self.index.dtype)
         for sample in samples.tolist():
@@ -95,6 +91,9 @@ class TokenStream:
             DataError: A shard is missing or damaged; names shard and member.
         """
         num_tokens = min(self.split.num_tokens, max_tokens or self.split.num_tokens)
+        if self._lookahead is not None and windows:
+            first, end = windows.start * self.seq_len, windows.stop * self.seq_len + 1
+            self._lookahead.follow_fixed(self._fixed_layout, first, end, num_tokens)
         copier = _RowCopier(len(windows), self.seq_len + 1, self.index.dtype, fill=self.index.eos_id)
         starts = np.array(windows, dtype=np.int64) * self.seq_len
         sizes = np.clip(num_tokens - starts, 0, self.seq_len + 1)
@@ -124,9 +123,6 @@ class TokenStream:
             within -= reader.member_starts[member]
             size = copier.copy(*reader.member(member), within, wanted)
             offset, wanted = offset + size, wanted - size
-
-    def _open_shard(self, shard: int) -> ShardReader:
-        return ShardReader(self.folder, self.split.shards[shard], self.index.dtype)
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return self._build_layout(shard_order(len(self._sizes), self.order.seed, epoch))

@@ -1,0 +1,125 @@
+"""Which shards the next samples are in: the order in which a remote folder is fetched.
+
+    position -> its block of places (order.py) -> for each lane, what it reads from there on -> the shards of that
+             -> those of this block, which are read at the same time, then the others, by the block that needs them
+    offset   -> the shards of the fixed order from there on                                         (validation)
+
+Told to the store whenever reading enters another block or another shard; a local folder is told nothing. Deliberately
+not here: fetching (remote/) and reading (stream.py).
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+
+from pretrain.data.order import SampleOrder
+from pretrain.data.remote.store import ShardStore
+from pretrain.index import SplitIndex
+
+AHEAD_SHARDS = 32
+
+Layout = tuple[list[int], list[int]]
+"""Shards in the order of an epoch, and the offset at which each starts."""
+
+
+class Lookahead:
+    """Follows the reads of one stream. Safe to use from several threads, which may be some samples apart."""
+
+    def __init__(self, store: ShardStore, split: SplitIndex, reader: str) -> None:
+        """Says nothing yet.
+
+        Args:
+            store: Where the shards are.
+            split: Their index.
+            reader: Name of the stream, unlike that of another on the same store.
+        """
+        self._store, self._split, self._reader = store, split, reader
+        self._lock = threading.Lock()
+        self._last: list[tuple[int, ...]] = []
+
+    def follow(self, order: SampleOrder, layout: Callable[[int], Layout], position: int, *, overlap: int = 1) -> None:
+        """Samples from `position` on are about to be read; see `shards_ahead`. Raises: DataError: see `upcoming`."""
+        block = block_of(order, position)
+        if self._enters(block):
+            self._tell(*shards_ahead(order, layout, block, overlap=overlap))
+
+    def follow_fixed(self, layout: Layout, start: int, end: int, total: int) -> None:
+        """What lies from `start` to `end` of a layout is about to be read, and more, up to `total`."""
+        shards, starts = layout
+        first, last, final = (bisect_right(starts, place) - 1 for place in (start, min(end, total) - 1, total - 1))
+        if start < total and self._enters((first,)):
+            self._tell(shards[first : min(last + AHEAD_SHARDS, final) + 1], last - first + 1)
+
+    def _enters(self, place: tuple[int, ...]) -> bool:
+        """Returns whether a place is new; a thread that is still in the last one but one changes nothing."""
+        with self._lock:
+            if place in self._last:
+                return False
+            self._last = [*self._last[-1:], place]
+            return True
+
+    def _tell(self, shards: list[int], at_once: int) -> None:
+        names = [self._split.shards[shard].name for shard in shards]
+        self._store.upcoming(names, at_once=at_once, reader=self._reader)
+
+
+def block_of(order: SampleOrder, position: int) -> tuple[int, int]:
+    """Returns the epoch of a position, and the number of its block in each lane."""
+    epoch = order.epoch_of(position)
+    return epoch, (position - order.epoch_start(epoch)) // (order.lanes * order.block_samples)
+
+
+def shards_ahead(
+    order: SampleOrder,
+    layout: Callable[[int], Layout],
+    block: tuple[int, int],
+    *,
+    overlap: int = 1,
+    ahead: int = AHEAD_SHARDS,
+) -> tuple[list[int], int]:
+    """Returns the shards that a block and those after it read, in the order of need, and how many the block reads.
+
+    Costs O(lanes x ahead), whatever the size of the data.
+
+    Args:
+        order: Of the run.
+        layout: Of an epoch.
+        block: See `block_of`.
+        overlap: What a sample reads beyond its own: one token, the last target; of bins, nothing.
+        ahead: So many shards beyond those of the block; fewer only where this epoch and the next have no more.
+    """
+    epoch, number = block
+    needs = _needs(order, layout, epoch, number, overlap, ahead)
+    now = {shard for needed_by, shard in needs if needed_by == number}
+    needs += _needs(order, layout, epoch + 1, 0, overlap, ahead)
+    shards = list(dict.fromkeys(shard for _, shard in needs))
+    return shards[: len(now) + ahead], len(now)
+
+
+def _needs(
+    order: SampleOrder, layout: Callable[[int], Layout], epoch: int, block: int, overlap: int, ahead: int
+) -> list[tuple[int, int]]:
+    """Returns (number of the block that needs it first, shard) of an epoch from a block on, sorted by block."""
+    first = order.epoch_start(epoch)
+    per_lane, num_longer = divmod(order.epoch_start(epoch + 1) - first, order.lanes)
+    found = []
+    for lane in range(order.lanes):
+        start = first + lane * per_lane + min(lane, num_longer)
+        end = start + per_lane + (lane < num_longer)
+        begin = start + block * order.block_samples
+        if begin >= end:
+            continue
+        place, last = begin * order.seq_len, end * order.seq_len + overlap
+        now_last = min(end, begin + order.block_samples) * order.seq_len + overlap
+        beyond = 0
+        while place < last and beyond <= ahead:
+            beyond += place >= now_last
+            # A sample may begin in the shard before; what it overlaps is its last.
+            sample = max(begin, (place - overlap) // order.seq_len)
+            which, offset = divmod(place, order.num_tokens)
+            shards, starts = layout(which)
+            slot = bisect_right(starts, offset) - 1
+            found.append(((sample - start) // order.block_samples, shards[slot]))
+            ends = starts[slot + 1] if slot + 1 < len(starts) else order.num_tokens
+            place += ends - offset
+    return sorted(found, key=lambda need: need[0])

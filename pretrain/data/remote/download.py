@@ -1,0 +1,207 @@
+"""One remote file to one local file: resumed, verified while it comes, and visible only when it is whole.
+
+    attempt -> pieces -> hash and AtomicWriter        broken off: wait (longer each time, with jitter), go on by range
+            -> the hash is that of the index: fsync, rename            it is not: thrown away, fetched once more
+
+Deliberately not here: who downloads, and when (fetch.py); where to (cache.py).
+"""
+
+import hashlib
+import logging
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.data.remote.store import Patience
+from pretrain.data.remote.transport import TransientError, Transport
+from pretrain.errors import DataError
+from pretrain.io import AtomicWriter
+
+POLL_S = 0.1
+MAX_SMALL_BYTES = 2**28
+"""Of a file whose size is not known beforehand: an index or a tokenizer."""
+
+_log = logging.getLogger(__name__)
+
+
+class AbandonedError(Exception):
+    """What was being done is no longer wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file as the index describes it.
+
+    Attributes:
+        name: Relative to the remote folder.
+        num_bytes: Its size.
+        digest: Hex: the SHA-256 (64 digits), or the CRC32 (8 digits).
+    """
+
+    name: str
+    num_bytes: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a download is, for those who wait for it; `trouble` is the last failure, empty while bytes come."""
+
+    num_bytes: int = 0
+    received: int = 0
+    trouble: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.received / 2**20:.1f} of {self.num_bytes / 2**20:.1f} MiB"
+        return f"{text}, {self.trouble}" if self.trouble else text
+
+
+class Attempts:
+    """Waits between attempts at one thing, until there have been `total_s` without success."""
+
+    def __init__(self, url: str, patience: Patience, abandoned: Callable[[], bool]) -> None:
+        self._url, self._patience, self._abandoned = url, patience, abandoned
+        self.succeed()
+
+    def succeed(self) -> None:
+        """Starts to count anew: bytes came."""
+        self._since, self._wait_s = time.monotonic(), self._patience.first_s
+
+    def fail(self, error: TransientError) -> None:
+        """Waits before the next attempt. Raises: DataError: There is none. AbandonedError."""
+        # Jitter, so that the nodes of a job do not come back in step.
+        until = time.monotonic() + self._wait_s * random.uniform(0.5, 1)
+        if until > self._since + self._patience.total_s:
+            raise DataError(
+                f"cannot be fetched: {error}, and no answer for {self._patience.total_s:g} s",
+                where=self._url,
+                fix="start again when the server is back",
+            ) from None
+        self._wait_s = min(2 * self._wait_s, self._patience.longest_s)
+        while time.monotonic() < until:
+            if self._abandoned():
+                raise AbandonedError
+            time.sleep(min(POLL_S, self._patience.first_s))
+
+
+class _Crc32:
+    """CRC32 with the interface of hashlib."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, piece: bytes) -> None:
+        self._value = zlib.crc32(piece, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+def download(
+    transport: Transport,
+    file: RemoteFile,
+    path: Path,
+    *,
+    patience: Patience,
+    progress: Progress,
+    abandoned: Callable[[], bool],
+) -> None:
+    """Fetches a file; its name appears when its bytes are those of the index and durable.
+
+    Args:
+        transport: Of the remote folder.
+        file: What to fetch.
+        path: Where to; what is there is replaced.
+        patience: See there.
+        progress: Kept up to date.
+        abandoned: Looked at between pieces and while waiting.
+
+    Raises:
+        DataError: The server has another file, not this one, or has been away for too long.
+        DiskError: The disk refused.
+        AbandonedError: It was.
+    """
+    for is_last in (False, True):
+        writer = AtomicWriter(path)
+        try:
+            wrong = _receive(transport, file, writer, patience, progress, abandoned)
+            if not wrong:
+                writer.commit()
+                return
+        finally:
+            writer.discard()
+        url = f"{transport.url}/{file.name}"
+        if is_last:
+            raise DataError(
+                f"is not the file of the index: {wrong}, twice", where=url, fix="upload this file again, or the index"
+            )
+        _log.warning("%s is not the file of the index: %s; fetching it again", url, wrong)
+
+
+def _receive(
+    transport: Transport,
+    file: RemoteFile,
+    writer: AtomicWriter,
+    patience: Patience,
+    progress: Progress,
+    abandoned: Callable[[], bool],
+) -> str:
+    """Writes a file's bytes through as many attempts as it takes; returns what is wrong with them, or nothing."""
+    hasher = hashlib.sha256() if len(file.digest) == 64 else _Crc32()
+    attempts = Attempts(f"{transport.url}/{file.name}", patience, abandoned)
+    progress.num_bytes, progress.received = file.num_bytes, 0
+    while progress.received < file.num_bytes:
+        try:
+            body = transport.open(file.name, progress.received)
+            if body.num_bytes not in (None, file.num_bytes):
+                return f"it has {body.num_bytes} bytes instead of {file.num_bytes}"
+            for piece in body.pieces:
+                if abandoned():
+                    raise AbandonedError
+                if piece:
+                    attempts.succeed()
+                    progress.trouble = ""
+                progress.received += len(piece)
+                if progress.received > file.num_bytes:
+                    return f"it has more than {file.num_bytes} bytes"
+                writer.write(piece)
+                hasher.update(piece)
+            if progress.received < file.num_bytes:
+                raise TransientError(f"broken off after {progress.received} of {file.num_bytes} bytes")
+        except TransientError as error:
+            progress.trouble = str(error)
+            attempts.fail(error)
+    found = hasher.hexdigest()
+    return "" if found == file.digest else f"its hash is {found} instead of {file.digest}"
+
+
+def read_small(transport: Transport, name: str, *, patience: Patience, abandoned: Callable[[], bool]) -> bytes:
+    """Fetches a file of unknown size into memory.
+
+    Raises:
+        DataError: As `download`; or it has more than `MAX_SMALL_BYTES`.
+        AbandonedError: It was.
+    """
+    attempts = Attempts(f"{transport.url}/{name}", patience, abandoned)
+    while True:
+        try:
+            body = transport.open(name, 0)
+            content = b"".join(_limited(body.pieces, f"{transport.url}/{name}"))
+            if body.num_bytes not in (None, len(content)):
+                raise TransientError(f"broken off after {len(content)} of {body.num_bytes} bytes")
+            return content
+        except TransientError as error:
+            _log.warning("%s/%s: %s; trying again", transport.url, name, error)
+            attempts.fail(error)
+
+
+def _limited(pieces: Iterator[bytes], url: str) -> Iterator[bytes]:
+    received = 0
+    for piece in pieces:
+        received += len(piece)
+        if received > MAX_SMALL_BYTES:
+            raise DataError(f"has more than {MAX_SMALL_BYTES} bytes", where=url, fix="correct data.path")
+        yield piece

@@ -1,0 +1,93 @@
+"""What is fetched of a remote folder before any shard: its index, its tokenizer, and the sizes of its files.
+
+    URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json, and tokenizer.json beside it
+
+So a folder in the cache never changes: where the index was replaced, it is another folder.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pretrain.data.remote.download import AbandonedError, Attempts, read_small
+from pretrain.data.remote.store import Patience
+from pretrain.data.remote.transport import TransientError, Transport
+from pretrain.errors import DataError
+from pretrain.index import INDEX_NAME, ShardIndex, load_index
+from pretrain.io import make_dir, write_file
+
+TOKENIZER_NAME = "tokenizer.json"
+QUESTIONS = 16
+"""Files that the server is asked about at a time."""
+
+
+def fetch_folder(transport: Transport, cache_dir: Path, patience: Patience, stop: Callable[[], bool]) -> Path:
+    """Fetches index and tokenizer; returns the folder where they are.
+
+    Raises:
+        DataError: They are not there, or not what they should be; or the server has been away for too long.
+        DiskError: The disk refused.
+        AbandonedError: `stop` said so.
+    """
+    content = read_small(transport, INDEX_NAME, patience=patience, abandoned=stop)
+    folder = make_dir(cache_dir / "folders" / hashlib.sha256(content).hexdigest()[:32])
+    # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
+    write_file(folder / INDEX_NAME, content)
+    try:
+        index = load_index(folder)
+    except DataError as error:
+        raise DataError(error.what, where=f"{transport.url}/{INDEX_NAME}", fix=error.fix) from None
+    tokenizer = folder / TOKENIZER_NAME
+    if not tokenizer.is_file():
+        content = read_small(transport, TOKENIZER_NAME, patience=patience, abandoned=stop)
+        found = hashlib.sha256(content).hexdigest()
+        if found != index.tokenizer_sha256:
+            raise DataError(
+                f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
+                where=f"{transport.url}/{TOKENIZER_NAME}",
+                fix="upload the tokenizer that the shards were made with",
+            )
+        write_file(tokenizer, content)
+    return folder
+
+
+def check_remote(
+    transport: Transport, shards: Iterable[ShardIndex], patience: Patience, stop: Callable[[], bool]
+) -> None:
+    """Asks for the size of shards and sidecars.
+
+    Raises:
+        DataError: Some are not there or have another size; one line that lists all of them.
+        AbandonedError: `stop` said so.
+    """
+    wanted = [pair for shard in shards for pair in _files(shard)]
+
+    def complaint(pair: tuple[str, int]) -> str:
+        name, size = pair
+        found = _ask(transport, name, patience, stop)
+        if isinstance(found, DataError):
+            return f"{name} {found.what}"
+        return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"
+
+    with ThreadPoolExecutor(QUESTIONS) as pool:
+        bad = [text for text in pool.map(complaint, wanted) if text]
+    if bad:
+        raise DataError(", ".join(bad), where=transport.url, fix="upload these files again")
+
+
+def _files(shard: ShardIndex) -> tuple[tuple[str, int], tuple[str, int]]:
+    return (shard.name, shard.num_bytes), (shard.table.name, shard.table_bytes)
+
+
+def _ask(transport: Transport, name: str, patience: Patience, stop: Callable[[], bool]) -> int | DataError | None:
+    attempts = Attempts(f"{transport.url}/{name}", patience, stop)
+    while True:
+        if stop():
+            raise AbandonedError
+        try:
+            return transport.num_bytes(name)
+        except TransientError as error:
+            attempts.fail(error)
+        except DataError as error:
+            return error

@@ -1,0 +1,157 @@
+"""A remote folder of shards that looks like a local one: a shard is there once `path` has returned.
+
+    path(name) -> held in the cache, so that nobody evicts it; waits for it, watches the stop flag, reports long waits
+    release    -> as many times as `path`, and it may be evicted
+
+Deliberately not here: how and in which order shards come (fetch.py).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.data.remote.cache import ShardCache
+from pretrain.data.remote.download import AbandonedError, Progress, RemoteFile, download
+from pretrain.data.remote.fetch import Fetcher, gib
+from pretrain.data.remote.folder import check_remote, fetch_folder
+from pretrain.data.remote.store import Patience, WaitStoppedError
+from pretrain.data.remote.transport import connect
+from pretrain.errors import DataError
+from pretrain.index import ShardIndex, load_index
+from pretrain.io import make_dir
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A shard in use: the descriptor that holds it, and how many `path` were not followed by a `release`."""
+
+    descriptor: int
+    count: int = 1
+
+
+class RemoteStore:
+    """See `ShardStore`."""
+
+    fetches = True
+
+    def __init__(
+        self, url: str, cache_dir: Path, cache_bytes: int, *, stop: Callable[[], bool], patience: Patience
+    ) -> None:
+        """Fetches index and tokenizer; see `open_store`."""
+        self._transport = connect(url)
+        self._cache = ShardCache(cache_dir, cache_bytes)
+        self._stop, self._patience = stop, patience
+        try:
+            self.folder = fetch_folder(self._transport, cache_dir, patience, stop)
+        except AbandonedError:
+            raise WaitStoppedError from None
+        self._index = load_index(self.folder)
+        self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
+        self._fetcher = Fetcher(self._shards, self._cache, self._fetch, self._let_go, patience.room_s)
+        self._held: dict[str, _Held] = {}
+        self._on_pressure: list[Callable[[], object]] = []
+        # Reentrant: `release` is what happens when a reader is freed, and that may be anywhere.
+        self._lock = threading.RLock()
+
+    def path(self, name: str) -> Path:
+        """See `ShardStore`."""
+        shard = self._shards[name]
+        with self._lock:
+            if name in self._held:
+                self._held[name].count += 1
+                return self.folder / name
+        descriptor = self._cache.hold(shard)
+        if descriptor is None:
+            descriptor = self._wait_for(shard)
+        self._link(shard)
+        with self._lock:
+            if name in self._held:
+                os.close(descriptor)
+                self._held[name].count += 1
+            else:
+                self._held[name] = _Held(descriptor)
+        return self.folder / name
+
+    def release(self, name: str) -> None:
+        """See `ShardStore`."""
+        with self._lock:
+            held = self._held[name]
+            held.count -= 1
+            if not held.count:
+                os.close(self._held.pop(name).descriptor)
+
+    def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
+        """See `ShardStore`."""
+        sizes = [self._shards[name].num_bytes + self._shards[name].table_bytes for name in names[:at_once]]
+        if sum(sizes) > self._cache.limit_bytes:
+            raise DataError(
+                f"{len(sizes)} shards, {gib(sum(sizes))} GiB, are read at the same time, and the cache may hold "
+                f"{gib(self._cache.limit_bytes)} GiB",
+                where=self._transport.url,
+                fix=f"set data.cache_gib to {gib(sum(sizes))} at the very least, better to twice that",
+            )
+        self._let_go()  # of what was read until now; what is still needed will be mapped again
+        self._fetcher.set_order(reader, names)
+
+    def on_pressure(self, let_go: Callable[[], object]) -> None:
+        """See `ShardStore`."""
+        self._on_pressure.append(let_go)
+
+    def check(self, split: str | None = None) -> None:
+        """Asks the server for the size of each file that is not in the cache, many at a time."""
+        splits = self._index.splits.values() if split is None else [self._index.split(split)]
+        shards = [shard for part in splits for shard in part.shards if not self._cache.has(shard)]
+        try:
+            check_remote(self._transport, shards, self._patience, self._stop)
+        except AbandonedError:
+            raise WaitStoppedError from None
+
+    def close(self) -> None:
+        """See `ShardStore`."""
+        self._fetcher.close()
+
+    def _wait_for(self, shard: ShardIndex) -> int:
+        """Has a shard fetched before all others; returns the descriptor that holds it."""
+        since, report_s = time.monotonic(), self._patience.report_s
+        with self._fetcher.demand(shard.name):
+            while True:
+                if self._stop() or self._fetcher.closed:
+                    raise WaitStoppedError
+                progress = self._fetcher.wait(shard.name)
+                descriptor = self._cache.hold(shard) if progress is None else None
+                if descriptor is not None:
+                    return descriptor
+                if time.monotonic() - since > report_s:
+                    url = f"{self._transport.url}/{shard.name}"
+                    _log.warning("waiting for %s since %.0f s: %s", url, report_s, progress or "queued")
+                    report_s *= 2
+
+    def _let_go(self) -> None:
+        for let_go in self._on_pressure:
+            let_go()
+
+    def _link(self, shard: ShardIndex) -> None:
+        """Makes the files of the cache appear in the folder; where they are is a matter of the index, so for ever."""
+        for name, target in zip((shard.name, shard.table.name), self._cache.paths(shard), strict=True):
+            link = self.folder / name
+            if not link.is_symlink():
+                make_dir(link.parent)
+                with suppress(FileExistsError):  # another process was faster
+                    link.symlink_to(os.path.relpath(target, link.parent))
+
+    def _fetch(
+        self, shard: ShardIndex, table: Path, tar: Path, progress: Progress, abandoned: Callable[[], bool]
+    ) -> None:
+        files = (
+            (RemoteFile(shard.table.name, shard.table_bytes, f"{shard.table.crc32:08x}"), table),
+            (RemoteFile(shard.name, shard.num_bytes, shard.sha256), tar),
+        )
+        for file, path in files:
+            download(self._transport, file, path, patience=self._patience, progress=progress, abandoned=abandoned)

@@ -1,0 +1,154 @@
+"""Where the shards of a data folder are: in a local folder as they are, or elsewhere and fetched when they are needed.
+
+    open_store("data/web")          LocalStore: a path is there or it is not; nothing is done ahead, nothing costs
+    open_store("s3://lab/data/web") RemoteStore (remote.py): a path is there when `path` returns
+
+Either way `folder` looks like a shard folder: the index and the tokenizer are in it from the start, a shard and its
+sidecar once `path` has returned. Deliberately not here: what is in a shard (shards.py), and in which order shards are
+needed (lookahead.py).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from pretrain.index import check_shards, load_index
+
+
+class WaitStoppedError(Exception):
+    """A shard was waited for when the stop flag was set: nothing is wrong, but there is no data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server, or room in the cache, may be waited for.
+
+    Attributes:
+        first_s: Wait after the first failure; doubled with each one, until bytes come again.
+        longest_s: The longest wait.
+        total_s: Given up after so long without a byte.
+        room_s: Given up after so long with all of the cache in use: other ranks may be about to let go of some.
+        report_s: A wait is logged when it has lasted so long, and each time that it has doubled.
+    """
+
+    first_s: float = 0.5
+    longest_s: float = 20.0
+    total_s: float = 300.0
+    room_s: float = 30.0
+    report_s: float = 30.0
+
+
+class ShardStore(Protocol):
+    """The shards of one data folder. Safe to use from several threads."""
+
+    folder: Path
+    fetches: bool
+    """Whether it matters to say what is `upcoming`."""
+
+    def path(self, name: str) -> Path:
+        """Returns where a shard lies, once it is there and verified; it stays there until as many `release`.
+
+        Raises:
+            DataError: It cannot be had.
+            DiskError: It cannot be written down.
+            WaitStoppedError: A stop was asked for meanwhile.
+        """
+
+    def release(self, name: str) -> None:
+        """Takes one `path` back."""
+
+    def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
+        """Says which shards come next, in the order of need; replaces what was said before.
+
+        Args:
+            names: Soonest first. What is fetched ahead follows this order, as far as there is room.
+            at_once: So many of the first are read at the same time.
+            reader: Who says so: readers of one store have orders of their own; the latest to speak goes first.
+
+        Raises:
+            DataError: There can be no room for those that are read at once; says how much is needed.
+        """
+
+    def on_pressure(self, let_go: Callable[[], object]) -> None:
+        """Has `let_go` called, from any thread, when what is held without need should be released."""
+
+    def check(self, split: str | None = None) -> None:
+        """Checks that each shard and sidecar (None: of all splits) exists and has its size; nothing is read.
+
+        Raises:
+            DataError: Some are not or have not; lists all of them.
+        """
+
+    def close(self) -> None:
+        """Ends what is done in the background, and every wait in `path`. Harmless the second time."""
+
+
+class LocalStore:
+    """A folder on a disk of this machine, or mounted."""
+
+    fetches = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, name: str) -> Path:
+        """Returns where a shard is or should be."""
+        return self.folder / name
+
+    def release(self, name: str) -> None:
+        """Does nothing."""
+
+    def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
+        """Does nothing."""
+
+    def on_pressure(self, let_go: Callable[[], object]) -> None:
+        """Does nothing."""
+
+    def check(self, split: str | None = None) -> None:
+        """One `stat` a file."""
+        check_shards(self.folder, load_index(self.folder), split)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def is_remote(data_path: str) -> bool:
+    """Returns whether a `data.path` is an address that is fetched from; `file://` is a folder."""
+    return "://" in data_path and not data_path.startswith("file://")
+
+
+def open_store(
+    data_path: str,
+    cache_dir: Path,
+    cache_bytes: int,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    patience: Patience = Patience(),
+) -> ShardStore:
+    """Opens the shards of `data.path`.
+
+    Of a remote folder, index.json and tokenizer.json are fetched now, and `load_index(store.folder)` reads them. For a
+    local one nothing is done, and what follows has no meaning.
+
+    Args:
+        data_path: A folder; or an address: file, http, https, s3 or gs.
+        cache_dir: Where fetched shards are kept; processes, runs and data folders share it. On a disk of this machine.
+        cache_bytes: All that it may hold.
+        stop: Ends every wait when it returns True.
+        patience: How long a server may be away.
+
+    Raises:
+        DataError: There is no such data, or it is not as its index says.
+        DiskError: `cache_dir` cannot be used.
+        LaunchError: A package that reads such addresses is missing.
+        WaitStoppedError: A stop was asked for meanwhile.
+    """
+    if data_path.startswith("file://"):
+        return LocalStore(Path(unquote(urlsplit(data_path).path)))
+    if not is_remote(data_path):
+        return LocalStore(Path(data_path))
+    from pretrain.data.remote.remote import RemoteStore
+
+    return RemoteStore(data_path, cache_dir, cache_bytes, stop=stop, patience=patience)

@@ -1,0 +1,326 @@
+"""Shards over HTTP and S3, through a cache: the same rows, each file once, within the limit."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from pretrain.data.remote import fetch
+from pretrain.data.remote.store import LocalStore, Patience, WaitStoppedError, open_store
+from pretrain.errors import DataError, DiskError, LaunchError
+from pretrain.index import load_index
+from tests.helpers.served import (
+    PLENTY,
+    QUICK,
+    cached,
+    cached_bytes,
+    digest_stream,
+    make_served,
+    open_quick,
+    open_stream,
+    size_of,
+)
+from tests.helpers.servers import Fault, serve_folder, serve_s3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_served(folder)
+
+
+@pytest.fixture
+def server(data):
+    with serve_folder(data[0]) as server:
+        yield server
+
+
+@pytest.fixture
+def opened(server, tmp_path):
+    """Opens stores of the server's folder, and closes them."""
+    stores = []
+
+    def open_it(num_bytes=PLENTY, patience=QUICK, **options):
+        stores.append(open_quick(server.url, tmp_path / "cache", num_bytes, patience, **options))
+        return stores[-1]
+
+    yield open_it
+    server.go.set()
+    for store in stores:
+        store.close()
+
+
+def train_shards(data):
+    return data[1].split("train").shards
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def tars(server):
+    return [path.lstrip("/") for path in server.paths() if path.endswith(".tar")]
+
+
+@pytest.mark.parametrize("share", [0.75, 10])
+def test_a_stream_over_http_is_that_of_the_folder(data, server, opened, tmp_path, share):
+    limit = int(share * size_of(*train_shards(data)))
+    store = opened(limit)
+    assert load_index(store.folder) == data[1]
+    assert digest_stream(open_stream(store)) == digest_stream(open_stream(data[0]))
+    there, here = open_stream(store, "validation"), open_stream(data[0], "validation")
+    for first in range(0, here.num_windows(), 3):
+        assert there.read_windows(range(first, first + 3)).tokens.tolist() == (
+            here.read_windows(range(first, first + 3)).tokens.tolist()
+        )
+    assert cached_bytes(tmp_path / "cache") <= limit
+    assert (len(tars(server)) > len(set(tars(server)))) == (share < 1)
+
+
+def test_a_stream_over_s3_is_that_of_the_folder(data, tmp_path):
+    with serve_s3({"bucket": data[0]}):
+        store = open_quick("s3://bucket", tmp_path)
+        assert digest_stream(open_stream(store)) == digest_stream(open_stream(data[0]))
+        store.check()
+        store.close()
+        with pytest.raises(DataError, match=r"s3://bucket/elsewhere/index\.json: cannot be fetched"):
+            open_quick("s3://bucket/elsewhere/", tmp_path)
+
+
+def test_the_stream_starts_anywhere(data, opened):
+    assert digest_stream(open_stream(opened()), 212, 240) == digest_stream(open_stream(data[0]), 212, 240)
+
+
+def test_what_was_fetched_is_found_again_by_other_stores_and_other_folders(data, server, tmp_path):
+    copy = tmp_path / "copy"
+    make_served(copy, train=(700, 300, 900))
+    for url in (server.url, f"{server.url}/"):
+        store = open_quick(url, tmp_path / "cache")
+        digest_stream(open_stream(store))
+        store.close()
+    assert sorted(tars(server)) == sorted(shard.name for shard in train_shards(data))
+    with serve_folder(copy) as other:
+        store = open_quick(other.url, tmp_path / "cache")
+        assert digest_stream(open_stream(store)) == digest_stream(open_stream(copy))
+        store.close()
+        assert tars(other) == []
+
+
+def test_a_local_folder_is_read_in_place(data, tmp_path):
+    for path in (str(data[0]), data[0].as_uri()):
+        store = open_store(path, tmp_path / "cache", 1)
+        assert isinstance(store, LocalStore) and store.folder == data[0] and not store.fetches
+        assert store.path("train/x.tar") == data[0] / "train/x.tar"
+        store.check()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_shards_are_fetched_ahead_in_the_order_of_need(data, server, opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "PARALLEL", 1)
+    names = [shard.name for shard in train_shards(data)][::-1]
+    opened().upcoming(names)
+    wait_until(lambda: len(cached(tmp_path / "cache")) == len(names))
+    assert tars(server) == names
+
+
+def test_only_so_many_are_fetched_ahead_at_a_time(data, server, opened):
+    server.faults.append(Fault(path=".tar", times=99, hold_after=100))
+    opened().upcoming([shard.name for shard in train_shards(data)])
+    wait_until(lambda: len(tars(server)) == fetch.PARALLEL)
+    assert len(train_shards(data)) > fetch.PARALLEL
+    time.sleep(0.05)
+    assert len(tars(server)) == fetch.PARALLEL
+
+
+def test_what_is_needed_now_goes_before_what_is_fetched_ahead(data, server, opened):
+    *others, last = [shard.name for shard in train_shards(data)]
+    store = opened()
+    server.faults.append(Fault(path=".tar", times=len(others), hold_after=100))
+    store.upcoming([*others, last])
+    wait_until(lambda: len(tars(server)) == fetch.PARALLEL)
+    assert store.path(last).read_bytes() == (data[0] / last).read_bytes()
+
+
+def test_what_is_no_longer_upcoming_is_abandoned(data, server, opened, tmp_path):
+    first = train_shards(data)[2]
+    store = opened()
+    server.faults.append(Fault(path=first.name, hold_after=10_000))
+    store.upcoming([first.name])
+    wait_until(lambda: cached(tmp_path / "cache", "*.tmp-*"))
+    store.upcoming([])
+    server.go.set()
+    wait_until(lambda: not cached(tmp_path / "cache", "*.tmp-*"))
+    assert not cached(tmp_path / "cache")
+
+
+def test_what_could_not_be_fetched_ahead_is_an_error_only_when_it_is_needed(data, server, opened, caplog):
+    name = train_shards(data)[0].name
+    store = opened()
+    server.faults.append(Fault(path=name, status=403, times=2))
+    store.upcoming([name])
+    wait_until(lambda: "could not fetch ahead" in caplog.text)
+    with pytest.raises(DataError, match=rf"{server.url}/{name}: cannot be fetched: HTTP 403 Forbidden; correct data"):
+        store.path(name)
+    store.upcoming([name])
+    wait_until(lambda: tars(server) == [name] * 3)
+    assert store.path(name).is_file()
+
+
+def test_room_is_taken_from_the_least_recently_used(data, opened, tmp_path):
+    a, b, c = train_shards(data)[:3]
+    store = opened(size_of(a, b, c))
+    for shard in (a, b, c, a):
+        store.path(shard.name)
+        store.release(shard.name)
+    d = train_shards(data)[3]
+    store.path(d.name)
+    assert a.sha256 in cached(tmp_path / "cache") and b.sha256 not in cached(tmp_path / "cache")
+    assert cached_bytes(tmp_path / "cache") <= size_of(a, b, c)
+
+
+def test_what_is_in_use_stays_and_a_full_cache_says_how_much_is_needed(data, opened, tmp_path):
+    a, b, c = train_shards(data)[:3]
+    store = opened(size_of(a, c), Patience(first_s=0.01, room_s=0.3))
+    store.path(a.name), store.path(a.name), store.path(c.name)
+    store.release(a.name)  # one of two
+    with pytest.raises(
+        DataError,
+        match=rf"the cache is full of shards in use, 0.001 of 0.001 GiB, and {b.name} needs 0.001 GiB; "
+        r"set data.cache_gib to 0.001 at the very least, better to twice that",
+    ):
+        store.path(b.name)
+    assert cached(tmp_path / "cache") == {a.sha256, c.sha256}
+    store.release(a.name)
+    store.path(b.name)
+    assert cached(tmp_path / "cache") == {b.sha256, c.sha256}
+
+
+def test_more_than_fits_read_at_once_is_refused(data, opened):
+    names = [shard.name for shard in train_shards(data)]
+    with pytest.raises(
+        DataError, match=r"3 shards, 0.001 GiB, are read at the same time, and the cache may hold 0.001"
+    ):
+        opened(size_of(*train_shards(data)[:3]) - 1).upcoming(names, at_once=3)
+
+
+def test_fetching_ahead_takes_no_room_of_what_is_needed_sooner(data, opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "PARALLEL", 1)
+    monkeypatch.setattr(fetch, "LISTEN_S", 0.01)
+    a, b, c, d, _ = train_shards(data)
+    store = opened(size_of(a, b, c))
+    store.upcoming([a.name, b.name, c.name, d.name])
+    wait_until(lambda: len(cached(tmp_path / "cache")) == 3)
+    time.sleep(0.1)
+    assert cached(tmp_path / "cache") == {a.sha256, b.sha256, c.sha256}
+    # What is needed now takes it from what is needed last.
+    store.path(d.name)
+    assert cached(tmp_path / "cache") == {a.sha256, b.sha256, d.sha256}
+    store.upcoming([d.name, c.name])
+    wait_until(lambda: c.sha256 in cached(tmp_path / "cache"))
+    assert cached_bytes(tmp_path / "cache") <= size_of(a, b, c)
+
+
+def test_a_reader_lets_go_of_what_it_only_keeps_open(data, opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "LISTEN_S", 0.01)
+    a, b, *_ = train_shards(data)
+    one, other = opened(size_of(a, b)), opened(size_of(a, b))
+    stream = open_stream(one, "validation")
+    stream.read_windows(range(3))
+    assert stream._reader.cache_info().currsize == 1
+    other.path(a.name), other.path(b.name)
+    assert cached(tmp_path / "cache") == {a.sha256, b.sha256}
+    assert stream._reader.cache_info().currsize == 0
+
+
+def test_a_reader_lets_go_when_it_is_said_what_comes_next(data, opened, tmp_path):
+    a, b, *_ = train_shards(data)
+    store = opened(size_of(a, b))
+    stream = open_stream(store, "validation")
+    stream.read_windows(range(3))
+    store.upcoming([a.name, b.name], reader="validation")
+    wait_until(lambda: cached(tmp_path / "cache") == {a.sha256, b.sha256})
+    assert stream._reader.cache_info().currsize == 0
+
+
+def test_a_stop_ends_the_wait(data, server, opened):
+    server.faults.append(Fault(path=".tar", times=9, hold_after=100))
+    asked = threading.Event()
+    store = opened(stop=asked.is_set)
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(WaitStoppedError):
+        store.path(train_shards(data)[0].name)
+
+
+def test_a_stop_ends_the_wait_for_an_index(server, opened):
+    server.stop()
+    asked = threading.Event()
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(WaitStoppedError):
+        opened(stop=asked.is_set)
+
+
+def test_close_ends_the_wait_of_other_threads(data, server, opened):
+    server.faults.append(Fault(path=".tar", times=9, hold_after=100))
+    store = opened()
+    caught = []
+
+    def wait():
+        try:
+            store.path(train_shards(data)[0].name)
+        except WaitStoppedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: tars(server))
+    server.stop()  # a silent server would be waited for
+    store.close()
+    store.close()
+    thread.join()
+    assert len(caught) == 1
+
+
+def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog):
+    name = train_shards(data)[0].name
+    server.faults.append(Fault(path=".tar", times=10, status=503))
+    opened(patience=Patience(first_s=0.02, longest_s=0.02, total_s=20, report_s=0.01)).path(name)
+    assert f"waiting for {server.url}/{name} since 0 s: 0.0 of 0.0 MiB, HTTP 503 Service Unavailable" in caplog.text
+    assert caplog.text.count("waiting for") <= 7  # at 10, 20, 40, ... ms
+
+
+def test_credentials_come_from_netrc(data, server, opened, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login lab password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    opened()
+    assert {request.authorization for request in server.requests} == {"Basic bGFiOnNlY3JldA=="}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ftp://host/data", "ftp://host/data: no such kind of address; use a folder, or one of http://, https://, s3"),
+        ("http://user:secret@host/x", "http://host/x: an address of data has no user, password, query or fragment"),
+        ("https://host/x?token=secret", "https://host/x: an address of data has no user"),
+        ("s3:///data", "s3:///data: no such kind of address"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(tmp_path, url, message):
+    with pytest.raises(DataError) as caught:
+        open_quick(url, tmp_path)
+    assert message in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(LaunchError, match=r"gs://bucket: gs:// needs a package .*; pip install 'pretrain\[cloud\]'"):
+        open_quick("gs://bucket", tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named(server, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match="file/cache/shards: cannot create the folder"):
+        open_quick(server.url, tmp_path / "file" / "cache")

@@ -1,0 +1,232 @@
+"""A server that fails in every way, and one that dies and comes back: whole shards, or an error that says what."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+
+from pretrain.data.remote.store import Patience
+from pretrain.errors import DataError
+from pretrain.index import INDEX_NAME
+from tests.helpers.served import (
+    cached,
+    cached_bytes,
+    digest_stream,
+    make_served,
+    open_quick,
+    open_stream,
+    size_of,
+)
+from tests.helpers.servers import Fault, serve_folder, serve_s3
+
+IMPATIENT = Patience(first_s=0.01, longest_s=0.05, total_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_served(folder)
+
+
+@pytest.fixture
+def data(whole, tmp_path):
+    """A copy that a test may damage, and the index."""
+    return shutil.copytree(whole[0], tmp_path / "data"), whole[1]
+
+
+@pytest.fixture
+def server(data):
+    with serve_folder(data[0]) as server:
+        yield server
+
+
+@pytest.fixture
+def shard(data):
+    return data[1].split("train").shards[0]
+
+
+def tar_requests(server, shard):
+    return [request for request in server.requests if request.path == f"/{shard.name}"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "first_bytes"),
+    [
+        ([Fault(status=500, times=3)], [None] * 4),
+        ([Fault(status=429), Fault(status=503)], [None] * 3),
+        ([Fault(drop=True, times=2)], [None] * 3),
+        ([Fault(cut_after=0)], [None] * 2),
+        ([Fault(cut_after=7000), Fault(cut_after=5000)], [None, 7000, 12000]),
+        ([Fault(cut_after=7000), Fault(status=502), Fault(drop=True)], [None, 7000, 7000, 7000]),
+        ([Fault(cut_after=7000), Fault(whole=True)], [None, 7000]),
+        ([Fault(cut_after=7000), Fault(whole=True, cut_after=3000)], [None, 7000, 7000]),
+        ([Fault(flip=True)], [None, None]),
+        ([Fault(cut_after=7000), Fault(flip=True)], [None, 7000, None]),
+    ],
+)
+def test_a_shard_arrives_whole_and_broken_downloads_go_on_where_they_broke(
+    data, server, shard, tmp_path, faults, first_bytes
+):
+    server.faults += [Fault(**(vars(fault) | {"path": shard.name})) for fault in faults]
+    store = open_quick(server.url, tmp_path / "cache")
+    assert store.path(shard.name).read_bytes() == (data[0] / shard.name).read_bytes()
+    assert [request.first for request in tar_requests(server, shard)] == first_bytes
+    assert cached_bytes(tmp_path / "cache") == size_of(shard)
+    store.close()
+
+
+def test_a_server_that_dies_and_comes_back_is_waited_for(data, server, shard, tmp_path):
+    server.faults += [Fault(path=shard.name, hold_after=9000)]
+    store = open_quick(server.url, tmp_path / "cache")
+    result = []
+    thread = threading.Thread(target=lambda: result.append(store.path(shard.name).read_bytes()))
+    thread.start()
+    while not tar_requests(server, shard):
+        time.sleep(0.005)
+    server.stop()
+    time.sleep(0.1)
+    assert not result
+    server.start()
+    thread.join()
+    assert result == [(data[0] / shard.name).read_bytes()]
+    store.close()
+
+
+def test_a_stream_survives_faults_at_random(data, server, tmp_path):
+    for path in ("0000", "0002", "0003"):
+        server.faults += [Fault(path=path, status=500), Fault(path=path, cut_after=100), Fault(path=path, drop=True)]
+    server.faults += [Fault(path=INDEX_NAME, cut_after=99), Fault(path="tokenizer", status=500)]
+    store = open_quick(server.url, tmp_path / "cache")
+    assert digest_stream(open_stream(store)) == digest_stream(open_stream(data[0]))
+    store.close()
+
+
+def test_a_server_that_stays_away_is_given_up(server, shard, tmp_path):
+    store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
+    server.stop()
+    with pytest.raises(
+        DataError,
+        match=rf"{server.url}/{shard.table.name}: cannot be fetched: .*refused, and no answer for 0.2 s; start again",
+    ):
+        store.path(shard.name)
+    assert not cached(tmp_path / "cache", "*.tmp-*")
+    server.start()
+    assert store.path(shard.name).is_file()
+    store.close()
+
+
+def test_bytes_count_as_an_answer_however_slow_they_come(data, server, shard, tmp_path):
+    server.faults += [Fault(path=shard.name, cut_after=400, times=40)]
+    store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
+    started = time.monotonic()
+    assert store.path(shard.name).read_bytes() == (data[0] / shard.name).read_bytes()
+    assert time.monotonic() - started > IMPATIENT.total_s
+    store.close()
+
+
+@pytest.mark.parametrize("suffix", ["tar", "table"])
+def test_wrong_bytes_are_fetched_once_more_and_then_refused(server, shard, tmp_path, suffix):
+    name = shard.name if suffix == "tar" else shard.table.name
+    server.faults += [Fault(path=name, flip=True, times=2)]
+    store = open_quick(server.url, tmp_path / "cache")
+    with pytest.raises(
+        DataError, match=rf"{server.url}/{name}: is not the file of the index: its hash is \w+ instead of \w+, twice; "
+    ):
+        store.path(shard.name)
+    assert not cached(tmp_path / "cache") and not cached(tmp_path / "cache", "*.tmp-*")
+    assert store.path(shard.name).is_file()
+    store.close()
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_another_size_is_refused_without_waiting(data, server, shard, tmp_path, change):
+    content = (data[0] / shard.name).read_bytes()
+    (data[0] / shard.name).write_bytes(content[:-1] if change < 0 else content + b"x")
+    store = open_quick(server.url, tmp_path / "cache")
+    size = shard.num_bytes
+    with pytest.raises(
+        DataError, match=f"it has {size + change} bytes instead of {size}, twice; upload this file again"
+    ):
+        store.path(shard.name)
+    assert len(tar_requests(server, shard)) == 2
+    store.close()
+
+
+def test_a_missing_shard_is_no_matter_of_patience(data, server, shard, tmp_path):
+    (data[0] / shard.name).unlink()
+    store = open_quick(server.url, tmp_path / "cache")
+    with pytest.raises(DataError, match=f"{server.url}/{shard.name}: cannot be fetched: HTTP 404 Not Found; correct"):
+        store.path(shard.name)
+    assert len(tar_requests(server, shard)) == 1
+    store.close()
+
+
+def test_a_check_lists_all_that_is_missing_before_anything_is_fetched(data, server, tmp_path):
+    folder, index = data
+    a, b, c, *_ = index.split("train").shards
+    (folder / a.name).unlink()
+    (folder / b.table.name).unlink()
+    (folder / c.name).write_bytes(b"short")
+    server.faults += [Fault(path=c.name, status=503)]
+    store = open_quick(server.url, tmp_path / "cache")
+    with pytest.raises(
+        DataError,
+        match=rf"{a.name} cannot be fetched: HTTP 404 Not Found, {b.table.name} cannot .*, "
+        rf"{c.name} has 5 bytes, not {c.num_bytes}; upload these files again",
+    ):
+        store.check()
+    store.check("validation")
+    assert not [path for path in server.paths() if path.endswith(".tar")]
+    store.close()
+
+
+def test_another_tokenizer_than_that_of_the_index_is_refused(data, server, tmp_path):
+    (data[0] / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=rf"{server.url}/tokenizer.json: is not the tokenizer of the index: its sha256"):
+        open_quick(server.url, tmp_path / "cache")
+
+
+def test_an_index_that_is_none_is_refused_by_its_address(data, server, tmp_path):
+    (data[0] / INDEX_NAME).write_text("<html>")
+    with pytest.raises(DataError, match=rf"{server.url}/index.json: not JSON: .*; run `pretrain prepare` again"):
+        open_quick(server.url, tmp_path / "cache")
+    (data[0] / INDEX_NAME).unlink()
+    with pytest.raises(DataError, match=rf"{server.url}/index.json: cannot be fetched: HTTP 404 Not Found"):
+        open_quick(server.url, tmp_path / "cache")
+
+
+def test_a_hash_in_the_index_never_leads_out_of_the_cache(data, server, shard, tmp_path):
+    raw = json.loads((data[0] / INDEX_NAME).read_text())
+    raw["splits"]["train"]["shards"][0]["sha256"] = "../../../escaped"
+    (data[0] / INDEX_NAME).write_text(json.dumps(raw))
+    store = open_quick(server.url, tmp_path / "cache")
+    with pytest.raises(DataError, match=r"its sha256 in the index is none: '\.\./\.\./\.\./escaped'"):
+        store.path(shard.name)
+    store.close()
+
+
+def test_a_new_index_at_the_same_address_is_another_folder(data, server, tmp_path):
+    first = open_quick(server.url, tmp_path / "cache")
+    make_served(data[0], train=(400, 200))
+    second = open_quick(server.url, tmp_path / "cache")
+    assert digest_stream(open_stream(second)) == digest_stream(open_stream(data[0]))
+    assert first.folder != second.folder
+    first.close()
+    second.close()
+
+
+def test_an_object_that_is_missing_or_other_on_s3_is_refused(data, shard, tmp_path):
+    other = data[1].split("train").shards[1]
+    (data[0] / shard.name).unlink()
+    (data[0] / other.name).write_bytes(bytes(other.num_bytes))
+    with serve_s3({"bucket": data[0].parent}):
+        store = open_quick("s3://bucket/data", tmp_path / "cache")
+        with pytest.raises(DataError, match=f"s3://bucket/data/{shard.name}: cannot be fetched: "):
+            store.path(shard.name)
+        with pytest.raises(DataError, match=f"s3://bucket/data/{other.name}: is not the file of the index: its hash"):
+            store.path(other.name)
+        with pytest.raises(DataError, match=f"{shard.name} cannot be fetched"):
+            store.check()
+        store.close()

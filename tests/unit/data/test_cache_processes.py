@@ -1,0 +1,117 @@
+"""Processes that share a cache: one download, one limit, and nothing believed that a killed one has left."""
+
+import fcntl
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from pretrain.data.remote.locks import lock, try_lock
+from tests.helpers.served import (
+    cached,
+    cached_bytes,
+    digest_shards,
+    make_served,
+    open_quick,
+    size_of,
+    start_reader,
+)
+from tests.helpers.servers import Fault, serve_folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return folder, make_served(folder)
+
+
+@pytest.fixture
+def server(data):
+    with serve_folder(data[0]) as server:
+        yield server
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_processes_share_each_download(data, server, tmp_path):
+    # No shard arrives before all three processes want one.
+    server.faults.append(Fault(path=".tar", times=99, hold_after=100))
+    readers = [start_reader(server.url, tmp_path) for _ in range(3)]
+    wait_until(lambda: server.paths().count("/index.json") == 3)
+    server.go.set()
+    outputs = [reader.communicate()[0].strip() for reader in readers]
+    assert outputs == [digest_shards(data[0])] * 3
+    for shard in data[1].split("train").shards:
+        assert server.paths().count(f"/{shard.name}") == server.paths().count(f"/{shard.table.name}") == 1
+
+
+def test_processes_share_the_limit(data, server, tmp_path):
+    shards = data[1].split("train").shards
+    limit = int(0.8 * size_of(*shards))
+    readers = [start_reader(server.url, tmp_path, limit) for _ in range(2)]
+    largest = 0
+    while any(reader.poll() is None for reader in readers):
+        if (tmp_path / "shards").is_dir():
+            largest = max(largest, cached_bytes(tmp_path))
+    outputs = [reader.communicate()[0].strip() for reader in readers]
+    assert outputs == [digest_shards(data[0])] * 2
+    assert 0 < largest <= limit
+
+
+def test_a_killed_downloader_leaves_nothing_that_is_believed(data, server, tmp_path):
+    shards = data[1].split("train").shards
+    server.faults.append(Fault(path=".tar", times=99, hold_after=8000))
+    victim = start_reader(server.url, tmp_path)
+    wait_until(lambda: cached(tmp_path, "*.tar.tmp-*"))
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    assert cached(tmp_path, "*.tar.tmp-*") and not cached(tmp_path)
+    server.faults.clear()
+    server.go.set()
+    # Room for one shard, if what the dead one had begun and was promised does not count.
+    store = open_quick(server.url, tmp_path, size_of(shards[-1]))
+    store.path(shards[-1].name)
+    assert not cached(tmp_path, "*.tmp-*") and cached(tmp_path) == {shards[-1].sha256}
+    store.close()
+    store = open_quick(server.url, tmp_path, size_of(*shards))
+    store.upcoming([shard.name for shard in shards])
+    for shard in shards:
+        assert store.path(shard.name).read_bytes() == (data[0] / shard.name).read_bytes()
+    assert not cached(tmp_path, "*.tmp-*") and cached_bytes(tmp_path) == size_of(*shards)
+    store.close()
+
+
+def test_a_reader_that_is_killed_holds_nothing(data, server, tmp_path):
+    a = data[1].split("train").shards[0]
+    server.faults.append(Fault(path=a.name, hold_after=100))
+    reader = start_reader(server.url, tmp_path)
+    wait_until(lambda: len(cached(tmp_path)) > 1)
+    reader.send_signal(signal.SIGKILL)
+    reader.communicate()
+    server.go.set()
+    store = open_quick(server.url, tmp_path, size_of(a))
+    assert store.path(a.name).is_file()
+    assert cached(tmp_path) == {a.sha256}
+    store.close()
+
+
+def test_a_lock_that_was_waited_for_is_that_of_the_file_that_is_there(tmp_path):
+    path = tmp_path / "lock"
+    first = lock(path)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(lock(path)))
+    thread.start()
+    time.sleep(0.05)  # it waits now; if it does not yet, there is nothing to find out
+    path.unlink()
+    os.close(first)
+    thread.join()
+    assert os.path.samestat(os.fstat(taken[0]), path.stat())
+    assert try_lock(path, fcntl.LOCK_EX) is None
+    os.close(taken[0])
