@@ -8,7 +8,14 @@ from pretrain import cli, errors
 from pretrain.config.load import known_keys, load_config
 from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/extending.md", "docs/checkpoints.md", "docs/attention.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/tour.md",
+    "docs/extending.md",
+    "docs/checkpoints.md",
+    "docs/attention.md",
+]
 MAX_README_LINES = 230
 
 PATH = re.compile(r"(?<![\w/.-])((?:pretrain|launch|configs|docs|tests|benchmarks|\.ci)/[\w./-]*\w/?)")
