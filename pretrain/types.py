@@ -36,8 +36,8 @@ def _moved(value: Moved, device: torch.device) -> Moved:
 class AttentionMask:
     """Who may attend to whom, declared, never materialised here. A backend turns it into what its kernel takes.
 
-    Query t may see key s where all of these hold; a backend may return anything finite for a query that sees no key, and
-    for one that is padding of its own sequence (`key_lengths_B` under `causal` or a window).
+    Query t may see key s where all of these hold. A backend may return anything finite for a query that sees no key,
+    and for one that is padding of its own sequence (`key_lengths_B` under `causal` or a window).
 
     Attributes:
         causal: Position t sees only positions up to t.

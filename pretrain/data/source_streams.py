@@ -15,8 +15,8 @@ from pretrain.data.mixture_stream import MixtureStream
 from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.stream import TokenStream
-from pretrain.index.dataset import Dataset, Source
 from pretrain.errors import ConfigError
+from pretrain.index.dataset import Dataset, Source
 
 
 class SourceStreams:
