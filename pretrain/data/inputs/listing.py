@@ -7,9 +7,11 @@ Files are listed and asked for their sizes, not read. An input that names nothin
 """
 
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.data.inputs.formats import CUTTABLE, KNOWN_SUFFIXES, check_kind, compression_of, format_of
@@ -18,6 +20,11 @@ from pretrain.data.inputs.remote import find_remote, serves_ranges
 from pretrain.data.inputs.urls import is_remote, local_path, scheme_of, shown
 from pretrain.data.sources import InputFile
 from pretrain.errors import ConfigError, DataError
+
+ASKED_AT_ONCE = 16
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[InputFile]:
@@ -57,11 +64,15 @@ def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
     if config.paired_path is not None:
         yield from _list_paired(number, config)
         return
-    for file in _find_all(config.paths, config.format):
+
+    def describe(file: InputFile) -> InputFile:
         known = format_of(file.path) if config.format == "auto" else config.format
         compression = "" if known == "parquet" else compression_of(file.path)
-        can_cut = known in CUTTABLE and not compression and _can_begin_inside(file)
-        yield replace(file, input=number, format=known, compression=compression, is_cuttable=can_cut)
+        can_cut = known in CUTTABLE and not compression and (not file.is_remote or serves_ranges(file))
+        return replace(file, input=number, format=known, compression=compression, is_cuttable=can_cut)
+
+    files = _find_all(config.paths, config.format)
+    yield from _map(describe, files, at_once=any(file.is_remote for file in files))
 
 
 def _list_paired(number: int, config: InputConfig) -> Iterator[InputFile]:
@@ -85,16 +96,28 @@ def _list_paired(number: int, config: InputConfig) -> Iterator[InputFile]:
 def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
     """Returns the files that the paths name; with `auto`, of folders and globs only those of a known format."""
     accepts = format_of if wanted == "auto" else lambda path: True
-    files: dict[str, InputFile] = {}
-    for given in paths:
+
+    def find(given: str) -> list[InputFile]:
         scheme_of(given)
         found = find_remote(given, accepts) if is_remote(given) else find_local(local_path(given), accepts)
         if not found:
             raise DataError("nothing to read", where=shown(given), fix=f"give files of {KNOWN_SUFFIXES}")
+        return found
+
+    files: dict[str, InputFile] = {}
+    for found in _map(find, paths, at_once=any(map(is_remote, paths))):
         for file in found:
             files.setdefault(file.path, file)
     return list(files.values())
 
 
-def _can_begin_inside(file: InputFile) -> bool:
-    return not file.is_remote or serves_ranges(file)
+def _map(function: Callable[[_Item], _Result], items: Sequence[_Item], at_once: bool) -> Iterator[_Result]:
+    """Yields `function` of each item, in order; several at once where a server takes its time to answer."""
+    if not at_once or len(items) < 2:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

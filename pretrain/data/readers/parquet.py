@@ -1,6 +1,7 @@
 """`parquet`: a row is a record; a slice has the row groups that begin in it; only the columns needed are read."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pretrain.data.documents import Document
@@ -13,7 +14,7 @@ from pretrain.errors import DataError
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
-MAX_BATCH_ROWS = 1024
+BATCH_ROWS = (16, 1024)
 
 
 def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -30,7 +31,7 @@ def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 
     try:
         yield from _read_groups(stream, piece, rule)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise _damaged(error, stream) from None
     except OSError as error:
         # Of its own accord pyarrow raises this without a number, where data are damaged.
@@ -42,7 +43,9 @@ def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     import pyarrow.parquet
 
-    file = pyarrow.parquet.ParquetFile(stream.stored, pre_buffer=False, buffer_size=BUFFER_BYTES)
+    file = pyarrow.parquet.ParquetFile(
+        stream.stored, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True
+    )
     known = file.schema_arrow.names
     for name in rule.text_fields:
         if name not in known:
@@ -50,11 +53,11 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
             raise DataError(what, where=stream.file.shown, fix=f"choose another with {_option(rule, name)}")
     columns = [name for name in dict.fromkeys((*rule.text_fields, *rule.fields)) if name in known]
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    bounds = _bounds(groups, stream.file.size)
     first_row = 0
-    starts = [_first_byte(group) for group in groups]
     for number, group in enumerate(groups):
-        if group.num_rows and piece.start <= starts[number] < piece.stop:
-            num_bytes = _span(starts, number, stream.file.size)
+        if group.num_rows and piece.start <= bounds[number] < piece.stop:
+            num_bytes = bounds[number + 1] - bounds[number]
             yield from _read_group(file, number, columns, first_row, num_bytes, stream, rule)
         first_row += group.num_rows
 
@@ -65,7 +68,7 @@ def _read_group(
     """Yields the documents of one row group, each with its share of the group's `num_bytes` in the file."""
     group = file.metadata.row_group(number)
     build, row, consumed = BUILDERS[rule.kind], 0, 0
-    for batch in file.iter_batches(_batch_rows(group, columns), [number], columns, use_threads=False):
+    for batch in file.iter_batches(_batch_rows(group), [number], columns, use_threads=False):
         for record in _rows(batch, first_row + row, stream):
             row += 1
             share = num_bytes * row // group.num_rows - consumed
@@ -78,6 +81,8 @@ def _read_group(
             if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
                 raise too_long("a document", rule.limit, where)
             yield document
+    if row != group.num_rows:
+        raise _damaged(f"row group {number} has {row} rows, not {group.num_rows}", stream)
 
 
 def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any]]:
@@ -94,25 +99,20 @@ def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any
         raise
 
 
-def _batch_rows(group: Any, columns: list[str]) -> int:
-    """Rows that are about BATCH_BYTES, going by the average."""
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    used = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-    row_bytes = sum(chunk.total_uncompressed_size for chunk in used) / group.num_rows
-    return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
+def _bounds(groups: Sequence[Any], size: int) -> list[int]:
+    """Returns where each row group begins in a file of `size` bytes, and `size`; about, in proportion to their sizes.
+
+    Where they begin in truth stands in what the file says of each column, which pyarrow (26) cannot be asked about in a
+    damaged file without the whole process being aborted.
+    """
+    ends = list(accumulate((max(group.total_byte_size, 1) for group in groups), initial=0))
+    return [size * end // ends[-1] for end in ends] if groups else []
 
 
-def _first_byte(group: Any) -> int:
-    """Returns where a row group begins in the file."""
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    pages = [page for chunk in chunks for page in (chunk.dictionary_page_offset, chunk.data_page_offset) if page]
-    return min(pages, default=0)
-
-
-def _span(starts: Sequence[int], number: int, size: int) -> int:
-    """Bytes from the beginning of a row group to that of the next: all together they are the file."""
-    begin = 0 if starts[number] == min(starts) else starts[number]
-    return min((start for start in starts if start > starts[number]), default=size) - begin
+def _batch_rows(group: Any) -> int:
+    """Rows that are about BATCH_BYTES, going by the average of the group."""
+    least, most = BATCH_ROWS
+    return max(least, min(most, BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)))
 
 
 def _option(rule: ReadRule, name: str) -> str:
@@ -121,6 +121,6 @@ def _option(rule: ReadRule, name: str) -> str:
     return next((option for option in options if option.endswith("_field")), "a *_field of the input")
 
 
-def _damaged(error: Exception, stream: InputStream) -> DataError:
+def _damaged(error: object, stream: InputStream) -> DataError:
     text = str(error).partition("\n")[0]
     return DataError(f"damaged, or not Parquet: {text}", where=stream.file.shown, fix="copy or write the file again")

@@ -159,6 +159,17 @@ def test_what_will_not_pass_is_refused_at_once(server, status, message):
     assert len(server.requests) == 2  # HEAD, and GET in case the server knows no HEAD
 
 
+def test_many_files_are_asked_for_at_once_and_come_in_order(server, folder):
+    names = [f"{number}.jsonl" for number in range(40)]
+    for name in names:
+        (folder / name).write_text(json.dumps({"text": name}) + "\n")
+    urls = [f"{server.url}/{name}" for name in names]
+    assert [file.path for file in listing(*urls)] == urls
+    server.faults.append(Fault(path="/17.jsonl", status=403, times=ALWAYS))
+    with pytest.raises(DataError, match=r"/17\.jsonl: cannot be read: the server answers 403"):
+        listing(*urls)
+
+
 def test_secrets_in_a_url_are_sent_and_not_told(server):
     host = server.url.removeprefix("http://")
     url = f"http://user:hunter2@{host}/a.jsonl?X-Signature=hunter3"

@@ -1,0 +1,94 @@
+import errno
+import logging
+
+import pytest
+
+from pretrain.data.inputs.retry import call_remote
+
+URL = "https://host/a.txt?secret"
+
+
+class Calls:
+    """Fails in the ways that are given, one after another, then returns 7."""
+
+    def __init__(self, *failures):
+        self.failures = list(failures)
+        self.number = 0
+
+    def __call__(self):
+        self.number += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return 7
+
+
+class AnswerError(OSError):
+    """As the clients of each store tell of an answer that is an error."""
+
+    def __init__(self, **attributes):
+        super().__init__("answer")
+        self.__dict__.update(attributes)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("pretrain.data.inputs.retry.RETRY_DELAYS_S", (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ConnectionResetError("gone"),
+        TimeoutError(),
+        AnswerError(status=500),
+        AnswerError(code=429),
+        AnswerError(response={"ResponseMetadata": {"HTTPStatusCode": 503}}),
+    ],
+)
+def test_what_may_pass_is_tried_again(failure, caplog):
+    calls = Calls(failure, failure)
+    with caplog.at_level(logging.WARNING):
+        assert call_remote(URL, calls) == 7
+    assert calls.number == 3
+    assert caplog.text.count("https://host/a.txt: ") == 2 and "secret" not in caplog.text
+
+
+def test_the_last_failure_is_one_error_that_says_how_often():
+    calls = Calls(*[ConnectionResetError(f"gone {number} at {URL}") for number in range(9)])
+    message = r"ConnectionResetError: gone 2 at https://host/a\.txt\?\.\.\. \(tried 3 times in 0 s\)"
+    with pytest.raises(OSError, match=message) as caught:
+        call_remote(URL, calls)
+    assert (caught.value.filename, caught.value.errno, calls.number) == ("https://host/a.txt", errno.EIO, 3)
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (FileNotFoundError(), FileNotFoundError),
+        (AnswerError(status=404), FileNotFoundError),
+        (AnswerError(response={"ResponseMetadata": {"HTTPStatusCode": 404}}), FileNotFoundError),
+        (PermissionError("no"), PermissionError),
+        (AnswerError(status=401), PermissionError),
+        (AnswerError(code="403"), PermissionError),
+        (AnswerError(status=400), OSError),
+        (OSError(errno.EINVAL, "bad request"), OSError),
+    ],
+)
+def test_what_will_not_pass_is_told_at_once(failure, expected):
+    calls = Calls(failure)
+    with pytest.raises(expected) as caught:
+        call_remote(URL, calls)
+    assert type(caught.value) is expected
+    assert (caught.value.filename, calls.number) == ("https://host/a.txt", 1)
+    assert caught.value.errno and caught.value.strerror
+
+
+def test_a_failure_that_is_called_not_found_is_what_caused_it():
+    error = FileNotFoundError("https://host/a.txt")
+    error.__cause__ = ConnectionResetError("gone")
+    assert call_remote(URL, Calls(error)) == 7
+
+
+def test_a_mistake_of_ours_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        call_remote(URL, Calls(ZeroDivisionError()))
