@@ -42,7 +42,7 @@ class DataConfig(Section):
     """Which tokens are trained on, and in what order.
 
     Attributes:
-        path: Folder that `pretrain prepare` wrote. This, or `mixture`.
+        path: Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs). This, or `mixture`.
         mixture: Several such folders, of one tokenizer, by weight.
         curriculum: Milestones at which the weights of the mixture change, ascending.
         packing: How documents come into rows. `concat`: one after another, cut where a row ends. `bins`: whole ones
@@ -51,6 +51,12 @@ class DataConfig(Section):
             is another order. The world size is not.
         block_samples: Samples of one lane that are shuffled together.
         document_mask: Packed documents cannot attend to each other.
+        on_error: What is done about bytes that turn out to be damaged (a member's CRC32, a shard that cannot be read)
+            while a run reads them. `stop`: the run ends. `skip`: their rows keep their places and have no targets, so
+            that all other rows come when they would have come. What an index can tell is refused at start either way.
+        max_skipped_rows: With `skip`: more rows than this end the run after all.
+        cache_dir: Where shards of an address are kept on this machine, shared by its ranks and runs.
+        cache_gib: All that may be kept there.
         workers: Threads that assemble batches. No effect on order.
         prefetch: Micro-batches kept ready a rank. No effect on order.
     """
@@ -62,13 +68,27 @@ class DataConfig(Section):
     lanes: int = Field(default=16, ge=1)
     block_samples: int = Field(default=8192, ge=1)
     document_mask: bool = True
+    on_error: Literal["stop", "skip"] = "stop"
+    max_skipped_rows: int = Field(default=0, ge=0)
+    cache_dir: str = "~/.cache/pretrain/shards"
+    cache_gib: float = Field(default=100.0, gt=0)
     workers: int = Field(default=1, ge=1)
     prefetch: int = Field(default=4, ge=1)
+
+    @property
+    def paths(self) -> list[str]:
+        """The folder, or those of the mixture."""
+        return [source.path for source in self.mixture] if self.path is None else [self.path]
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":
         if (self.path is None) == (not self.mixture):
             raise ValueError("needs path or mixture, and not both")
+        if (self.on_error == "skip") != bool(self.max_skipped_rows):
+            raise ValueError(
+                f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows} contradict each other; "
+                f"give skip with a limit above 0, or stop with none"
+            )
         names = [source.name for source in self.mixture]
         if len(set(names)) < len(names):
             raise ValueError(f"mixture names a source twice: {', '.join(sorted(names))}")

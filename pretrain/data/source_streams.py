@@ -6,6 +6,9 @@
 The position of a run counts samples of all sources. Not here: batches and ranks (loader.py).
 """
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import numpy as np
 
 from pretrain.config.data import BatchConfig, DataConfig
@@ -13,10 +16,12 @@ from pretrain.data.bin_stream import BinStream
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
 from pretrain.data.pack import PairRows, TokenRows
+from pretrain.data.remote.store import ShardStore, open_store
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.stream import TokenStream
 from pretrain.errors import ConfigError
-from pretrain.index.dataset import Dataset, Source
+from pretrain.index import DataIndex
+from pretrain.index.dataset import Dataset
 
 
 class SourceStreams:
@@ -24,6 +29,7 @@ class SourceStreams:
 
     Args:
         dataset: The sources.
+        stores: Where the shards of each are.
         data: How they are packed, ordered and mixed.
         batch: Length of rows.
         seed: Of the order.
@@ -33,9 +39,14 @@ class SourceStreams:
         DataError: A source has no training tokens, or is damaged.
     """
 
-    def __init__(self, dataset: Dataset, data: DataConfig, batch: BatchConfig, seed: int) -> None:
+    def __init__(
+        self, dataset: Dataset, stores: Sequence[ShardStore], data: DataConfig, batch: BatchConfig, seed: int
+    ) -> None:
         self._dataset, self._batch = dataset, batch
-        self._streams = [_open_stream(source, data, batch, seed) for source in dataset.sources]
+        self._streams = [
+            _open_stream(source.index, store, data, batch, seed)
+            for source, store in zip(dataset.sources, stores, strict=True)
+        ]
         self._mixture: MixtureStream | None = None
         if data.mixture:
             self._mixture = MixtureStream(self._streams, MixtureOrder(_segments(data, batch.seq_len)))
@@ -80,28 +91,42 @@ class SourceStreams:
         return stream.order.num_tokens / stream.order.seq_len
 
 
-def open_windows(source: Source, batch: BatchConfig) -> TokenStream | BinStream:
+def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
+    """Opens where the shards of each source are; an address through the cache of this machine.
+
+    Raises:
+        DataError: There is no such data, or it is not as its index says.
+        DiskError: The cache cannot be used.
+        LaunchError: A package that reads such addresses is missing.
+    """
+    cache_dir, cache_bytes = Path(data.cache_dir).expanduser(), int(data.cache_gib * 2**30)
+    return [open_store(path, cache_dir, cache_bytes, stop=stop) for path in data.paths]
+
+
+def open_windows(index: DataIndex, store: ShardStore, batch: BatchConfig) -> TokenStream | BinStream:
     """Opens the validation split of a source, which is read in a fixed order."""
-    if source.index.kind == "text":
-        return TokenStream(source.folder, source.index, "validation", seq_len=batch.seq_len)
-    return _open_bins(source, batch, "validation")
+    if index.kind == "text":
+        return TokenStream(store, index, "validation", seq_len=batch.seq_len)
+    return _open_bins(index, store, batch, "validation")
 
 
-def _open_stream(source: Source, data: DataConfig, batch: BatchConfig, seed: int) -> TokenStream | BinStream:
+def _open_stream(
+    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, seed: int
+) -> TokenStream | BinStream:
     order = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples}
     if data.packing == "concat":
-        if source.index.kind != "text":
+        if index.kind != "text":
             raise ConfigError(
-                f"data.packing=concat cuts documents, which {source.index.kind} must not be",
+                f"data.packing=concat cuts documents, which {index.kind} must not be",
                 fix="use data.packing=bins",
             )
-        return TokenStream(source.folder, source.index, "train", seq_len=batch.seq_len, **order)
-    return _open_bins(source, batch, "train", **order)
+        return TokenStream(store, index, "train", seq_len=batch.seq_len, **order)
+    return _open_bins(index, store, batch, "train", **order)
 
 
-def _open_bins(source: Source, batch: BatchConfig, split: str, **order: int) -> BinStream:
-    shards = ShardSet(source.folder, source.index, split)
-    source_len = (batch.source_len or batch.seq_len) if source.index.kind == "pairs" else None
+def _open_bins(index: DataIndex, store: ShardStore, batch: BatchConfig, split: str, **order: int) -> BinStream:
+    shards = ShardSet(store, index, split)
+    source_len = (batch.source_len or batch.seq_len) if index.kind == "pairs" else None
     return BinStream(shards, seq_len=batch.seq_len, source_len=source_len, **order)
 
 

@@ -5,6 +5,7 @@ of samples (data/), and anything that opens a shard.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,15 +61,19 @@ class Dataset:
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def open_dataset(config: DataConfig) -> Dataset:
-    """Reads the index of every source, and checks that its files are there and that all sources go together.
+def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) -> Dataset:
+    """Reads the index of every source, and checks that all sources go together.
+
+    Args:
+        config: Names the sources.
+        folder_of: Returns the folder of a path: of an address, where its index and tokenizer have been fetched to.
 
     Raises:
-        DataError: A folder, an index or a file is missing or damaged; or sources of different tokenizers or kinds.
+        DataError: A folder or an index is missing or damaged; or sources of different tokenizers or kinds.
     """
     if config.path is not None:
-        return Dataset((_open(ONLY, config.path, True),))
-    sources = tuple(_open(source.name, source.path, source.repeat) for source in config.mixture)
+        return Dataset((_open(ONLY, folder_of(config.path), True),))
+    sources = tuple(_open(source.name, folder_of(source.path), source.repeat) for source in config.mixture)
     first = sources[0]
     for source in sources[1:]:
         for what in ("tokenizer_sha256", "kind", "dtype"):
@@ -82,8 +87,16 @@ def open_dataset(config: DataConfig) -> Dataset:
     return Dataset(sources)
 
 
-def _open(name: str, path: str, repeats: bool) -> Source:
-    folder = Path(path)
-    index = load_index(folder)
-    check_shards(folder, index)
-    return Source(name, folder, index, repeats)
+def check_local(config: DataConfig) -> None:
+    """Checks the sources that are folders of this machine, and that their files are there: what a launcher can know.
+
+    Raises:
+        DataError: A folder, an index or a file is missing or damaged.
+    """
+    for path in config.paths:
+        if "://" not in path:
+            check_shards(Path(path), load_index(Path(path)))
+
+
+def _open(name: str, folder: Path, repeats: bool) -> Source:
+    return Source(name, folder, load_index(folder), repeats)

@@ -20,7 +20,8 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.source_streams import SourceStreams, open_windows
+from pretrain.data.remote.store import ShardStore
+from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import builds_sharded, fill_sharded
@@ -86,10 +87,11 @@ class Claim:
     folder: RunDir
     lock: Lock | None
     dataset: Dataset
+    stores: list[ShardStore]
     config: RunConfig
 
 
-def claim_run(config: RunConfig, world: World) -> Claim:
+def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     """Checks config and data, and takes the run folder. Needs no process group, so bad input is told within seconds.
 
     Raises:
@@ -98,13 +100,17 @@ def claim_run(config: RunConfig, world: World) -> Claim:
         DataError: Shards are missing or damaged.
     """
     plan_batch(config.batch, world.size)
-    dataset = open_dataset(config.data)
+    stores = open_stores(config.data, lambda: bool(stop))
+    folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}
+    dataset = open_dataset(config.data, folders.__getitem__)
+    for store in stores if world.is_main else ():
+        store.check()
     config = _with_vocabulary(config, dataset)
     folder = RunDir(Path(config.run.dir) / config.run.name)
     if folder.config.is_file():
         check_config(load_config(folder.config, import_extensions=False), config)
     lock = Lock(folder.path / ".lock") if world.is_main else None
-    return Claim(folder, lock, dataset, config)
+    return Claim(folder, lock, dataset, stores, config)
 
 
 def _with_vocabulary(config: RunConfig, dataset: Dataset) -> RunConfig:
@@ -145,7 +151,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
 
     on_cuda = accelerator.device.type == "cuda"
     record = _begin(claim, world, {**topology, "from_step": state.step})
-    samples = SourceStreams(dataset, config.data, config.batch, config.seed)
+    samples = SourceStreams(dataset, claim.stores, config.data, config.batch, config.seed)
     samples.check_supply(config.train.last_step * plan.rows)
     start_id = config.model.special_tokens.start
     loader = TrainLoader(
@@ -189,7 +195,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,
-        validation=_validation(config, dataset, plan, world, on_cuda),
+        validation=_validation(claim, plan, world, on_cuda),
         tracker=tracker,
         audit=audit,
         meter=meter,
@@ -199,14 +205,14 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     return run, state
 
 
-def _validation(config: RunConfig, dataset: Dataset, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
-    held = []
-    for source in dataset.sources:
+def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
+    held, config = [], claim.config
+    for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
         split = source.index.splits.get("validation")
         if not config.eval.every_steps or split is None:
             continue
         loader = ValidationLoader(
-            open_windows(source, config.batch),
+            open_windows(source.index, store, config.batch),
             micro=plan.micro,
             rank=world.rank,
             world_size=world.size,

@@ -21,6 +21,10 @@ CLASSES: dict[str, str] = {
     "data.path": "free",  # its content is compared by hash
     "data.workers": "free",
     "data.prefetch": "free",
+    "data.cache_dir": "free",
+    "data.cache_gib": "free",
+    "data.on_error": "free",
+    "data.max_skipped_rows": "free",
     "batch": "refuse",
     "batch.micro": "free",
     "model": "refuse",

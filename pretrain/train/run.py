@@ -23,7 +23,7 @@ def run_training(config: RunConfig, world: World) -> int:
     setup_logging(world.rank, world.size)
     stop = StopFlag()
     stop.install()
-    claim = claim_run(config, world)
+    claim = claim_run(config, world, stop)
     try:
         setup_logging(world.rank, world.size, claim.folder.logs / f"rank-{world.rank:05d}.log")
         run, state = build_run(claim, world, stop)
@@ -46,6 +46,8 @@ def run_training(config: RunConfig, world: World) -> int:
         _note_end(claim.folder, world, error.exit_code, error.what)
         raise
     finally:
+        for store in claim.stores:
+            store.close()
         if claim.lock is not None:
             claim.lock.release()
     return code

@@ -8,7 +8,8 @@ from pretrain.config.data import BatchConfig, DataConfig, plan_batch
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.mixture_stream import source_of
 from pretrain.data.pack import PairRows
-from pretrain.data.source_streams import SourceStreams, open_windows
+from pretrain.data.remote.store import LocalStore
+from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.index.dataset import open_dataset
 from pretrain.types import IGNORE_INDEX
@@ -28,7 +29,7 @@ def mixture(tmp_path):
 
 def streams(config, batch=BATCH, seed=1):
     data = DataConfig.model_validate(config)
-    return SourceStreams(open_dataset(data), data, batch, seed)
+    return SourceStreams(open_dataset(data), open_stores(data, lambda: False), data, batch, seed)
 
 
 @pytest.mark.parametrize("packing", ["concat", "bins"])
@@ -98,9 +99,9 @@ def test_validation_of_pairs_covers_every_pair_once(tmp_path):
     sizes = [(3, n % 9 + 1) for n in range(50)]
     index, documents = make_pairs(tmp_path, sizes)
     index.splits["validation"] = index.splits["train"]
-    dataset = open_dataset(DataConfig(path=str(tmp_path)))
-    source = type(dataset.sources[0])("data", tmp_path, index)
-    loader = ValidationLoader(open_windows(source, BATCH), micro=2, rank=0, world_size=1, start_id=5)
+    loader = ValidationLoader(
+        open_windows(index, LocalStore(tmp_path), BATCH), micro=2, rank=0, world_size=1, start_id=5
+    )
     targets = [b.targets_BT[b.targets_BT != IGNORE_INDEX] for b in loader]
     found = np.sort(np.concatenate([t.numpy() for t in targets]))
     assert np.array_equal(found, np.sort(np.concatenate([target for _, target in documents])))
