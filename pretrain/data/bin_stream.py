@@ -8,14 +8,17 @@ Padding is the end-of-document token, in a document of its own, which no other t
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
 from pretrain.data.bin_store import BinStore
+from pretrain.data.damage import DamagePolicy
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.shard_set import ShardSet
+from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
 
 EPOCHS_KEPT = 4
@@ -33,6 +36,7 @@ class BinStream:
         seed: int = 0,
         lanes: int = 1,
         block_samples: int = 1,
+        damage: DamagePolicy | None = None,
     ) -> None:
         """Makes the bins that are not there yet.
 
@@ -43,10 +47,13 @@ class BinStream:
             seed: Of the order, as are `lanes` and `block_samples`.
             lanes: See order.py.
             block_samples: See order.py.
+            damage: What is done about rows that cannot be read. None: they are errors.
 
         Raises:
-            DataError: A shard is damaged, or no document fits a row.
+            DataError: No document fits a row; or a shard is damaged whose bins are still to be made.
         """
+        self._damage = damage or DamagePolicy()
+        self._reader = self._damage.reader(shards)
         self.shards, self.seq_len, self.source_len = shards, seq_len, source_len
         self._store = BinStore(shards, seq_len, source_len)
         self._counts = np.array([len(self._store.load(number)) for number in range(len(shards))], dtype=np.int64)
@@ -92,24 +99,28 @@ class BinStream:
         return shards[slot], place - starts[slot]
 
     def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows | PairRows:
-        rows = self._read_side(places, "tokens", self.seq_len, samples)
-        if self.source_len is None:
-            return rows
-        return PairRows(self._read_side(places, "source", self.source_len, samples), rows)
-
-    def _read_side(
-        self, places: list[tuple[int, int] | None], side: str, length: int, samples: np.ndarray
-    ) -> TokenRows:
-        writer = _RowWriter(len(places), length, self.shards, side)
+        targets = _RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens")
+        sources = None
+        if self.source_len is not None:
+            sources = _RowWriter(len(places), self.source_len, self.shards, self._reader, "source")
+        writers = [writer for writer in (sources, targets) if writer is not None]
         for row, place in enumerate(places):
             if place is None:
                 continue
             shard, number = place
             bins = self._store.load(shard)
             pieces = slice(int(bins.starts[number]), int(bins.starts[number + 1]))
-            for document, offset in zip(bins.document[pieces].tolist(), bins.offset[pieces].tolist(), strict=True):
-                writer.copy(row, shard, document, offset)
-        return writer.finish(samples)
+            documents = list(zip(bins.document[pieces].tolist(), bins.offset[pieces].tolist(), strict=True))
+            try:
+                for writer in writers:
+                    for document, offset in documents:
+                        writer.copy(row, shard, document, offset)
+            except DataError as error:
+                self._damage.skip(error, self.shards, int(samples[row]))
+                for writer in writers:  # a pair without its other side teaches nothing
+                    writer.clear(row)
+        rows = targets.finish(samples)
+        return rows if sources is None else PairRows(sources.finish(samples), rows)
 
     def _build_layout(self, epoch: int) -> tuple[list[int], list[int]]:
         order = shard_order(len(self.shards), self.order.seed, epoch)
@@ -120,8 +131,10 @@ class BinStream:
 class _RowWriter:
     """Rows of one side, filled document by document."""
 
-    def __init__(self, num_rows: int, length: int, shards: ShardSet, side: str) -> None:
-        self._shards, self._side, self._length = shards, side, length
+    def __init__(
+        self, num_rows: int, length: int, shards: ShardSet, reader: Callable[[int], ShardReader], side: str
+    ) -> None:
+        self._shards, self._reader, self._side, self._length = shards, reader, side, length
         self._tokens = np.full((num_rows, length + 1), shards.index.eos_id, dtype=shards.index.dtype)
         has_loss = shards.index.kind == "records" and side == "tokens"
         self._learned = np.zeros(self._tokens.shape, dtype=bool) if has_loss else None
@@ -131,7 +144,8 @@ class _RowWriter:
     def copy(self, row: int, shard: int, document: int, offset: int) -> None:
         """Appends what fits of a document from `offset` on, and one token more where the document goes on after a full
         row: the target of the row's last token."""
-        table, reader = self._shards.documents(shard, self._side), self._shards.reader(shard)
+        reader = self._reader(shard)
+        table = self._shards.documents(shard, self._side)
         member, at = int(table.member[document]), int(self._filled[row])
         first = int(table.offset[document]) + offset
         size = min(int(table.length[document]) - offset, self._length + 1 - at)
@@ -141,6 +155,16 @@ class _RowWriter:
             self._learned[row, at : at + size] = reader.loss(member)[first : first + size]
         self._starts.append(row * self._tokens.shape[1] + at)
         self._filled[row] = at + size
+
+    def clear(self, row: int) -> None:
+        """Takes back all of a row, the last that was written: it is padding."""
+        width = self._tokens.shape[1]
+        self._tokens[row] = self._shards.index.eos_id
+        if self._learned is not None:
+            self._learned[row] = False
+        self._filled[row] = 0
+        while self._starts and self._starts[-1] >= row * width:
+            self._starts.pop()
 
     def finish(self, samples: np.ndarray) -> TokenRows:
         """Returns the rows; what is left of each is a document of its own."""

@@ -89,10 +89,15 @@ def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
         assert len(found) in (0, len(arrays)), "sources of one mixture are packed alike"
         return np.concatenate(found)[back] if found else None
 
+    num_tokens = [part.num_tokens for part in parts]
+    if any(numbers is not None for numbers in num_tokens):
+        # A part with a row that was skipped tells them; one that is whole need not.
+        whole = [np.full(len(part.tokens), width) for part in parts]
+        num_tokens = [every if numbers is None else numbers for numbers, every in zip(num_tokens, whole, strict=True)]
     return TokenRows(
         tokens=tokens[back],
         starts=np.sort(places[row] * width + column),
-        num_tokens=gather([part.num_tokens for part in parts]),
+        num_tokens=gather(num_tokens),
         sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
         learned=gather([part.learned for part in parts]),
     )

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.pack import TokenRows
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
+from pretrain.errors import DataError
 from pretrain.index import DataIndex
 
 EPOCHS_KEPT = 4
@@ -38,6 +40,7 @@ class TokenStream:
         lanes: int = 1,
         block_samples: int = 1,
         max_open_shards: int = MAX_OPEN_SHARDS,
+        damage: DamagePolicy | None = None,
     ) -> None:
         """Opens no shard yet.
 
@@ -50,6 +53,7 @@ class TokenStream:
             lanes: See order.py.
             block_samples: See order.py.
             max_open_shards: Mapped files kept; each also holds a file descriptor.
+            damage: What is done about rows that cannot be read. None: they are errors.
 
         Raises:
             DataError: There is no such split, or it is empty.
@@ -58,7 +62,8 @@ class TokenStream:
         self.split, self.index, self.seq_len = shards.split, index, seq_len
         num_tokens = self.split.num_tokens
         self.order = SampleOrder(num_tokens, seq_len, seed=seed, lanes=lanes, block_samples=block_samples)
-        self._reader = shards.reader
+        self._shards, self._damage = shards, damage or DamagePolicy()
+        self._reader = self._damage.reader(shards)
         self._lookahead = Lookahead(shards.store, shards.split, split) if shards.store.fetches else None
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
         self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
@@ -73,9 +78,14 @@ class TokenStream:
         if self._lookahead is not None and positions:
             self._lookahead.follow(self.order, self._epoch_layout, positions.start)
         samples = self.order.samples(positions)
-        copier = _RowCopier(len(samples), self.seq_len + 1, self.index.dtype)
+        copier = _RowCopier(len(samples), self.seq_len + 1, self.index.dtype, fill=self.index.eos_id)
         for sample in samples.tolist():
-            self._copy_sample(copier, sample * self.seq_len)
+            try:
+                self._copy_sample(copier, sample * self.seq_len)
+            except DataError as error:
+                self._damage.skip(error, self._shards, sample)
+                copier.clear_row()
+            copier.end_row()
         return copier.finish(samples, None)
 
     def num_windows(self, max_tokens: int | None = None) -> int:
@@ -97,8 +107,12 @@ class TokenStream:
         copier = _RowCopier(len(windows), self.seq_len + 1, self.index.dtype, fill=self.index.eos_id)
         starts = np.array(windows, dtype=np.int64) * self.seq_len
         sizes = np.clip(num_tokens - starts, 0, self.seq_len + 1)
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            self._copy(copier, self._fixed_layout, start, size)
+        for window, start, size in zip(windows, starts.tolist(), sizes.tolist(), strict=True):
+            try:
+                self._copy(copier, self._fixed_layout, start, size)
+            except DataError as error:
+                self._damage.skip(error, self._shards, window)
+                copier.clear_row()
             copier.end_row()
         return copier.finish(np.array(windows, dtype=np.int64), sizes)
 
@@ -110,7 +124,6 @@ class TokenStream:
             size = min(wanted, self.split.num_tokens - offset)
             self._copy(copier, self._epoch_layout(epoch), offset, size)
             start, wanted = start + size, wanted - size
-        copier.end_row()
 
     def _copy(self, copier: "_RowCopier", layout: Layout, offset: int, wanted: int) -> None:
         """Copies `wanted` tokens of a sequence of shards from `offset`, through members and shards."""
@@ -135,10 +148,11 @@ class TokenStream:
 class _RowCopier:
     """Fills rows piece by piece and collects where documents start in them."""
 
-    def __init__(self, num_rows: int, width: int, dtype: str, fill: int = 0) -> None:
+    def __init__(self, num_rows: int, width: int, dtype: str, fill: int) -> None:
         self._tokens = np.full((num_rows, width), fill, dtype=dtype)
         self._flat = self._tokens.reshape(-1)
-        self._width, self._row_end, self._at = width, width, 0
+        self._width, self._row_end, self._at, self._fill = width, width, 0, fill
+        self._cleared: list[int] = []
         self._starts: list[np.ndarray] = []
         self._shifts: list[int] = []
 
@@ -159,7 +173,19 @@ class _RowCopier:
         """Moves to the start of the next row."""
         self._at, self._row_end = self._row_end, self._row_end + self._width
 
+    def clear_row(self) -> None:
+        """Takes back all of the row: it is padding."""
+        first = self._row_end - self._width
+        self._flat[first : self._row_end] = self._fill
+        while self._starts and int(self._starts[-1][0]) + self._shifts[-1] >= first:
+            self._starts.pop(), self._shifts.pop()
+        self._cleared.append(first // self._width)
+
     def finish(self, sample_ids: np.ndarray, num_tokens: np.ndarray | None) -> TokenRows:
+        """Returns the rows; `num_tokens` are those that were real, of rows that were not cleared. None: all."""
+        if self._cleared:
+            num_tokens = np.full(len(self._tokens), self._width) if num_tokens is None else num_tokens
+            num_tokens[self._cleared] = 0
         starts = np.empty(0, np.int64)
         if self._starts:
             shifts = np.repeat(self._shifts, [len(part) for part in self._starts])

@@ -1,0 +1,92 @@
+"""What is done about rows whose bytes are damaged: stop, or leave them without targets, up to a limit.
+
+    DataError while a row is read  ->  stop: raised again
+                                   ->  skip: the row keeps its place and its sample id, and has no targets; each damaged
+                                       member is warned about once, each row counted; beyond the limit an error
+
+The order and the number of rows are what they would be without damage, on every rank. Deliberately not here: what an
+index can tell before a run starts (index/), and ranks: the loop adds up what each has skipped.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+from pretrain.data.pack import PairRows, TokenRows
+from pretrain.data.shard_set import ShardSet
+from pretrain.data.shards import ShardReader
+from pretrain.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+
+class DamagePolicy:
+    """Decides for the streams of one split, and keeps count. Safe to use from several threads.
+
+    Args:
+        on_error: `stop` or `skip`.
+        max_skipped_rows: Rows that may be skipped; one more is an error.
+    """
+
+    def __init__(self, on_error: Literal["stop", "skip"] = "stop", max_skipped_rows: int = 0) -> None:
+        self._skips, self._limit = on_error == "skip", max_skipped_rows
+        self._lock = threading.Lock()
+        self._rows: set[tuple[str, int]] = set()
+        self._told: set[tuple[str, str]] = set()
+
+    @property
+    def num_skipped_rows(self) -> int:
+        """Rows that were skipped so far, each counted once however often it was read."""
+        return len(self._rows)
+
+    def skip(self, error: DataError, shards: ShardSet, sample: int) -> None:
+        """Books a row that cannot be read.
+
+        Args:
+            error: Why.
+            shards: It is one of these.
+            sample: Its number.
+
+        Raises:
+            DataError: `error`, where damage stops the run; or too many rows were skipped.
+        """
+        if not self._skips:
+            raise error
+        folder = str(shards.folder)
+        with self._lock:
+            self._rows.add((folder, sample))
+            num_rows, is_new = len(self._rows), (folder, str(error)) not in self._told
+            self._told.add((folder, str(error)))
+        if num_rows > self._limit:
+            raise DataError(
+                f"{num_rows} rows cannot be read, more than data.max_skipped_rows={self._limit}: {error.what}",
+                where=error.where,
+                fix="copy the damaged shards again, or raise the limit",
+            )
+        if is_new:
+            _log.warning("rows are skipped in %s: %s", folder, error)
+
+    def reader(self, shards: ShardSet) -> Callable[[int], ShardReader]:
+        """Returns what opens a shard by its number. Where that fetches it and rows are skipped, only one row waits for
+        a shard that cannot be had."""
+        if not (self._skips and shards.store.fetches):
+            return shards.reader
+        failed: dict[int, DataError] = {}
+
+        def read(number: int) -> ShardReader:
+            if number in failed:
+                raise failed[number]
+            try:
+                return shards.reader(number)
+            except DataError as error:
+                failed[number] = error
+                raise
+
+        return read
+
+
+def count_skipped(rows: TokenRows | PairRows) -> int:
+    """Returns how many rows of a training batch were skipped: no other has not a single token."""
+    target = rows.target if isinstance(rows, PairRows) else rows
+    return 0 if target.num_tokens is None else int((target.num_tokens == 0).sum())
