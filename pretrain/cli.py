@@ -140,11 +140,11 @@ def launch_local_command(
     from launch.local import launch_local
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
-    from pretrain.index.dataset import open_dataset
+    from pretrain.index.dataset import check_local
 
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
-    open_dataset(loaded.data)
+    check_local(loaded.data)
     logs = Path(loaded.run.dir) / loaded.run.name / "logs"
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))
 
