@@ -6,8 +6,12 @@ import time
 
 import pytest
 
+from pretrain.config.data import BatchConfig, plan_batch
+from pretrain.data.bin_stream import BinStream
+from pretrain.data.loader import TrainLoader
 from pretrain.data.remote import fetch
 from pretrain.data.remote.store import LocalStore, Patience, WaitStoppedError, open_store
+from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DataError, DiskError, LaunchError
 from pretrain.index import load_index
 from tests.helpers.served import (
@@ -93,6 +97,26 @@ def test_a_stream_over_s3_is_that_of_the_folder(data, tmp_path):
 
 def test_the_stream_starts_anywhere(data, opened):
     assert digest_stream(open_stream(opened()), 212, 240) == digest_stream(open_stream(data[0]), 212, 240)
+
+
+def test_ranks_with_threads_read_the_same_steps_through_one_small_cache(data, opened):
+    plan = plan_batch(BatchConfig(global_tokens=24 * 16, seq_len=16, micro=3), 2)
+    options = {"world_size": 2, "workers": 3, "prefetch": 6}
+    limit = int(0.9 * size_of(*train_shards(data)))
+    ranks = [TrainLoader(open_stream(opened(limit)), plan, rank=rank, **options) for rank in (0, 1)]
+    expected = [TrainLoader(open_stream(data[0]), plan, rank=rank, **options) for rank in (0, 1)]
+    for _ in range(12):
+        assert [next(rank).digest for rank in ranks] == [next(rank).digest for rank in expected]
+    for loader in (*ranks, *expected):
+        loader.close()
+
+
+def test_packed_rows_over_http_are_those_of_the_folder(data, opened):
+    limit = int(0.75 * size_of(*train_shards(data)))
+    there, here = (BinStream(ShardSet(where, data[1], "train"), seq_len=64) for where in (opened(limit), data[0]))
+    for first in range(0, 60, 6):
+        ours, theirs = there.read(range(first, first + 6)), here.read(range(first, first + 6))
+        assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.starts.tolist() == theirs.starts.tolist()
 
 
 def test_what_was_fetched_is_found_again_by_other_stores_and_other_folders(data, server, tmp_path):
