@@ -1,0 +1,44 @@
+"""A run whose shards are fetched over HTTP or S3 is the run whose shards are in a folder."""
+
+import shutil
+
+import pytest
+
+from pretrain.tracking.audit import read_audit
+from tests.helpers.servers import serve_folder, serve_s3
+
+SHORT = ["train.stop_after=8", "checkpoint.every_steps=0", "engine.kind=ddp", "engine.zero_stage=0"]
+
+
+def rows_of(run):
+    return [(row.step, row.digest, row.loss) for row in read_audit(run.audit)]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("bucket")
+    shutil.copytree(corpus, folder / "corpus")
+    return folder
+
+
+def test_a_run_over_http_and_s3_is_the_run_over_a_folder(make_run, bucket, tmp_path):
+    make_run.complete("local", *SHORT)
+    local = rows_of(make_run.folder("local"))
+    cache = [f"data.cache_dir={tmp_path / 'cache'}"]
+    with serve_folder(bucket) as server:
+        make_run.complete("http", *SHORT, *cache, f"data.path={server.url}/corpus")
+    assert rows_of(make_run.folder("http")) == local
+    with serve_s3({"lab": bucket}):
+        s3_cache = [f"data.cache_dir={tmp_path / 'cache-s3'}"]
+        make_run.complete("s3", *SHORT, *s3_cache, "data.path=s3://lab/corpus")
+    assert rows_of(make_run.folder("s3")) == local
+    assert len(local) == 8
+
+
+def test_data_that_is_not_at_its_address_is_refused_in_one_line(make_run, bucket, tmp_path):
+    with serve_folder(bucket) as server:
+        output = make_run.complete(
+            "gone", *SHORT, f"data.cache_dir={tmp_path / 'cache'}", f"data.path={server.url}/nowhere", expect=65
+        )
+    assert "Traceback" not in output
+    assert f"{server.url}/nowhere" in output
