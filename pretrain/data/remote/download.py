@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.data.remote.store import Patience
+from pretrain.data.remote.store import Patience, UnavailableError
 from pretrain.data.remote.transport import TransientError, Transport
 from pretrain.errors import DataError
 from pretrain.io import AtomicWriter
@@ -71,11 +71,11 @@ class Attempts:
         self._since, self._wait_s = time.monotonic(), self._patience.first_s
 
     def fail(self, error: TransientError) -> None:
-        """Waits before the next attempt. Raises: DataError: There is none. AbandonedError."""
+        """Waits before the next attempt. Raises: UnavailableError: There is none. AbandonedError."""
         # Jitter, so that the nodes of a job do not come back in step.
         until = time.monotonic() + self._wait_s * random.uniform(0.5, 1)
         if until > self._since + self._patience.total_s:
-            raise DataError(
+            raise UnavailableError(
                 f"cannot be fetched: {error}, and no answer for {self._patience.total_s:g} s",
                 where=self._url,
                 fix="start again when the server is back",
@@ -120,7 +120,8 @@ def download(
         abandoned: Looked at between pieces and while waiting.
 
     Raises:
-        DataError: The server has another file, not this one, or has been away for too long.
+        DataError: The server has another file, or not this one.
+        UnavailableError: The server has been away for too long, or forbids it.
         DiskError: The disk refused.
         AbandonedError: It was.
     """

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from pretrain.data.remote.cache import Fill, ShardCache
 from pretrain.data.remote.download import POLL_S, AbandonedError, Progress
-from pretrain.errors import DataError
+from pretrain.data.remote.store import UnavailableError
 from pretrain.index import ShardIndex
 
 PARALLEL = 4
@@ -226,9 +226,9 @@ class Fetcher:
             if kept is not None:
                 os.close(kept)
 
-    def _full_error(self, shard: ShardIndex) -> DataError:
+    def _full_error(self, shard: ShardIndex) -> UnavailableError:
         size, used = shard.num_bytes + shard.table_bytes, self._cache.bytes_in_use()
-        return DataError(
+        return UnavailableError(
             f"the cache is full of shards in use, {gib(used)} of {gib(self._cache.limit_bytes)} GiB, and "
             f"{shard.name} needs {gib(size)} GiB",
             where=str(self._cache.folder),

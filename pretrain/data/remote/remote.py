@@ -19,9 +19,8 @@ from pretrain.data.remote.cache import ShardCache
 from pretrain.data.remote.download import AbandonedError, Progress, RemoteFile, download
 from pretrain.data.remote.fetch import Fetcher, gib
 from pretrain.data.remote.folder import check_remote, fetch_folder
-from pretrain.data.remote.store import Patience, WaitStoppedError
+from pretrain.data.remote.store import Patience, UnavailableError, WaitStoppedError
 from pretrain.data.remote.transport import connect
-from pretrain.errors import DataError
 from pretrain.index import ShardIndex, load_index
 from pretrain.io import make_dir
 
@@ -91,7 +90,7 @@ class RemoteStore:
         """See `ShardStore`."""
         sizes = [self._shards[name].num_bytes + self._shards[name].table_bytes for name in names[:at_once]]
         if sum(sizes) > self._cache.limit_bytes:
-            raise DataError(
+            raise UnavailableError(
                 f"{len(sizes)} shards, {gib(sum(sizes))} GiB, are read at the same time, and the cache may hold "
                 f"{gib(self._cache.limit_bytes)} GiB",
                 where=self._transport.url,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from pretrain.errors import DataError
 from pretrain.index import check_shards, load_index
 
 
@@ -40,6 +41,11 @@ class Patience:
     report_s: float = 30.0
 
 
+class UnavailableError(DataError):
+    """A shard that cannot be had now, from here: the server is away or forbids it, or the cache has no room. Says
+    nothing about the shard, so nobody may skip it as damaged."""
+
+
 class ShardStore(Protocol):
     """The shards of one data folder. Safe to use from several threads."""
 
@@ -51,7 +57,8 @@ class ShardStore(Protocol):
         """Returns where a shard lies, once it is there and verified; it stays there until as many `release`.
 
         Raises:
-            DataError: It cannot be had.
+            DataError: There is none, or another than the index says.
+            UnavailableError: It cannot be had now.
             DiskError: It cannot be written down.
             WaitStoppedError: A stop was asked for meanwhile.
         """
@@ -68,7 +75,7 @@ class ShardStore(Protocol):
             reader: Who says so: readers of one store have orders of their own; the latest to speak goes first.
 
         Raises:
-            DataError: There can be no room for those that are read at once; says how much is needed.
+            UnavailableError: There can be no room for those that are read at once; says how much is needed.
         """
 
     def on_pressure(self, let_go: Callable[[], object]) -> None:

@@ -2,7 +2,7 @@
 
     connect(url) -> Transport       open(name, start) -> Body: the file's whole size, and its pieces from `start`
 
-One attempt an operation. What may pass by itself is a `TransientError`, what will not is a DataError. Credentials come
+One attempt an operation. What may pass is a `TransientError`, what will not is a `DataError`. Credentials come
 from the environment (netrc for http, the usual variables and files of s3 and gs), never from the address.
 Deliberately not here: attempts, hashes and files (download.py).
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pretrain.data.remote.store import UnavailableError
 from pretrain.errors import DataError, LaunchError
 
 SCHEMES = ("http", "https", "s3", "gs")
@@ -62,7 +63,8 @@ class Transport(Protocol):
 
         Raises:
             TransientError: See there.
-            DataError: It is not there or not for us.
+            DataError: It is not there.
+            UnavailableError: It is not for us.
         """
 
     def num_bytes(self, name: str) -> int | None:
@@ -150,7 +152,7 @@ class HttpTransport:
                 return int(total) if total.isdigit() else 0
             what = f"HTTP {error.code} {error.reason}"
             if 400 <= error.code < 500 and error.code not in _PASSING_STATUS:
-                raise _lasting(url, what) from None
+                raise _lasting(url, what, is_missing=error.code in (404, 410)) from None
             raise TransientError(what) from None
         except urllib.error.URLError as error:
             raise TransientError(str(error.reason)) from None
@@ -217,12 +219,16 @@ class ObjectTransport:
         try:
             return function(url, **arguments)
         except (FileNotFoundError, PermissionError) as error:
-            raise _lasting(url, str(error) or type(error).__name__) from None
+            what = str(error) or type(error).__name__
+            raise _lasting(url, what, is_missing=isinstance(error, FileNotFoundError)) from None
         except Exception as error:
             # Each of these libraries has a family of errors of its own, most of them of the network.
             what = f"{type(error).__name__}: {error}"
-            raise (_lasting(url, what) if type(error).__name__ in _LASTING_ERRORS else TransientError(what)) from None
+            if type(error).__name__ in _LASTING_ERRORS:
+                raise _lasting(url, what, is_missing=False) from None
+            raise TransientError(what) from None
 
 
-def _lasting(url: str, what: str) -> DataError:
-    return DataError(f"cannot be fetched: {what}", where=url, fix="correct data.path, or give access to it")
+def _lasting(url: str, what: str, *, is_missing: bool) -> DataError:
+    kind = DataError if is_missing else UnavailableError
+    return kind(f"cannot be fetched: {what}", where=url, fix="correct data.path, or give access to it")

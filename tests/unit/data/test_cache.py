@@ -10,7 +10,7 @@ from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import TrainLoader
 from pretrain.data.remote import fetch
-from pretrain.data.remote.store import LocalStore, Patience, WaitStoppedError, open_store
+from pretrain.data.remote.store import LocalStore, Patience, UnavailableError, WaitStoppedError, open_store
 from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DataError, DiskError, LaunchError
 from pretrain.index import load_index
@@ -187,7 +187,9 @@ def test_what_could_not_be_fetched_ahead_is_an_error_only_when_it_is_needed(data
     server.faults.append(Fault(path=name, status=403, times=2))
     store.upcoming([name])
     wait_until(lambda: "could not fetch ahead" in caplog.text)
-    with pytest.raises(DataError, match=rf"{server.url}/{name}: cannot be fetched: HTTP 403 Forbidden; correct data"):
+    with pytest.raises(
+        UnavailableError, match=rf"{server.url}/{name}: cannot be fetched: HTTP 403 Forbidden; correct data"
+    ):
         store.path(name)
     store.upcoming([name])
     wait_until(lambda: tars(server) == [name] * 3)
@@ -212,7 +214,7 @@ def test_what_is_in_use_stays_and_a_full_cache_says_how_much_is_needed(data, ope
     store.path(a.name), store.path(a.name), store.path(c.name)
     store.release(a.name)  # one of two
     with pytest.raises(
-        DataError,
+        UnavailableError,
         match=rf"the cache is full of shards in use, 0.001 of 0.001 GiB, and {b.name} needs 0.001 GiB; "
         r"set data.cache_gib to 0.001 at the very least, better to twice that",
     ):

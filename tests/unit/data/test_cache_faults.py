@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pretrain.data.remote.store import Patience
+from pretrain.data.remote.store import Patience, UnavailableError
 from pretrain.errors import DataError
 from pretrain.index import INDEX_NAME
 from tests.helpers.served import (
@@ -107,7 +107,7 @@ def test_a_server_that_stays_away_is_given_up(server, shard, tmp_path):
     store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
     server.stop()
     with pytest.raises(
-        DataError,
+        UnavailableError,
         match=rf"{server.url}/{shard.table.name}: cannot be fetched: .*refused, and no answer for 0.2 s; start again",
     ):
         store.path(shard.name)
@@ -157,8 +157,11 @@ def test_a_file_of_another_size_is_refused_without_waiting(data, server, shard, 
 def test_a_missing_shard_is_no_matter_of_patience(data, server, shard, tmp_path):
     (data[0] / shard.name).unlink()
     store = open_quick(server.url, tmp_path / "cache")
-    with pytest.raises(DataError, match=f"{server.url}/{shard.name}: cannot be fetched: HTTP 404 Not Found; correct"):
+    with pytest.raises(
+        DataError, match=f"{server.url}/{shard.name}: cannot be fetched: HTTP 404 Not Found; correct"
+    ) as caught:
         store.path(shard.name)
+    assert not isinstance(caught.value, UnavailableError)
     assert len(tar_requests(server, shard)) == 1
     store.close()
 
