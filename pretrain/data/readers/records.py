@@ -19,6 +19,8 @@ from pretrain.data.readers.rule import ReadRule
 LEARNED_ROLE = "assistant"
 ROLES = ("system", "developer", "user", "tool", "function", LEARNED_ROLE)
 
+_decode = json.JSONDecoder().decode
+
 Build = Callable[[Mapping[str, Any], ReadRule, int], Document]
 """Makes a document of a record that took so many bytes of the input. Raises: RecordError."""
 
@@ -34,7 +36,7 @@ class RecordError(Exception):
 def parse_object(text: str) -> dict[str, Any]:
     """Parses a record of JSON. Raises: RecordError."""
     try:
-        row = json.loads(text)
+        row = _decode(text)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not JSON: {error}", "write one JSON object a line") from None
     return check_object(row)
@@ -82,7 +84,10 @@ def _text(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes
     text = record.get(name)
     if not isinstance(text, str):
         raise _bad_field(record, name, "a string", option)
-    return text, _utf8(text)
+    try:
+        return text, text.encode()
+    except UnicodeEncodeError as error:
+        raise _unpaired(error) from None
 
 
 def _segments(record: Mapping[str, Any], name: str) -> tuple[tuple[str, bool], ...]:
@@ -103,16 +108,15 @@ def _segment(message: Any, place: str) -> tuple[str, bool]:
     role, content = message["role"], message["content"]
     if role not in ROLES:
         raise RecordError(f"{place}.role is {role!r}, which is not known", f"use one of {', '.join(ROLES)}")
-    _utf8(content)
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise _unpaired(error) from None
     return content, role == LEARNED_ROLE
 
 
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        escape = ascii(error.object[error.start])
-        raise RecordError(f"unpaired surrogate {escape} in the text", "remove it") from None
+def _unpaired(error: UnicodeEncodeError) -> RecordError:
+    return RecordError(f"unpaired surrogate {error.object[error.start]!a} in the text", "remove it")
 
 
 def _bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
