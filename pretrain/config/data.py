@@ -46,7 +46,8 @@ class DataConfig(Section):
         mixture: Several such folders, of one tokenizer, by weight.
         curriculum: Milestones at which the weights of the mixture change, ascending.
         packing: How documents come into rows. `concat`: one after another, cut where a row ends. `bins`: whole ones
-            side by side, best fit; only what is longer than a row is cut.
+            side by side, best fit; only what is longer than a row is cut. `padded`: one document a row, rows of similar
+            length together, as many columns as the longest of a micro-batch has.
         lanes: Number of independent readers over which the order is defined. Part of a run's meaning: another number
             is another order. The world size is not.
         block_samples: Samples of one lane that are shuffled together.
@@ -64,7 +65,7 @@ class DataConfig(Section):
     path: str | None = None
     mixture: list[SourceConfig] = Field(default_factory=list)
     curriculum: list[MilestoneConfig] = Field(default_factory=list)
-    packing: Literal["concat", "bins"] = "concat"
+    packing: Literal["concat", "bins", "padded"] = "concat"
     lanes: int = Field(default=16, ge=1)
     block_samples: int = Field(default=8192, ge=1)
     document_mask: bool = True

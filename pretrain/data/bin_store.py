@@ -13,7 +13,7 @@ from pathlib import Path
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from pretrain.data.bins import Bins, pack_documents, pack_pairs
+from pretrain.data.bins import Bins, pack_documents, pack_pairs, separate_documents, separate_pairs
 from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DiskError
 from pretrain.index import ShardIndex
@@ -32,10 +32,13 @@ class BinStore:
         shards: The split.
         capacity: Tokens of a row, T.
         source_capacity: Pairs: tokens of a source row, S. None: not pairs.
+        apart: Each document has a bin of its own; such bins are made when they are needed, and not kept on disk.
     """
 
-    def __init__(self, shards: ShardSet, capacity: int, source_capacity: int | None = None) -> None:
-        self._shards, self._capacity, self._source_capacity = shards, capacity, source_capacity
+    def __init__(
+        self, shards: ShardSet, capacity: int, source_capacity: int | None = None, *, apart: bool = False
+    ) -> None:
+        self._shards, self._capacity, self._source_capacity, self._apart = shards, capacity, source_capacity, apart
         self._loaded: dict[int, Bins] = {}
         self._can_write = True
 
@@ -49,7 +52,7 @@ class BinStore:
         if bins is None:
             shard = self._shards.split.shards[number]
             path = self._path(shard)
-            bins = _read(path, shard, pairs=self._source_capacity is not None)
+            bins = None if self._apart else _read(path, shard, pairs=self._source_capacity is not None)
             if bins is None:
                 bins = self._pack(number)
                 self._write(path, bins)
@@ -63,12 +66,13 @@ class BinStore:
     def _pack(self, number: int) -> Bins:
         lengths = self._shards.documents(number, "tokens").length
         if self._source_capacity is None:
-            return pack_documents(lengths, self._capacity)
+            return (separate_documents if self._apart else pack_documents)(lengths, self._capacity)
         sources = self._shards.documents(number, "source").length
-        return pack_pairs(sources, lengths, self._source_capacity, self._capacity)
+        pack = separate_pairs if self._apart else pack_pairs
+        return pack(sources, lengths, self._source_capacity, self._capacity)
 
     def _write(self, path: Path, bins: Bins) -> None:
-        if not self._can_write:
+        if self._apart or not self._can_write:
             return
         try:
             make_dir(path.parent)

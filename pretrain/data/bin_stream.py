@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from pretrain.data.bin_store import BinStore
+from pretrain.data.buckets import BucketOrder
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.pack import PairRows, TokenRows
@@ -36,6 +37,7 @@ class BinStream:
         seed: int = 0,
         lanes: int = 1,
         block_samples: int = 1,
+        bucket_rows: int | None = None,
         damage: DamagePolicy | None = None,
     ) -> None:
         """Makes the bins that are not there yet.
@@ -47,6 +49,8 @@ class BinStream:
             seed: Of the order, as are `lanes` and `block_samples`.
             lanes: See order.py.
             block_samples: See order.py.
+            bucket_rows: One document a row, and rows of similar length together in global batches of so many. None:
+                packed.
             damage: What is done about rows that cannot be read. None: they are errors.
 
         Raises:
@@ -55,12 +59,15 @@ class BinStream:
         self._damage = damage or DamagePolicy()
         self._reader = self._damage.reader(shards)
         self.shards, self.seq_len, self.source_len = shards, seq_len, source_len
-        self._store = BinStore(shards, seq_len, source_len)
+        self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
         self._counts = np.array([len(self._store.load(number)) for number in range(len(shards))], dtype=np.int64)
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
         self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)
         self._layout = lru_cache(EPOCHS_KEPT)(self._build_layout)
+        self._picks: SampleOrder | BucketOrder = self.order
+        if bucket_rows is not None:
+            self._picks = BucketOrder(self.order, self._lengths_of, batch_rows=bucket_rows, seed=seed)
 
     def num_left_out(self) -> int:
         """Returns how many pairs are longer than a row, and in no bin."""
@@ -73,7 +80,7 @@ class BinStream:
         Raises:
             DataError: A shard is missing or damaged; names shard and member.
         """
-        samples = self.order.samples(positions)
+        samples = self._picks.samples(positions)
         return self._read_rows([self._locate(sample) for sample in samples.tolist()], samples)
 
     def num_windows(self, max_tokens: int | None = None) -> int:
@@ -97,6 +104,17 @@ class BinStream:
         shards, starts = self._layout(epoch)
         slot = bisect_right(starts, place) - 1
         return shards[slot], place - starts[slot]
+
+    def _lengths_of(self, samples: np.ndarray) -> np.ndarray:
+        """Returns the tokens of each sample of one document, both sides of a pair together."""
+        lengths = np.empty(len(samples), dtype=np.int64)
+        for row, sample in enumerate(samples.tolist()):
+            shard, number = self._locate(sample)
+            bins = self._store.load(shard)
+            lengths[row] = bins.length[number]
+            if self.source_len is not None:
+                lengths[row] += self.shards.documents(shard, "source").length[bins.document[number]]
+        return lengths
 
     def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows | PairRows:
         targets = _RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens")

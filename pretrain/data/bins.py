@@ -62,6 +62,18 @@ def pack_documents(lengths: np.ndarray, capacity: int) -> Bins:
     return _group(placed, document, offset, length)
 
 
+def separate_documents(lengths: np.ndarray, capacity: int) -> Bins:
+    """Gives each document a bin of its own, and each piece of one that is longer than a row."""
+    document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
+    return _group(np.arange(len(length)), document, offset, length)
+
+
+def separate_pairs(source_lengths: np.ndarray, lengths: np.ndarray, source_capacity: int, capacity: int) -> Bins:
+    """Gives each pair that fits both rows a bin of its own; the others are in none."""
+    (documents,) = np.nonzero((source_lengths <= source_capacity) & (lengths <= capacity))
+    return _group(np.arange(len(documents)), documents, np.zeros_like(documents), lengths[documents].astype(np.int64))
+
+
 def _best_fit(lengths: list[int], capacity: int) -> list[int]:
     """Returns the bin of each item; items come longest first."""
     # Bins by the room that they have left. Bit r of `rooms` says that some bin has room r.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pretrain.config.data import BatchPlan
 from pretrain.data.digest import digest_rows
-from pretrain.data.pack import PairRows, TokenRows, pack_pair_rows, pack_rows
+from pretrain.data.pack import PairRows, TokenRows, crop_rows, pack_pair_rows, pack_rows
 from pretrain.data.prefetch import Prefetcher
 from pretrain.types import Batch, Source
 
@@ -76,6 +76,7 @@ class TrainLoader:
         prefetch: int = 4,
         document_mask: bool = True,
         start_id: int | None = None,
+        crop: bool = False,
         pin_memory: bool = False,
     ) -> None:
         """Starts reading.
@@ -90,11 +91,12 @@ class TrainLoader:
             prefetch: Micro-batches kept ready; at least those of one step are.
             document_mask: See pack.py.
             start_id: Pairs: what the decoder reads first.
+            crop: Leave out the columns that are padding in all rows of a micro-batch.
             pin_memory: Pin the tensors, for asynchronous copies to a GPU.
         """
         assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
         self._stream, self._plan, self._rank, self._start = stream, plan, rank, start_position
-        self._build = _BatchBuilder(document_mask, start_id, pin_memory)
+        self._build = _BatchBuilder(document_mask, start_id, crop, pin_memory)
         self._steps_taken = 0
         depth = max(prefetch, plan.accumulation)
         self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers)
@@ -164,6 +166,7 @@ class ValidationLoader:
         max_tokens: int | None = None,
         document_mask: bool = True,
         start_id: int | None = None,
+        crop: bool = False,
         pin_memory: bool = False,
     ) -> None:
         """Reads nothing yet.
@@ -176,11 +179,12 @@ class ValidationLoader:
             max_tokens: Only the first tokens of the split. None: all.
             document_mask: See pack.py.
             start_id: As TrainLoader.
+            crop: As TrainLoader.
             pin_memory: As TrainLoader.
         """
         self._stream, self._micro, self._rank, self._world_size = stream, micro, rank, world_size
         self._max_tokens = max_tokens
-        self._build = _BatchBuilder(document_mask, start_id, pin_memory)
+        self._build = _BatchBuilder(document_mask, start_id, crop, pin_memory)
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
@@ -207,10 +211,13 @@ class _BatchBuilder:
 
     document_mask: bool
     start_id: int | None
+    crop: bool
     pin_memory: bool
 
     def __call__(self, rows: TokenRows | PairRows) -> tuple[Batch, int]:
         if isinstance(rows, PairRows):
+            if self.crop:
+                rows = PairRows(crop_rows(rows.source), crop_rows(rows.target))
             assert self.start_id is not None, "pairs need the token that a decoder reads first"
             source, packed = pack_pair_rows(rows, self.start_id)
             read = Source(
@@ -220,6 +227,7 @@ class _BatchBuilder:
             )
             ids = rows.target.sample_ids
         else:
+            rows = crop_rows(rows) if self.crop else rows
             packed, read, ids = pack_rows(rows, self.document_mask), None, rows.sample_ids
         batch = Batch(
             tokens_BT=self._tensor(packed.inputs),

@@ -66,6 +66,23 @@ class PackedRows:
     num_targets: int
 
 
+def crop_rows(rows: TokenRows, multiple: int = 8) -> TokenRows:
+    """Takes away the columns that are padding in every row, down to a multiple of `multiple` and at least that."""
+    assert rows.num_tokens is not None, "rows of known length"
+    width = rows.tokens.shape[1]
+    longest = int(rows.num_tokens.max(initial=1))
+    kept = min(width, -(-min(longest, width - 1) // multiple) * multiple + 1)
+    row, column = np.divmod(rows.starts, width)
+    inside = column < kept
+    return TokenRows(
+        tokens=rows.tokens[:, :kept],
+        starts=row[inside] * kept + column[inside],
+        num_tokens=rows.num_tokens,
+        sample_ids=rows.sample_ids,
+        learned=None if rows.learned is None else rows.learned[:, :kept],
+    )
+
+
 def pack_rows(rows: TokenRows, document_mask: bool) -> PackedRows:
     """Makes inputs, targets, positions and document numbers of raw rows; about 2 ns a token.
 

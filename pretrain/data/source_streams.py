@@ -103,11 +103,11 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
     return [open_store(path, cache_dir, cache_bytes, stop=stop) for path in data.paths]
 
 
-def open_windows(index: DataIndex, store: ShardStore, batch: BatchConfig) -> TokenStream | BinStream:
+def open_windows(index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig) -> TokenStream | BinStream:
     """Opens the validation split of a source, which is read in a fixed order."""
     if index.kind == "text":
         return TokenStream(store, index, "validation", seq_len=batch.seq_len)
-    return _open_bins(index, store, batch, "validation")
+    return _open_bins(index, store, data, batch, "validation")
 
 
 def _open_stream(
@@ -121,13 +121,19 @@ def _open_stream(
                 fix="use data.packing=bins",
             )
         return TokenStream(store, index, "train", seq_len=batch.seq_len, **order)
-    return _open_bins(index, store, batch, "train", **order)
+    return _open_bins(index, store, data, batch, "train", **order)
 
 
-def _open_bins(index: DataIndex, store: ShardStore, batch: BatchConfig, split: str, **order: int) -> BinStream:
-    shards = ShardSet(store, index, split)
-    source_len = (batch.source_len or batch.seq_len) if index.kind == "pairs" else None
-    return BinStream(shards, seq_len=batch.seq_len, source_len=source_len, **order)
+def _open_bins(
+    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, split: str, **order: int
+) -> BinStream:
+    return BinStream(
+        ShardSet(store, index, split),
+        seq_len=batch.seq_len,
+        source_len=(batch.source_len or batch.seq_len) if index.kind == "pairs" else None,
+        bucket_rows=batch.global_tokens // batch.seq_len if data.packing == "padded" else None,
+        **order,
+    )
 
 
 def _segments(data: DataConfig, seq_len: int) -> list[tuple[int, list[float]]]:

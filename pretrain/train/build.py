@@ -164,6 +164,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         prefetch=config.data.prefetch,
         document_mask=config.data.document_mask,
         start_id=start_id,
+        crop=config.data.packing == "padded",
         pin_memory=on_cuda,
     )
     tracker = Tracker(
@@ -212,13 +213,14 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
         if not config.eval.every_steps or split is None:
             continue
         loader = ValidationLoader(
-            open_windows(source.index, store, config.batch),
+            open_windows(source.index, store, config.data, config.batch),
             micro=plan.micro,
             rank=world.rank,
             world_size=world.size,
             max_tokens=config.eval.max_tokens,
             document_mask=config.data.document_mask,
             start_id=config.model.special_tokens.start,
+            crop=config.data.packing == "padded",
             pin_memory=pin_memory,
         )
         held.append(Held(source.name, loader, split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0))

@@ -100,7 +100,11 @@ def test_validation_of_pairs_covers_every_pair_once(tmp_path):
     index, documents = make_pairs(tmp_path, sizes)
     index.splits["validation"] = index.splits["train"]
     loader = ValidationLoader(
-        open_windows(index, LocalStore(tmp_path), BATCH), micro=2, rank=0, world_size=1, start_id=5
+        open_windows(index, LocalStore(tmp_path), DataConfig(path="x"), BATCH),
+        micro=2,
+        rank=0,
+        world_size=1,
+        start_id=5,
     )
     targets = [b.targets_BT[b.targets_BT != IGNORE_INDEX] for b in loader]
     found = np.sort(np.concatenate([t.numpy() for t in targets]))
@@ -133,3 +137,44 @@ def test_sources_of_different_tokenizers_are_refused(mixture, tmp_path):
 def test_a_mixture_that_makes_no_sense_is_refused(mixture, change, message):
     with pytest.raises(pydantic.ValidationError, match=message):
         DataConfig.model_validate(mixture | change)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "text"])
+def test_padded_rows_hold_one_document_and_batches_of_similar_length(tmp_path, kind):
+    rng = np.random.default_rng(3)
+    if kind == "pairs":
+        make_pairs(tmp_path, [(int(s), int(s)) for s in rng.integers(1, 17, 500)])
+    else:
+        make_shards(tmp_path, train=(6000,), longest=16)
+    stream = streams({"path": str(tmp_path), "packing": "padded", "block_samples": 512, "lanes": 1})
+    per_epoch = round(200 / stream.epochs(200)["data"])
+    rows = stream.read(range(per_epoch))
+    sides = [rows.target, rows.source] if kind == "pairs" else [rows]
+    assert len(set(sides[0].sample_ids.tolist())) == per_epoch
+    for side in sides:
+        starts = side.starts[side.starts % 17 < side.num_tokens[side.starts // 17]]
+        assert np.array_equal(np.sort(starts // 17), np.arange(per_epoch)), "one document a row"
+    batches = sides[0].num_tokens[: per_epoch // 8 * 8].reshape(-1, 8)
+    spread, whole = np.median(batches.max(axis=1) - batches.min(axis=1)), np.ptp(sides[0].num_tokens)
+    assert spread <= 1 < whole / 4
+    part = stream.read(range(40, 57))
+    found = part.target if kind == "pairs" else part
+    assert np.array_equal(found.sample_ids, sides[0].sample_ids[40:57])
+
+
+def test_a_padded_batch_is_as_wide_as_its_longest_row(tmp_path):
+    make_shards(tmp_path, train=(6000,), longest=16)
+    padded = streams({"path": str(tmp_path), "packing": "padded"})
+    loader = TrainLoader(padded, plan_batch(BATCH, 1), rank=0, world_size=1, crop=True)
+    whole = TrainLoader(padded, plan_batch(BATCH, 1), rank=0, world_size=1)
+    widths = set()
+    for _ in range(30):
+        for cropped, full in zip(next(loader).micro_batches, next(whole).micro_batches, strict=True):
+            width = cropped.tokens_BT.shape[1]
+            widths.add(width)
+            assert (full.targets_BT[:, width:] == IGNORE_INDEX).all()
+            assert cropped.targets_BT.tolist() == full.targets_BT[:, :width].tolist()
+            assert cropped.tokens_BT.tolist() == full.tokens_BT[:, :width].tolist()
+    assert widths == {8, 16}
+    loader.close()
+    whole.close()
