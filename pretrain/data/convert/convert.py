@@ -1,0 +1,181 @@
+"""`pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising again.
+
+    plan_job                        headers, sizes and tables are checked before anything is written (job.py)
+    lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
+    tokenizer.json                  the one that made the tokens, as it was given
+    parts, in order                 each its own shards and record (part.py); finished ones are kept
+    conversion.json                 the hash of all tokens of the source equals that of the shards (proof.py)
+    index.json                      last: merges the records in part order
+
+A conversion that is killed anywhere is continued by the same command, and gives the same bytes. A source that cannot be
+used ends it with one line and takes back what was written. Memory: a chunk, a document and a member, whatever the size
+of the source. Not here: how tokens of others lie in files (the formats), and tokenizing.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.data import output
+from pretrain.data.convert.job import ConvertOptions, Job, plan_job
+from pretrain.data.convert.part import Settings, load_runs, write_part
+from pretrain.data.convert.proof import hash_shards, hash_source
+from pretrain.data.convert.text_bytes import TextBytes
+from pretrain.data.lock import lock_folder
+from pretrain.data.part import PartRecord
+from pretrain.data.progress import Progress, no_progress
+from pretrain.data.split import SPLITS, TRAIN
+from pretrain.data.tokenizer import tokenizer_hash
+from pretrain.errors import DataError
+from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, check_shards, load_index, write_index
+from pretrain.io import make_dir, write_file, write_json
+
+CONVERSION_NAME = "conversion.json"
+
+_log = logging.getLogger(__name__)
+
+
+def convert_tokens(options: ConvertOptions, progress: Progress = no_progress) -> DataIndex:
+    """Makes `options.output` a complete shard folder out of token data. Does nothing if it is one already.
+
+    Returns:
+        The index. The token hash is logged, and stands in conversion.json.
+
+    Raises:
+        ConfigError: Options that cannot be, or that differ from those the folder was begun with.
+        DataError: A source or a tokenizer that is missing, damaged, empty, or not what the folder was begun with; a
+            token outside the vocabulary.
+        LockedError: Another process writes the folder.
+        DiskError: The disk refused. What is finished is kept: the same command continues.
+    """
+    job = plan_job(options)
+    folder = make_dir(options.output)
+    with lock_folder(folder):
+        output.claim_folder(folder, job.identity, job.listing)
+        index = _complete_index(folder)
+        if index is not None:
+            _log.info("%s is complete: nothing to do", folder)
+            return index
+        try:
+            return _build(job, progress)
+        except DataError:
+            (folder / CONVERSION_NAME).unlink(missing_ok=True)
+            output.discard_output(folder)
+            raise
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise DataError(
+                f"cannot be read: {error.strerror}",
+                where=str(error.filename),
+                fix="mend that and run the same command again; finished parts are kept",
+            ) from error
+
+
+def _complete_index(folder: Path) -> DataIndex | None:
+    """Returns the index of a folder that is complete; where files of it are missing, takes the index away."""
+    for temporary in folder.glob(f"{CONVERSION_NAME}.tmp-*"):
+        temporary.unlink()
+    if not (folder / INDEX_NAME).exists():
+        return None
+    try:
+        index = load_index(folder)
+        check_shards(folder, index)
+        if tokenizer_hash(folder / output.TOKENIZER_NAME) == index.tokenizer_sha256:
+            return index
+        damage = f"{output.TOKENIZER_NAME} is not the one that made the shards"
+    except (DataError, OSError) as error:
+        damage = str(error)
+    _log.warning("%s; making what is missing again", damage)
+    (folder / INDEX_NAME).unlink()
+    return None
+
+
+def _build(job: Job, progress: Progress) -> DataIndex:
+    folder = job.options.output
+    write_file(folder / output.TOKENIZER_NAME, job.options.tokenizer.read_bytes())
+    sha256 = tokenizer_hash(folder / output.TOKENIZER_NAME)
+    records = output.load_records(folder, job.parts, sha256)
+    output.remove_leftovers(folder, job.parts, records)
+    _write_parts(job, sha256, records, progress)
+    records = output.load_records(folder, job.parts, sha256)
+    assert len(records) == len(job.parts), "every part that was written has a record"
+    index = _merge(job, sha256, [records[part.number] for part in job.parts])
+    _prove(job, index, records, progress)
+    write_index(folder, index)
+    return index
+
+
+def _write_parts(job: Job, sha256: str, records: dict[int, PartRecord], progress: Progress) -> None:
+    settings = Settings(
+        folder=job.options.output,
+        files={opened.file.path: opened for opened in job.files},
+        splits=job.splits,
+        rule=job.rule,
+        eos=np.array([job.read.eos_id], job.read.shard_dtype),
+        append_eos=job.options.append_eos,
+        shard_tokens=job.options.shard_tokens,
+        text_bytes=TextBytes(job.tokenizer, job.read.vocab_size),
+        tokenizer_sha256=sha256,
+    )
+    todo = [part for part in job.parts if part.number not in records]
+    done_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
+    done_documents = sum(record.num_documents for record in records.values())
+
+    def report(num_documents: int, num_bytes: int) -> None:
+        nonlocal done_bytes, done_documents
+        done_bytes, done_documents = done_bytes + num_bytes, done_documents + num_documents
+        progress("converting", done_bytes, job.num_bytes, done_documents)
+
+    for part in todo:
+        write_part(settings, part, report)
+
+
+def _merge(job: Job, sha256: str, records: Sequence[PartRecord]) -> DataIndex:
+    """Builds the index out of the records, in part order."""
+    splits: dict[str, SplitIndex] = {}
+    for name in SPLITS:
+        written = [record.splits[name] for record in records]
+        built = build_split([s for w in written for s in w.shards], sum(w.num_bytes_text for w in written))
+        if built.num_documents:
+            splits[name] = built
+    if TRAIN not in splits:
+        raise DataError("there are no tokens to train on", fix="give more, or hold out less with --split")
+    num_empty = sum(record.num_empty for record in records)
+    if num_empty:
+        _log.info("left out %d empty documents", num_empty)
+    return DataIndex(sha256, job.read.vocab_size, job.read.shard_dtype.name, job.read.eos_id, splits)
+
+
+def _prove(job: Job, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
+    """Compares the tokens of the source with those of the shards, and writes what they come to."""
+    folder, done_bytes = job.options.output, 0
+    num_documents = sum(split.num_documents for split in index.splits.values())
+
+    def tick(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        progress("comparing", done_bytes, 2 * job.num_bytes, num_documents)
+
+    before = hash_source(job.files, tick)
+    after = hash_shards(folder, index.dtype, index.eos_id, job.parts, records, tick)
+    if before != after:
+        what = f"{before.num_tokens} tokens (sha256 {before.sha256}) became {after.num_tokens} ({after.sha256})"
+        raise DataError(f"the source changed while it was read: {what}", fix="run the same command again")
+    runs = [load_runs(folder, part) for part in job.parts]
+    num_open = sum(part.num_open for part in runs)
+    facts = {
+        "from": job.options.kind,
+        "num_documents": num_documents,
+        "num_appended_tokens": sum(part.num_appended for part in runs),
+        "num_documents_without_end": num_open,
+        "before": asdict(before),
+        "after": asdict(after),
+    }
+    write_json(folder / CONVERSION_NAME, facts)
+    _log.info("token hash before and after: sha256 %s over %d tokens", before.sha256, before.num_tokens)
+    if num_open:
+        _log.warning("%d of %d documents do not end with token %d", num_open, num_documents, index.eos_id)
