@@ -56,8 +56,10 @@ class DataConfig(Section):
             while a run reads them. `stop`: the run ends. `skip`: their rows keep their places and have no targets, so
             that all other rows come when they would have come. What an index can tell is refused at start either way.
         max_skipped_rows: With `skip`: more rows than this end the run after all.
-        cache_dir: Where shards of an address are kept on this machine, shared by its ranks and runs.
-        cache_gib: All that may be kept there.
+        cache_dir: Where shards of an address are kept; processes and runs of a machine share it. On a local disk: it
+            needs file locks.
+        cache_gib: All that may be kept there, downloads in progress included. At least what a block of each source
+            reads at once; an error says how much.
         workers: Threads that assemble batches. No effect on order.
         prefetch: Micro-batches kept ready a rank. No effect on order.
     """

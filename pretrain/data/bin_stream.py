@@ -16,6 +16,7 @@ import numpy as np
 from pretrain.data.bin_store import BinStore
 from pretrain.data.buckets import BucketOrder
 from pretrain.data.damage import DamagePolicy
+from pretrain.data.lookahead import Lookahead
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.shard_set import ShardSet
@@ -65,6 +66,7 @@ class BinStream:
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
         self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)
         self._layout = lru_cache(EPOCHS_KEPT)(self._build_layout)
+        self._lookahead = Lookahead(shards.store, shards.split, shards.name) if shards.store.fetches else None
         self._picks: SampleOrder | BucketOrder = self.order
         if bucket_rows is not None:
             self._picks = BucketOrder(self.order, self._lengths_of, batch_rows=bucket_rows, seed=seed)
@@ -80,6 +82,8 @@ class BinStream:
         Raises:
             DataError: A shard is missing or damaged; names shard and member.
         """
+        if self._lookahead is not None and positions:
+            self._lookahead.follow(self.order, self._layout, positions.start, overlap=0)
         samples = self._picks.samples(positions)
         return self._read_rows([self._locate(sample) for sample in samples.tolist()], samples)
 

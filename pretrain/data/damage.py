@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from pretrain.data.pack import PairRows, TokenRows
+from pretrain.data.remote.store import UnavailableError
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
@@ -51,7 +52,7 @@ class DamagePolicy:
         Raises:
             DataError: `error`, where damage stops the run; or too many rows were skipped.
         """
-        if not self._skips:
+        if not self._skips or isinstance(error, UnavailableError):
             raise error
         folder = str(shards.folder)
         with self._lock:
@@ -79,6 +80,8 @@ class DamagePolicy:
                 raise failed[number]
             try:
                 return shards.reader(number)
+            except UnavailableError:
+                raise
             except DataError as error:
                 failed[number] = error
                 raise

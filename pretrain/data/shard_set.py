@@ -54,7 +54,7 @@ class ShardSet:
             DataError: There is no such split, or it is empty.
         """
         self.store = LocalStore(folder) if isinstance(folder, Path) else folder
-        self.folder, self.index, self.split = self.store.folder, index, index.split(split)
+        self.name, self.folder, self.index, self.split = split, self.store.folder, index, index.split(split)
         if not self.split.num_tokens:
             raise DataError(
                 f"split {split!r} has no tokens", where=str(self.folder), fix="give `pretrain prepare` more text"

@@ -8,11 +8,13 @@ The position of a run counts samples of all sources. Not here: batches and ranks
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.data.bin_stream import BinStream
+from pretrain.data.damage import DamagePolicy
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
 from pretrain.data.pack import PairRows, TokenRows
@@ -34,6 +36,9 @@ class SourceStreams:
         batch: Length of rows.
         seed: Of the order.
 
+    Attributes:
+        damage: Counts the rows that this rank could not read.
+
     Raises:
         ConfigError: Weights that repeat too late, or a packing that the kind of data does not have.
         DataError: A source has no training tokens, or is damaged.
@@ -43,8 +48,9 @@ class SourceStreams:
         self, dataset: Dataset, stores: Sequence[ShardStore], data: DataConfig, batch: BatchConfig, seed: int
     ) -> None:
         self._dataset, self._batch = dataset, batch
+        self.damage = DamagePolicy(data.on_error, data.max_skipped_rows)
         self._streams = [
-            _open_stream(source.index, store, data, batch, seed)
+            _open_stream(source.index, store, data, batch, seed, self.damage)
             for source, store in zip(dataset.sources, stores, strict=True)
         ]
         self._mixture: MixtureStream | None = None
@@ -111,9 +117,9 @@ def open_windows(index: DataIndex, store: ShardStore, data: DataConfig, batch: B
 
 
 def _open_stream(
-    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, seed: int
+    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, seed: int, damage: DamagePolicy
 ) -> TokenStream | BinStream:
-    order = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples}
+    order: dict[str, Any] = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples, "damage": damage}
     if data.packing == "concat":
         if index.kind != "text":
             raise ConfigError(
@@ -125,7 +131,7 @@ def _open_stream(
 
 
 def _open_bins(
-    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, split: str, **order: int
+    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, split: str, **order: Any
 ) -> BinStream:
     return BinStream(
         ShardSet(store, index, split),

@@ -18,6 +18,7 @@ from torch import Tensor
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.data.loader import StepBatch
+from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
 from pretrain.errors import DiskError, DivergedError
 from pretrain.evaluate.loss import LossReport, evaluate_loss
@@ -60,16 +61,17 @@ def train(run: Run, state: TrainState) -> TrainState:
         loss = agreed.loss_sum / max(num_targets, 1)
         _record(run, state, agreed, update, num_targets, loss)
         run.meter.end_step(num_targets)
-        if state.step % config.tracking.log_every_steps == 0 or upcoming is None:
+        is_last = state.step >= target
+        if state.step % config.tracking.log_every_steps == 0 or is_last:
             run.tracker.log(state.step, _metrics(run, state, loss, learning_rate, update))
         bad_steps = bad_steps + 1 if update.skipped else 0
         if bad_steps:
             _report_bad_step(run, state, batch, loss, bad_steps)
 
-        if run.validation and (_due(state.step, config.eval.every_steps) or upcoming is None):
+        if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
             with run.meter.excluded():
                 _validate(run, state)
-        if _due(state.step, config.checkpoint.every_steps) and not agreed.stop and upcoming is not None:
+        if _due(state.step, config.checkpoint.every_steps) and not agreed.stop and not is_last:
             with run.meter.excluded():
                 failed_saves = _try_save(run, state, failed_saves)
             saved_step = state.step if not failed_saves else saved_step
@@ -92,9 +94,13 @@ def _announce(run: Run, state: TrainState, target: int) -> None:
             log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
 
 
-def _fetch(run: Run) -> StepBatch:
-    with run.meter.data_wait():
-        return next(run.loader)
+def _fetch(run: Run) -> StepBatch | None:
+    """Returns the next step's batch; None where a stop was asked for while its data was waited for."""
+    try:
+        with run.meter.data_wait():
+            return next(run.loader)
+    except WaitStoppedError:
+        return None  # the exchange tells the other ranks, as it does any stop
 
 
 def _start_exchange(run: Run, loss_sum: Tensor, digest: int, upcoming: StepBatch | None) -> Callable[[], Agreed]:
@@ -151,6 +157,8 @@ def _record(run: Run, state: TrainState, agreed: Agreed, update: Update, num_tar
 def _metrics(run: Run, state: TrainState, loss: float, learning_rate: float, update: Update) -> dict[str, float]:
     metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm, "tokens": float(state.tokens)}
     metrics["skipped_steps"] = float(state.step - state.optimizer_step)
+    if run.samples.damage.num_skipped_rows:
+        metrics["skipped_rows"] = float(run.samples.damage.num_skipped_rows)
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     return metrics | run.meter.read(state.step)

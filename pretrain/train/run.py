@@ -8,7 +8,7 @@ from pretrain.dist import World
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, PretrainError
 from pretrain.log import setup_logging
 from pretrain.rundir import RunDir, end_attempt
-from pretrain.train.build import Run, build_run, claim_run
+from pretrain.train.build import Claim, Run, build_run, claim_run
 from pretrain.train.loop import train
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def run_training(config: RunConfig, world: World) -> int:
             state = train(run, state)
         except BaseException:
             # Peers may be gone, and a launcher waits to kill us: what wandb still has on its way is not worth it.
-            _close(run, tracker_timeout_s=1.0)
+            _close(run, claim, tracker_timeout_s=1.0)
             raise
         target = run.config.train.last_step
         stopped = state.step < target
@@ -41,7 +41,7 @@ def run_training(config: RunConfig, world: World) -> int:
         _note_end(claim.folder, world, code, reason)
         if stopped and world.is_main:
             log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
-        _close(run, tracker_timeout_s=5.0 if stopped else 60.0)
+        _close(run, claim, tracker_timeout_s=5.0 if stopped else 60.0)
     except PretrainError as error:
         _note_end(claim.folder, world, error.exit_code, error.what)
         raise
@@ -53,7 +53,9 @@ def run_training(config: RunConfig, world: World) -> int:
     return code
 
 
-def _close(run: Run, tracker_timeout_s: float) -> None:
+def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
+    for store in claim.stores:  # first: a thread that waits for a server ends with it
+        store.close()
     run.loader.close()
     if run.audit is not None:
         run.audit.close()
