@@ -15,6 +15,7 @@ DOCUMENTS = [
     "docs/extending.md",
     "docs/checkpoints.md",
     "docs/attention.md",
+    "docs/data.md",
 ]
 MAX_README_LINES = 230
 
