@@ -51,40 +51,49 @@ def _options(
 
 @app.command("prepare")
 def prepare_command(
-    output: Annotated[Path, typer.Option(help="Folder to write.")],
-    more_inputs: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    context: typer.Context,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG [A.B=C]...]", help="A YAML file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
     input: Annotated[
         list[str] | None,
-        typer.Option(help="Files, folders or globs of .txt .md .py .jsonl(.gz). None: this Python's standard library."),
+        typer.Option(help="Files, folders, globs or URLs of text. None: this Python's standard library."),
     ] = None,
-    tokenizer: Annotated[str, typer.Option(help="bpe, char, or a tokenizer.json.")] = "bpe",
-    vocab_size: Annotated[int | None, typer.Option(help="Entries of a trained BPE. Default: 8192.")] = None,
-    text_field: Annotated[str, typer.Option(help="Field of a jsonl line that holds the text.")] = "text",
-    split: Annotated[str, typer.Option(help="hash:F by document, or tail:F of every document.")] = "hash:0.01",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Entries of a trained tokenizer. Default: 8192.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="Field of a record that holds the text.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="hash:F by document (default hash:0.01), or tail:F of each.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one a core.")] = None,
 ) -> None:
-    """Train a tokenizer and write token shards (webdataset tars with an index).
+    """Train a tokenizer and write token shards (webdataset tars with an index), by a config or by options.
 
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
-    from pretrain.data.prepare import PrepareOptions, prepare
+    from pretrain.config.load_prepare import load_prepare, short_prepare
+    from pretrain.data.prepare import prepare
     from pretrain.data.progress import progress_bar
     from pretrain.log import setup_logging
 
     setup_logging(rank=0, world_size=1)
-    options = PrepareOptions(
-        output=output,
+    words = arguments or []
+    named = {"tokenizer": tokenizer, "vocab_size": vocab_size, "text_field": text_field, "split": split}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if words and not input and output is None:
+        if given:
+            name = next(iter(given))
+            raise typer.BadParameter(f"--{name.replace('_', '-')} does not go with CONFIG: write {name} there")
+        config = load_prepare(words[0], words[1:])
+    elif output is None:
+        raise _UsageError("Missing option '--output'", context)
+    else:
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
-        inputs=(*(input or ()), *(more_inputs or ())),
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        text_field=text_field,
-        split=split,
-        processes=processes,
-    )
+        config = short_prepare(output, [*(input or ()), *words], **given)
     with progress_bar() as progress:
-        index = prepare(options, progress)
-    print(_summary(output, index.splits))
+        index = prepare(config, progress, processes=processes)
+    print(_summary(Path(config.output), index.splits))
 
 
 def _summary(folder: Path, splits: dict[str, "SplitIndex"]) -> str:

@@ -1,7 +1,8 @@
-"""From a YAML file and `a.b=c` overrides to a checked RunConfig, or to every error at once.
+"""From a YAML file and `a.b=c` overrides to a checked config, or to every error at once.
 
     read_with_includes -> overrides (OmegaConf dotlist) -> modules of `extend` imported -> preset laid under `model`
     -> pydantic -> RunConfig
+    read_with_includes -> overrides -> pydantic -> any other Section, such as PrepareConfig
 
 An error names the key, where it was written (`file:line:column` or the override), the rule, and the nearest known key.
 """
@@ -14,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 import yaml
@@ -28,6 +29,8 @@ from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import Located, parse_scalar, parse_yaml, read_with_includes, short
 from pretrain.errors import ConfigError
 
+SectionT = TypeVar("SectionT", bound=Section)
+
 
 def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_extensions: bool = True) -> RunConfig:
     """Loads and checks a run's config.
@@ -40,12 +43,37 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_ext
     Raises:
         ConfigError: With one line for every problem found.
     """
+    located = _read(source, overrides)
+    if import_extensions:
+        _import_extensions(located.values.get("extend"), located.places.get("extend", str(source)))
+    return parse_section(RunConfig, _lay_preset(located, str(source)), str(source))
+
+
+def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
+    """Loads and checks a file that is one section, as `load_config` does that of a run. Raises: ConfigError."""
+    return parse_section(section, _read(source, overrides), str(source))
+
+
+def parse_section(section: type[SectionT], located: Located, source: str) -> SectionT:
+    """Checks values against a section. Raises: ConfigError, with one line for every problem found.
+
+    Args:
+        section: The class.
+        located: Its values, and the place of each.
+        source: Where values without a place are from.
+    """
+    try:
+        return section.model_validate(located.values)
+    except pydantic.ValidationError as error:
+        lines = [_describe(detail, located, source, section) for detail in error.errors(include_url=False)]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _read(source: str | Path, overrides: Sequence[str]) -> Located:
     located = read_with_includes(find_config(source))
     for override in overrides:
         _apply_override(located, override)
-    if import_extensions:
-        _import_extensions(located.values.get("extend"), located.places.get("extend", str(source)))
-    return _validate(located, str(source))
+    return located
 
 
 def _apply_override(located: Located, override: str) -> None:
@@ -74,7 +102,7 @@ def _is_section(values: Any, path: str) -> bool:
     return isinstance(values, dict)
 
 
-def _validate(located: Located, source: str) -> RunConfig:
+def _lay_preset(located: Located, source: str) -> Located:
     values = dict(located.values)
     if isinstance(values.get("model"), dict):
         try:
@@ -82,11 +110,7 @@ def _validate(located: Located, source: str) -> RunConfig:
         except ConfigError as error:
             where = located.places.get("model.preset", source)
             raise ConfigError(error.what, where=where, fix=error.fix) from None
-    try:
-        return RunConfig.model_validate(values)
-    except pydantic.ValidationError as error:
-        lines = [_describe(detail, located, source) for detail in error.errors(include_url=False)]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+    return Located(values, located.places)
 
 
 def _import_extensions(names: Any, where: str) -> None:
@@ -106,12 +130,13 @@ def _import_extensions(names: Any, where: str) -> None:
             raise ConfigError(f"extend: there is no module {name!r}", where=where, fix=fix) from None
 
 
-def _describe(detail: Any, located: Located, source: str) -> str:
+def _describe(detail: Any, located: Located, source: str, section: type[Section]) -> str:
     keys = [str(key) for key in detail["loc"]]
     path = ".".join(keys)
     where = next((located.places[name] for name in (path, *_parents(path)) if name in located.places), source)
     if detail["type"] == "extra_forbidden":
-        what, fix = f"unknown key {short(path)}", _suggest(keys)
+        names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
+        what, fix = f"unknown key {short(path)}", _suggest(names, section)
     elif detail["type"] == "missing":
         what, fix = f"{path} is required", f"add it, or pass {path}=..."
     elif detail["type"] == "value_error":
@@ -152,13 +177,13 @@ def _is_secret(key: str) -> bool:
 _SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
 
 
-def _suggest(keys: list[str]) -> str:
+def _suggest(keys: list[str], section: type[Section]) -> str:
     """Names the nearest known key: among its siblings first, then anywhere by its last word."""
     if _is_secret(keys[-1]):
         return "secrets are read from the environment only, never from a config"
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
-    known = list(known_keys())
+    known = list(known_keys(section, in_lists=True))
     path, parent = ".".join(keys), ".".join(keys[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
     words = {key.rpartition(".")[2]: key for key in siblings}
@@ -170,21 +195,21 @@ def _suggest(keys: list[str]) -> str:
     return f"known here: {', '.join(key.rpartition('.')[2] for key in siblings)}" if siblings else "remove it"
 
 
-def known_keys(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Yields every dotted key of the config, in file order."""
+def known_keys(section: type[Section] = RunConfig, prefix: str = "", *, in_lists: bool = False) -> Iterator[str]:
+    """Yields every dotted key of the config, in file order; of sections in a list too where `in_lists`, unnumbered."""
     for name, info in section.model_fields.items():
         path = f"{prefix}{info.alias or name}"
         yield path
-        for option in _sections_of(info.annotation):
-            yield from known_keys(option, f"{path}.")
+        for option in _sections_of(info.annotation, in_lists):
+            yield from known_keys(option, f"{path}.", in_lists=in_lists)
 
 
-def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+def _sections_of(annotation: Any, in_lists: bool) -> Iterator[type[Section]]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, *([list] if in_lists else [])):
         for option in typing.get_args(annotation):
-            yield from _sections_of(option)
+            yield from _sections_of(option, in_lists)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,7 +1,8 @@
 """The shard folder while it is being made: what it was begun with, which parts are done, what a killed run left.
 
-    prepare.json      options and listing of the inputs, written first: the identity of the folder
+    prepare.json      config and listing of the inputs, written first: the identity of the folder
     tokenizer.json    next; parts depend on it
+    duplicates/*      which documents came before, where asked for; parts depend on it
     parts/*.json      one record a finished part
     index.json        written last: with it the folder is complete
 
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain.data.duplicates import DUPLICATES_DIR
 from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
 from pretrain.data.part import PARTS_DIR, PartRecord, load_record, record_path
 from pretrain.data.sources import InputFile, Part
@@ -24,6 +26,7 @@ from pretrain.io import make_dir, write_json
 
 IDENTITY_NAME = "prepare.json"
 TOKENIZER_NAME = "tokenizer.json"
+MAX_SHOWN = 8
 _ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
 
 
@@ -67,7 +70,8 @@ def _input_line(file: InputFile) -> str:
 def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if names:
-        changes = ", ".join(f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in names)
+        shown = [f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in names[:MAX_SHOWN]]
+        changes = ", ".join(shown) + (f", and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
         raise ConfigError(f"begun with other options: {changes}", where=str(folder), fix=_ELSEWHERE)
 
 
@@ -111,7 +115,7 @@ def remove_leftovers(folder: Path, parts: Sequence[Part], records: dict[int, Par
 def discard_output(folder: Path) -> None:
     """Takes back all that an unfinished run wrote, the identity last."""
     (folder / INDEX_NAME).unlink(missing_ok=True)
-    for name in (PARTS_DIR, *SPLITS):
+    for name in (PARTS_DIR, DUPLICATES_DIR, *SPLITS):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / TOKENIZER_NAME).unlink(missing_ok=True)
     (folder / IDENTITY_NAME).unlink(missing_ok=True)

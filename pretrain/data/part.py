@@ -1,6 +1,6 @@
 """One part of the input -> its shards and its record: the unit of work, of parallelism and of restart.
 
-    documents of the part -> divide (train, validation) -> cut into pieces -> encode_batch_fast, a batch at a time
+    documents of the part -> filters -> divide (train, validation) -> pieces -> encode_batch_fast, a batch at a time
       -> end-of-document token -> SPLIT/part-00007-0000.tar, -0001.tar, ...    (every `shard_tokens` tokens)
       -> parts/part-00007.json, written last: with it the part is done, without it the part has not happened
 
@@ -9,6 +9,7 @@ Memory: one document and one batch. Not here: which parts there are (sources.py)
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from pretrain.data.documents import Document
+from pretrain.data.duplicates import load_first
+from pretrain.data.filters import EMPTY, UNDECODABLE, FilterRule, select
+from pretrain.data.pieces import Piece, Span, cut_document, divide
 from pretrain.data.readers.reader import Reader
-from pretrain.data.shards import ShardWriter
 from pretrain.data.sources import Part
 from pretrain.data.split import SPLITS, SplitRule
-from pretrain.data.tokenizer import BATCH_CHARS, Encoder, cut_text
+from pretrain.data.split_writer import SplitWriter
+from pretrain.data.tokenizer import BATCH_CHARS, Encoder
 from pretrain.index import ShardIndex, TableFile
-from pretrain.io import make_dir, write_json
+from pretrain.io import write_json
 
 PARTS_DIR = "parts"
 BATCH_PIECES = 1024
@@ -43,6 +47,9 @@ class PartSettings:
         cut_long: The tokenizer allows `cut_text`; without, a document is encoded whole.
         shard_tokens: A shard is closed at the first document end at or past this many tokens.
         tokenizer_sha256: Of the tokenizer, hex; entered in each record.
+        filters: Which documents are left out.
+        deduplicate: So are those that came before; duplicates.py has found them.
+        end_of_document: A document ends with the tokenizer's end-of-document token.
     """
 
     folder: Path
@@ -51,6 +58,9 @@ class PartSettings:
     cut_long: bool
     shard_tokens: int
     tokenizer_sha256: str
+    filters: FilterRule = field(default_factory=FilterRule)
+    deduplicate: bool = False
+    end_of_document: bool = True
 
 
 @dataclass(slots=True)
@@ -63,12 +73,21 @@ class SplitRecord:
 
 @dataclass(slots=True)
 class PartRecord:
-    """What a part wrote, and what it passed over."""
+    """What a part wrote, and what it passed over.
+
+    Attributes:
+        tokenizer_sha256: Of the tokenizer, hex.
+        splits: What it wrote.
+        num_empty: Documents without text, or without tokens.
+        num_undecodable: Files of the default corpus that are not UTF-8.
+        num_filtered: Documents left out, by reason.
+    """
 
     tokenizer_sha256: str
     splits: dict[str, SplitRecord]
     num_empty: int = 0
     num_undecodable: int = 0
+    num_filtered: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_documents(self) -> int:
@@ -93,7 +112,8 @@ def load_record(folder: Path, part: Part, tokenizer_sha256: str) -> PartRecord |
                 for name, size in ((shard.name, shard.num_bytes), (shard.table.name, shard.table_bytes)):
                     if (folder / name).stat().st_size != size:
                         return None
-        return PartRecord(tokenizer_sha256, splits, raw["num_empty"], raw["num_undecodable"])
+        counts = (raw["num_empty"], raw["num_undecodable"], raw["num_filtered"])
+        return PartRecord(tokenizer_sha256, splits, *counts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -111,57 +131,71 @@ def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Rep
         DiskError: The disk refused. Like every other exception, it leaves no record and no temporary file.
     """
     record = PartRecord(settings.tokenizer_sha256, {name: SplitRecord() for name in SPLITS})
-    writers = {name: _SplitWriter(settings, part, name, encoder.eos.dtype.name) for name in SPLITS}
-    document: list[np.ndarray] = []
+    kind, dtype = settings.reader.kind, encoder.eos.dtype.name
+    writers = {
+        name: SplitWriter(settings.folder / name, part.name, dtype, kind, settings.shard_tokens) for name in SPLITS
+    }
+    left_out: Counter[str] = Counter()
+    first = load_first(settings.folder, part) if settings.deduplicate else None
+    documents = select(settings.reader.read(part.slices), settings.filters, first, left_out)
+    end = encoder.eos if settings.end_of_document else encoder.eos[:0]
+    document: list[tuple[Piece, np.ndarray]] = []
     try:
-        for batch in _batches(_pieces(settings.reader.read(part.slices), settings, record), report):
+        for batch in _batches(_pieces(documents, settings, record), report):
             for piece, tokens in zip(batch, encoder.encode([piece.text for piece in batch]), strict=True):
-                document.append(tokens)
+                document.append((piece, tokens))
                 if piece.is_last:
-                    writers[piece.split].add(np.concatenate([*document, encoder.eos]))
+                    left_out[EMPTY] += not writers[piece.split].add(*_assemble(document, end, kind))
                     document.clear()
         for name, writer in writers.items():
             record.splits[name].shards = writer.close()
     finally:
         for writer in writers.values():
             writer.discard()
+    record.num_empty, record.num_undecodable = left_out.pop(EMPTY, 0), left_out.pop(UNDECODABLE, 0)
+    record.num_filtered = {reason: left_out[reason] for reason in sorted(left_out)}
     write_json(record_path(settings.folder, part), asdict(record))
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A run of one document's text, encoded in one go.
+def _assemble(
+    pieces: list[tuple[Piece, np.ndarray]], end: np.ndarray, kind: str
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Returns the tokens of a document, those of its source, and which tokens are learned (uint8).
 
-    Attributes:
-        split: Where the document goes.
-        text: Its characters.
-        is_last: The document ends with it.
-        consumed_bytes: Input bytes to report when it is done.
+    What ends a document is learned if what it follows is.
     """
+    if kind == "pairs":
+        sides = ([ids for piece, ids in pieces if piece.is_source == is_source] for is_source in (False, True))
+        target, source = (np.concatenate([*side, end]) for side in sides)
+        return target, source, None
+    tokens = np.concatenate([*(ids for _, ids in pieces), end])
+    if kind == "text":
+        return tokens, None, None
+    lengths = [*(len(ids) for _, ids in pieces), len(end)]
+    flags = np.array([*(piece.is_learned for piece, _ in pieces), pieces[-1][0].is_learned], np.uint8)
+    return tokens, None, np.repeat(flags, lengths)
 
-    split: str
-    text: str
-    is_last: bool
-    consumed_bytes: int
 
-
-def _pieces(documents: Iterable[Document], settings: PartSettings, record: PartRecord) -> Iterator[_Piece]:
-    """Divides documents and cuts the long ones; enters text bytes and what is skipped in the record."""
+def _pieces(documents: Iterable[Document], settings: PartSettings, record: PartRecord) -> Iterator[Piece]:
+    """Divides documents and cuts the long ones; enters text bytes in the record."""
     for document in documents:
-        record.num_undecodable += document.is_undecodable
-        record.num_empty += not document.text and not document.is_undecodable
         consumed = document.consumed_bytes
-        for split, side in settings.rule.divide(document.text, document.utf8):
-            record.splits[split].num_bytes_text += len(document.utf8) if side == document.text else len(side.encode())
-            cuts = list(cut_text(side)) if settings.cut_long else [side]
-            for number, text in enumerate(cuts, 1):
-                yield _Piece(split, text, number == len(cuts), consumed)
+        for split, spans in divide(document, settings.rule):
+            record.splits[split].num_bytes_text += _num_bytes(document, spans)
+            for piece in cut_document(spans, split, settings.cut_long, consumed):
+                yield piece
                 consumed = 0
 
 
-def _batches(pieces: Iterable[_Piece], report: Report) -> Iterator[list[_Piece]]:
+def _num_bytes(document: Document, spans: list[Span]) -> int:
+    """Text of a document in one split, as UTF-8; of a pair, its target."""
+    texts = [span.text for span in spans if not span.is_source]
+    return len(document.utf8) if texts == [document.text] else sum(len(text.encode()) for text in texts)
+
+
+def _batches(pieces: Iterable[Piece], report: Report) -> Iterator[list[Piece]]:
     """Groups pieces up to BATCH_CHARS; reports a batch when the caller comes back for the next one."""
-    batch: list[_Piece] = []
+    batch: list[Piece] = []
     room = BATCH_CHARS
     for piece in pieces:
         batch.append(piece)
@@ -175,39 +209,5 @@ def _batches(pieces: Iterable[_Piece], report: Report) -> Iterator[list[_Piece]]
         _report_batch(batch, report)
 
 
-def _report_batch(batch: list[_Piece], report: Report) -> None:
+def _report_batch(batch: list[Piece], report: Report) -> None:
     report(sum(piece.consumed_bytes for piece in batch), sum(piece.is_last for piece in batch))
-
-
-class _SplitWriter:
-    """The shards of one part in one split: opened at the first document, a new one every `shard_tokens`."""
-
-    def __init__(self, settings: PartSettings, part: Part, split: str, dtype: str) -> None:
-        self._folder, self._stem, self._dtype = settings.folder / split, part.name, dtype
-        self._shard_tokens = settings.shard_tokens
-        self._shards: list[ShardIndex] = []
-        self._open: ShardWriter | None = None
-
-    def add(self, tokens: np.ndarray) -> None:
-        """Appends one document, its end-of-document token included."""
-        if self._open is None:
-            make_dir(self._folder)
-            self._open = ShardWriter(self._folder / f"{self._stem}-{len(self._shards):04d}.tar", self._dtype)
-        self._open.add_document(tokens)
-        if self._open.num_tokens >= self._shard_tokens:
-            self._close_shard()
-
-    def close(self) -> list[ShardIndex]:
-        """Commits the last shard; returns all of them."""
-        self._close_shard()
-        return self._shards
-
-    def discard(self) -> None:
-        """Gives up the shard that is still open, if any."""
-        if self._open is not None:
-            self._open.discard()
-
-    def _close_shard(self) -> None:
-        if self._open is not None:
-            self._shards.append(self._open.close())
-            self._open = None

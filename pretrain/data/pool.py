@@ -1,7 +1,8 @@
 """Runs parts over processes: spawned workers that stop when told to, and die when their parent does.
 
-    run_parts -> one process: in this one; more: a ProcessPoolExecutor, a bounded number of parts submitted ahead
-      worker: shared lock, parent watch, tokenizer  ->  write_part  ->  progress into its part's own cells
+    run_task -> one process: in this one; more: a ProcessPoolExecutor, a bounded number of parts submitted ahead
+      worker: shared lock, parent watch, Task.start  ->  each part  ->  progress into its part's own cells
+    run_parts, hash_parts -> run_task: tokenise parts; hash their documents
 
 Progress and the stop flag are plain shared memory without locks: a worker that the kernel kills can hold none.
 Fork is not used: the threads of `tokenizers` do not survive it.
@@ -14,14 +15,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from pretrain.data.duplicates import HashSettings, hash_part
 from pretrain.data.lock import hold_as_worker
 from pretrain.data.part import PartSettings, Report, write_part
 from pretrain.data.sources import Part
-from pretrain.data.tokenizer import Encoder, build_encoder, load_tokenizer
+from pretrain.data.tokenizer import build_encoder, load_tokenizer
 
 POLL_S = 0.2
 
@@ -29,8 +33,58 @@ Tick = Callable[[int, int], None]
 """Called with the input bytes and documents done so far by the parts of this call."""
 
 
+Work = Callable[[Part, Report], None]
+"""Does one part."""
+
+
+class Task(Protocol):
+    """What is done with every part; sent to the workers."""
+
+    @property
+    def folder(self) -> Path:
+        """The shard folder."""
+
+    def start(self) -> Work:
+        """Loads what the work needs, once a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteTask:
+    settings: PartSettings
+    tokenizer_path: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.folder
+
+    def start(self) -> Work:
+        return partial(write_part, self.settings, build_encoder(load_tokenizer(self.tokenizer_path)))
+
+
+@dataclass(frozen=True, slots=True)
+class _HashTask:
+    settings: HashSettings
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.folder
+
+    def start(self) -> Work:
+        return partial(hash_part, self.settings)
+
+
 def run_parts(settings: PartSettings, tokenizer_path: Path, parts: Sequence[Part], processes: int, tick: Tick) -> None:
-    """Writes `parts`, in any order.
+    """Tokenises `parts`, in any order. Raises: See `run_task`."""
+    run_task(_WriteTask(settings, tokenizer_path), parts, processes, tick)
+
+
+def hash_parts(settings: HashSettings, parts: Sequence[Part], processes: int, tick: Tick) -> None:
+    """Hashes the documents of `parts`, in any order. Raises: See `run_task`."""
+    run_task(_HashTask(settings), parts, processes, tick)
+
+
+def run_task(task: Task, parts: Sequence[Part], processes: int, tick: Tick) -> None:
+    """Does `task` with every part, in any order.
 
     Raises:
         DataError: Malformed input.
@@ -39,12 +93,12 @@ def run_parts(settings: PartSettings, tokenizer_path: Path, parts: Sequence[Part
         KeyboardInterrupt: Passed on after all workers have stopped.
     """
     if min(processes, len(parts)) <= 1:
-        _run_here(settings, build_encoder(load_tokenizer(tokenizer_path)), parts, tick)
+        _run_here(task, parts, tick)
         return
-    _run_pool(settings, tokenizer_path, parts, min(processes, len(parts)), tick)
+    _run_pool(task, parts, min(processes, len(parts)), tick)
 
 
-def _run_here(settings: PartSettings, encoder: Encoder, parts: Sequence[Part], tick: Tick) -> None:
+def _run_here(task: Task, parts: Sequence[Part], tick: Tick) -> None:
     done_bytes = done_documents = 0
 
     def report(num_bytes: int, num_documents: int) -> None:
@@ -53,8 +107,9 @@ def _run_here(settings: PartSettings, encoder: Encoder, parts: Sequence[Part], t
         tick(done_bytes, done_documents)
 
     with _single_threaded_tokenizers():
+        work = task.start()
         for part in parts:
-            write_part(settings, encoder, part, report)
+            work(part, report)
 
 
 @contextlib.contextmanager
@@ -71,19 +126,19 @@ def _single_threaded_tokenizers() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _run_pool(settings: PartSettings, tokenizer_path: Path, parts: Sequence[Part], processes: int, tick: Tick) -> None:
+def _run_pool(task: Task, parts: Sequence[Part], processes: int, tick: Tick) -> None:
     context = multiprocessing.get_context("spawn")
     cells = context.RawArray("Q", 2 * (parts[-1].number + 1))
     stop = context.RawValue("b", 0)
     todo = iter(parts)
-    arguments = (settings, tokenizer_path, cells, stop)
+    arguments = (task, cells, stop)
     with ProcessPoolExecutor(processes, context, _start_worker, arguments) as pool:
         running: set[Future[None]] = set()
         try:
             while True:
                 while len(running) < 2 * processes and (part := next(todo, None)) is not None:
                     with _sigint_blocked():
-                        running.add(pool.submit(_write_in_worker, part))
+                        running.add(pool.submit(_work_in_worker, part))
                 if not running:
                     break
                 done, running = wait(running, POLL_S, FIRST_COMPLETED)
@@ -113,12 +168,12 @@ class _StopError(Exception):
 class _Worker:
     """What a worker process holds between parts."""
 
-    def __init__(self, settings: PartSettings, encoder: Encoder, cells: Any, stop: Any) -> None:
-        self._settings, self._encoder, self._cells, self._stop = settings, encoder, cells, stop
+    def __init__(self, work: Work, cells: Any, stop: Any) -> None:
+        self._work, self._cells, self._stop = work, cells, stop
 
-    def write(self, part: Part) -> None:
-        """Writes one part. Raises: _StopError, within a batch of the stop flag being set."""
-        write_part(self._settings, self._encoder, part, self._report_to(part.number))
+    def do(self, part: Part) -> None:
+        """Does one part. Raises: _StopError, within a batch of the stop flag being set."""
+        self._work(part, self._report_to(part.number))
         self._cells[2 * part.number] = part.num_bytes
 
     def _report_to(self, number: int) -> Report:
@@ -136,17 +191,17 @@ _worker: _Worker | None = (
 )
 
 
-def _start_worker(settings: PartSettings, tokenizer_path: Path, cells: Any, stop: Any) -> None:
+def _start_worker(task: Task, cells: Any, stop: Any) -> None:
     global _worker
-    hold_as_worker(settings.folder)
+    hold_as_worker(task.folder)
     _die_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(settings, build_encoder(load_tokenizer(tokenizer_path)), cells, stop)
+    _worker = _Worker(task.start(), cells, stop)
 
 
-def _write_in_worker(part: Part) -> None:
+def _work_in_worker(part: Part) -> None:
     assert _worker is not None
-    _worker.write(part)
+    _worker.do(part)
 
 
 def _die_with_parent() -> None:

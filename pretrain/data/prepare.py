@@ -1,7 +1,8 @@
 """`pretrain prepare`: raw text -> tokenizer -> token shards, restartable and the same bytes however it is run.
 
-    check options, list inputs      nothing is written before they are sound
+    check config, list inputs       nothing is written before they are sound (prepare_job.py)
     lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
+    duplicates/                     where asked for: which documents came before (duplicates.py)
     tokenizer.json                  trained on a sample of the training documents, or the given one
     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
     index.json                      last: merges the records in part order
@@ -13,111 +14,59 @@ permutes when training reads), and any other process's folder.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from pretrain.config.prepare import InputConfig
+from pretrain.config.prepare import PrepareConfig
 from pretrain.data import output
-from pretrain.data.inputs.listing import list_inputs
+from pretrain.data.duplicates import DUPLICATES_DIR, HashSettings, find_first, first_path, hashes_path, remove_hashes
 from pretrain.data.lock import lock_folder
 from pretrain.data.part import PartRecord, PartSettings
-from pretrain.data.pool import run_parts
+from pretrain.data.pool import hash_parts, run_parts
+from pretrain.data.prepare_job import PrepareJob, plan_job
 from pretrain.data.progress import Progress, no_progress
-from pretrain.data.readers.reader import Reader
 from pretrain.data.sample import train_texts
-from pretrain.data.sources import InputFile, Part, plan_part_bytes, plan_parts
-from pretrain.data.split import SPLITS, TRAIN, VALIDATION, SplitRule, parse_split
+from pretrain.data.split import SPLITS, TRAIN, VALIDATION
 from pretrain.data.tokenizer import (
-    check_bpe_size,
     dump_tokenizer,
     eos_id,
+    is_cut_safe,
     load_tokenizer,
     token_dtype,
     tokenizer_hash,
-    train_bpe,
-    train_char,
+    train_tokenizer,
     vocabulary_size,
 )
 from pretrain.errors import ConfigError, DataError
 from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, check_shards, load_index, write_index
 from pretrain.io import make_dir, write_file
 
-DEFAULT_VOCAB_SIZE = 8192
-FORMAT = 1
-"""Goes up when the same options would give other bytes."""
-
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareOptions:
-    """What to prepare, and how.
-
-    Attributes:
-        output: The shard folder.
-        inputs: Files, folders and globs. Empty: the running Python's standard library.
-        tokenizer: `bpe`, `char`, or the path of a tokenizer.json.
-        vocab_size: Of a `bpe` tokenizer; None: 8192. The other kinds have their own.
-        text_field: Key of the text in a jsonl line.
-        split: `hash:F` or `tail:F`, see split.py.
-        seed: Salt of the hash split.
-        processes: Worker processes, one core each; None: one a core. No effect on the output.
-        part_bytes: Input bytes of one unit of work; None: by the size of the input.
-        shard_tokens: A part starts a new shard at this many tokens.
-        sample_bytes: Training text that a `bpe` tokenizer is trained on, taken evenly from the whole input.
-    """
-
-    output: Path
-    inputs: tuple[str, ...] = ()
-    tokenizer: str = "bpe"
-    vocab_size: int | None = None
-    text_field: str = "text"
-    split: str = "hash:0.01"
-    seed: int = 0
-    processes: int | None = None
-    part_bytes: int | None = None
-    shard_tokens: int = 2**27
-    sample_bytes: int = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Checked options and the work that they mean."""
-
-    options: PrepareOptions
-    files: list[InputFile]
-    parts: list[Part]
-    rule: SplitRule
-    identity: dict[str, Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Input bytes on disk."""
-        return sum(part.num_bytes for part in self.parts)
-
-    @property
-    def reader(self) -> Reader:
-        """What reads the input."""
-        return Reader(_inputs(self.options))
-
-
-def prepare(options: PrepareOptions, progress: Progress = no_progress) -> DataIndex:
-    """Makes `options.output` a complete shard folder and returns its index. Does nothing if it is one already.
+def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processes: int | None = None) -> DataIndex:
+    """Makes `config.output` a complete shard folder and returns its index. Does nothing if it is one already.
 
     Throughput is that of `tokenizers`: about 3 MB/s of text a core.
 
+    Args:
+        config: What to prepare.
+        progress: Called as it goes on.
+        processes: Workers, one core each; None: one a core. No effect on the output.
+
     Raises:
-        ConfigError: Options that cannot be, or that differ from those the folder was begun with.
+        ConfigError: Values that cannot be, or that differ from those the folder was begun with.
         DataError: Inputs that are missing, malformed, empty, or differ from those the folder was begun with; or a
             worker was killed.
         LockedError: Another process prepares the same folder.
         DiskError: The disk refused. What is finished is kept: the same command continues.
     """
-    job = _plan_job(options)
-    folder = make_dir(options.output)
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
+    job = plan_job(config)
+    folder = make_dir(job.folder)
     with lock_folder(folder):
         output.claim_folder(folder, job.identity, job.files)
         index = _complete_index(folder)
@@ -125,7 +74,7 @@ def prepare(options: PrepareOptions, progress: Progress = no_progress) -> DataIn
             _log.info("%s is complete: nothing to do", folder)
             return index
         try:
-            return _build(job, progress)
+            return _build(job, progress, processes or _num_cores())
         except DataError:
             output.discard_output(folder)
             raise
@@ -143,41 +92,6 @@ def prepare(options: PrepareOptions, progress: Progress = no_progress) -> DataIn
                 where=str(error.filename),
                 fix="mend that and run the same command again; finished parts are kept",
             ) from error
-
-
-def _plan_job(options: PrepareOptions) -> _Job:
-    """Checks everything that can be checked before anything is written."""
-    rule = parse_split(options.split, options.seed)
-    if options.processes is not None and options.processes < 1:
-        raise ConfigError(f"processes={options.processes} must be at least 1", fix="leave it out for one a core")
-    identity = asdict(options)
-    for name in ("output", "inputs", "processes"):
-        del identity[name]
-    if options.tokenizer == "bpe":
-        identity["vocab_size"] = options.vocab_size or DEFAULT_VOCAB_SIZE
-        check_bpe_size(identity["vocab_size"])
-    elif options.vocab_size is not None:
-        raise ConfigError(
-            f"vocab_size={options.vocab_size} applies to tokenizer=bpe only, not to {options.tokenizer}",
-            fix="leave it out",
-        )
-    elif options.tokenizer != "char":
-        path = Path(options.tokenizer)
-        eos_id(load_tokenizer(path))
-        identity["tokenizer"] = f"sha256:{tokenizer_hash(path)}"
-    files = list_inputs(_inputs(options))
-    identity["part_bytes"] = options.part_bytes or plan_part_bytes(files)
-    identity["format"] = FORMAT
-    parts = plan_parts(files, identity["part_bytes"])
-    job = _Job(options, files, parts, rule, identity)
-    if not job.num_bytes:
-        raise DataError(f"the input is empty ({len(files)} files, 0 bytes)", fix="give files with text in them")
-    return job
-
-
-def _inputs(options: PrepareOptions) -> tuple[InputConfig, ...]:
-    """The inputs as a config would name them."""
-    return (InputConfig(path=list(options.inputs), text_field=options.text_field),) if options.inputs else ()
 
 
 def _complete_index(folder: Path) -> DataIndex | None:
@@ -198,45 +112,65 @@ def _complete_index(folder: Path) -> DataIndex | None:
     return None
 
 
-def _build(job: _Job, progress: Progress) -> DataIndex:
-    folder = job.options.output
-    tokenizer_path = folder / output.TOKENIZER_NAME
+def _build(job: PrepareJob, progress: Progress, processes: int) -> DataIndex:
+    if job.config.filter.deduplicate:
+        _find_duplicates(job, progress, processes)
+    tokenizer_path = job.folder / output.TOKENIZER_NAME
     if not tokenizer_path.exists():
         write_file(tokenizer_path, _make_tokenizer(job, progress))
     sha256 = tokenizer_hash(tokenizer_path)
-    records = output.load_records(folder, job.parts, sha256)
-    output.remove_leftovers(folder, job.parts, records)
-    _write_parts(job, tokenizer_path, sha256, records, progress)
-    records = output.load_records(folder, job.parts, sha256)
+    records = output.load_records(job.folder, job.parts, sha256)
+    output.remove_leftovers(job.folder, job.parts, records)
+    _write_parts(job, tokenizer_path, records, progress, processes)
+    records = output.load_records(job.folder, job.parts, sha256)
     assert len(records) == len(job.parts), "every part that was written has a record"
     progress("tokenizing", job.num_bytes, job.num_bytes, sum(record.num_documents for record in records.values()))
     index = _merge(job, tokenizer_path, [records[part.number] for part in job.parts])
-    write_index(folder, index)
+    write_index(job.folder, index)
     return index
 
 
-def _make_tokenizer(job: _Job, progress: Progress) -> bytes:
+def _find_duplicates(job: PrepareJob, progress: Progress, processes: int) -> None:
+    for temporary in (job.folder / DUPLICATES_DIR).glob("*.tmp-*"):
+        temporary.unlink()
+    if all(first_path(job.folder, part).exists() for part in job.parts):
+        remove_hashes(job.folder)
+        return
+    todo = [part for part in job.parts if not hashes_path(job.folder, part).exists()]
+    earlier_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
+
+    def tick(num_bytes: int, num_documents: int) -> None:
+        progress("looking for duplicates", earlier_bytes + num_bytes, job.num_bytes, num_documents)
+
+    hash_parts(HashSettings(job.folder, job.reader, job.filters), todo, processes, tick)
+    find_first(job.folder, job.parts)
+    remove_hashes(job.folder)
+
+
+def _make_tokenizer(job: PrepareJob, progress: Progress) -> bytes:
     """Returns the content of tokenizer.json."""
-    kind = job.options.tokenizer
-    if kind == "bpe":
-        texts = train_texts(job.parts, job.reader, job.rule, job.options.sample_bytes, progress)
-        return dump_tokenizer(train_bpe(texts, job.identity["vocab_size"]))
-    if kind == "char":
-        return dump_tokenizer(train_char(train_texts(job.parts, job.reader, job.rule, None, progress)))
-    return Path(kind).read_bytes()
+    if job.given is not None:
+        return job.given
+    config = job.config.tokenizer
+    # A character that the sample lacks could not be said at all.
+    sample_bytes = None if config.kind == "char" else config.sample_bytes
+    texts = train_texts(job.parts, job.reader, job.rule, job.filters, job.first_of, sample_bytes, progress)
+    return dump_tokenizer(train_tokenizer(texts, config))
 
 
 def _write_parts(
-    job: _Job, tokenizer_path: Path, sha256: str, records: dict[int, PartRecord], progress: Progress
+    job: PrepareJob, tokenizer_path: Path, records: dict[int, PartRecord], progress: Progress, processes: int
 ) -> None:
-    options = job.options
     settings = PartSettings(
-        folder=options.output,
+        folder=job.folder,
         rule=job.rule,
         reader=job.reader,
-        cut_long=options.tokenizer in ("bpe", "char"),
-        shard_tokens=options.shard_tokens,
-        tokenizer_sha256=sha256,
+        cut_long=is_cut_safe(load_tokenizer(tokenizer_path)),
+        shard_tokens=job.config.shard_tokens,
+        tokenizer_sha256=tokenizer_hash(tokenizer_path),
+        filters=job.filters,
+        deduplicate=job.config.filter.deduplicate,
+        end_of_document=job.config.end_of_document,
     )
     todo = [part for part in job.parts if part.number not in records]
     earlier_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
@@ -245,7 +179,7 @@ def _write_parts(
     def tick(num_bytes: int, num_documents: int) -> None:
         progress("tokenizing", earlier_bytes + num_bytes, job.num_bytes, earlier_documents + num_documents)
 
-    run_parts(settings, tokenizer_path, todo, options.processes or _num_cores(), tick)
+    run_parts(settings, tokenizer_path, todo, processes, tick)
 
 
 def _num_cores() -> int:
@@ -253,7 +187,7 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _merge(job: _Job, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:
+def _merge(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:
     """Builds the index out of the records, in part order."""
     splits: dict[str, SplitIndex] = {}
     for name in SPLITS:
@@ -261,16 +195,23 @@ def _merge(job: _Job, tokenizer_path: Path, records: Sequence[PartRecord]) -> Da
         split = build_split([s for w in written for s in w.shards], sum(w.num_bytes_text for w in written))
         if split.num_documents:
             splits[name] = split
-    for count, what in (
-        (sum(record.num_empty for record in records), "empty documents"),
-        (sum(record.num_undecodable for record in records), "files that are not UTF-8"),
-    ):
-        if count:
-            _log.info("skipped %d %s", count, what)
+    _log_left_out(records)
     if TRAIN not in splits:
         raise DataError("there is no text to train on", fix="give more text, or hold out less with --split")
     if VALIDATION not in splits and job.rule.fraction:
-        _log.warning("split %s held out nothing: there is no validation split", job.options.split)
+        _log.warning("split %s held out nothing: there is no validation split", job.config.split)
     tokenizer = load_tokenizer(tokenizer_path)
     size = vocabulary_size(tokenizer)
-    return DataIndex(tokenizer_hash(tokenizer_path), size, token_dtype(size), eos_id(tokenizer), splits)
+    sha256 = tokenizer_hash(tokenizer_path)
+    return DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind)
+
+
+def _log_left_out(records: Sequence[PartRecord]) -> None:
+    counts = Counter[str]()
+    for record in records:
+        counts.update(record.num_filtered)
+    counts["empty documents"] = sum(record.num_empty for record in records)
+    counts["files that are not UTF-8"] = sum(record.num_undecodable for record in records)
+    for what, count in counts.items():
+        if count:
+            _log.info("skipped %d %s", count, what if " " in what else f"documents: {what.replace('_', ' ')}")

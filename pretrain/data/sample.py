@@ -1,8 +1,13 @@
 """What a tokenizer is trained on: text of the training split, spread over the whole input, the same on every run."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
+from pretrain.data.filters import FilterRule, select
+from pretrain.data.pieces import divide
 from pretrain.data.progress import Progress
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import Part
@@ -11,14 +16,22 @@ from pretrain.errors import DataError
 
 
 def train_texts(
-    parts: Sequence[Part], reader: Reader, rule: SplitRule, sample_bytes: int | None, progress: Progress
+    parts: Sequence[Part],
+    reader: Reader,
+    rule: SplitRule,
+    filters: FilterRule,
+    first_of: Callable[[Part], np.ndarray | None],
+    sample_bytes: int | None,
+    progress: Progress,
 ) -> Iterator[str]:
-    """Yields training text: the beginning of each part, in proportion to its size.
+    """Yields training text: the beginning of each part, in proportion to its size; both sides of pairs.
 
     Args:
         parts: The whole input.
         reader: Reads it.
         rule: The split; what it holds out is not seen here either.
+        filters: What they leave out is not seen.
+        first_of: Of a part, which documents came first (see `select`); the others are not seen.
         sample_bytes: About how much text in all, UTF-8. None: all of it.
         progress: Called after each part.
 
@@ -29,12 +42,12 @@ def train_texts(
     done_bytes = num_documents = 0
     for part in parts:
         room = sys.maxsize if sample_bytes is None else -(-sample_bytes * part.num_bytes // total_bytes)
-        for document in reader.read(part.slices):
-            for split, text in rule.divide(document.text, document.utf8):
+        for document in select(reader.read(part.slices), filters, first_of(part), Counter()):
+            for split, spans in divide(document, rule):
                 if split == TRAIN:
-                    yield text[:room]
+                    yield from (span.text[:room] for span in spans if span.text)
                     num_documents += 1
-                    room -= len(document.utf8)
+                    room -= len(document.utf8) + len((document.source or "").encode())
             if room <= 0:
                 break
         done_bytes += part.num_bytes

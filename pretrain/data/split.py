@@ -37,12 +37,13 @@ class SplitRule:
             cut = int(len(text) * (1 - self.fraction))
             sides = [(TRAIN, text[:cut]), (VALIDATION, text[cut:])]
         else:
-            sides = [(VALIDATION if self._is_held_out(utf8) else TRAIN, text)]
+            sides = [(self.split_of(utf8), text)]
         return [(split, side) for split, side in sides if side]
 
-    def _is_held_out(self, utf8: bytes) -> bool:
-        digest = hashlib.blake2b(utf8, digest_size=8, salt=self.salt).digest()
-        return int.from_bytes(digest, "big") < self.threshold
+    def split_of(self, key: bytes) -> str:
+        """Returns where a `hash` split puts a document, by the bytes that make it what it is."""
+        digest = hashlib.blake2b(key, digest_size=8, salt=self.salt).digest()
+        return VALIDATION if int.from_bytes(digest, "big") < self.threshold else TRAIN
 
 
 def parse_split(text: str, seed: int) -> SplitRule:

@@ -11,7 +11,8 @@ from tests.helpers.runs import RunMaker
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A character-level shard folder: 40 documents of 500 to 2,500 characters, a tenth of each for validation."""
-    from pretrain.data.prepare import PrepareOptions, prepare
+    from pretrain.data.prepare import prepare
+    from tests.helpers.prepare_config import prepare_config
 
     folder = tmp_path_factory.mktemp("corpus")
     rng = random.Random(7)
@@ -20,7 +21,7 @@ def corpus(tmp_path_factory) -> Path:
         text = " ".join(rng.choices(words, k=rng.randint(100, 500)))
         (folder / f"{number:02d}.txt").write_text(text + "\n")
     output = tmp_path_factory.mktemp("shards")
-    prepare(PrepareOptions(output, (str(folder),), tokenizer="char", split="tail:0.1", processes=1))
+    prepare(prepare_config(output, [folder], tokenizer="char", split="tail:0.1"), processes=1)
     return output
 
 

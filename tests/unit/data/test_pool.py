@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.prepare import PrepareOptions, prepare
+from pretrain.data.prepare import prepare
 from tests.helpers.corpus import digests, write_corpus
+from tests.helpers.prepare_config import prepare_config
 
 CHILD = """
 import sys
 from pathlib import Path
-from pretrain.data.prepare import PrepareOptions, prepare
+from pretrain.data.prepare import prepare
+from tests.helpers.prepare_config import prepare_config
 
 if __name__ == "__main__":
     def show(phase, *counts):
         print(phase, *counts, flush=True)
     try:
-        prepare(PrepareOptions(Path(sys.argv[2]), (sys.argv[1],), "bpe", 300, processes=2, part_bytes=100_000), show)
+        config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, part_bytes=100_000)
+        prepare(config, show, processes=2)
     except KeyboardInterrupt:
         sys.exit(99)
     except Exception as error:
@@ -40,7 +43,7 @@ def workers_of(pid):
 
 
 def options(folder, corpus):
-    return PrepareOptions(folder, (str(corpus),), "bpe", 300, processes=1, part_bytes=100_000)
+    return prepare_config(folder, [corpus], vocab_size=300, part_bytes=100_000)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(corpus):
-    prepare(options(corpus.parent / "whole", corpus))
+    prepare(options(corpus.parent / "whole", corpus), processes=1)
     return digests(corpus.parent / "whole")
 
 
@@ -79,7 +82,7 @@ def running_pool(tmp_path, corpus):
 
 def resume(folder, corpus):
     assert not (folder / "index.json").exists()
-    prepare(options(folder, corpus))
+    prepare(options(folder, corpus), processes=1)
     return digests(folder)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pretrain.data import prepare as prepare_module
 from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
-from pretrain.data.prepare import PrepareOptions, prepare
+from pretrain.data.progress import no_progress
 from pretrain.data.readers.reader import Reader
 from pretrain.data.split import TRAIN, VALIDATION, parse_split
 from pretrain.data.tokenizer import UNK, dump_tokenizer, load_tokenizer, tokenizer_hash, train_bpe
@@ -21,6 +22,7 @@ from pretrain.errors import ConfigError, DataError, DiskError, LockedError
 from pretrain.index import load_index
 from pretrain.io import set_fault_hook
 from tests.helpers.corpus import WORDS, digests, write_corpus
+from tests.helpers.prepare_config import prepare_config
 
 
 @pytest.fixture
@@ -30,14 +32,16 @@ def corpus(tmp_path):
 
 
 def options(tmp_path, name="out", **changes):
-    defaults = {
-        "inputs": (str(tmp_path / "in"),),
-        "vocab_size": 300,
-        "split": "hash:0.2",
-        "processes": 1,
-        "part_bytes": 1500,
-    }
-    return PrepareOptions(tmp_path / name, **{**defaults, **changes})
+    """A config over the corpus, and how to run it."""
+    defaults = {"inputs": (str(tmp_path / "in"),), "vocab_size": 300, "split": "hash:0.2", "part_bytes": 1500}
+    chosen = {"processes": 1, **defaults, **changes}
+    processes, inputs = chosen.pop("processes"), chosen.pop("inputs")
+    return prepare_config(tmp_path / name, inputs, **chosen), processes
+
+
+def prepare(chosen, progress=no_progress):
+    config, processes = chosen
+    return prepare_module.prepare(config, progress, processes=processes)
 
 
 def documents(folder, split):
@@ -114,7 +118,7 @@ def test_given_tokenizer_is_used_as_it_is(tmp_path, corpus):
     assert (tmp_path / "out/tokenizer.json").read_bytes() == given.read_bytes()
     assert index.tokenizer_sha256 == tokenizer_hash(given)
     given.write_bytes(dump_tokenizer(train_bpe([" ".join(WORDS)] * 3, 270)))
-    with pytest.raises(ConfigError, match="begun with other options: tokenizer was 'sha256:"):
+    with pytest.raises(ConfigError, match=r"begun with other options: tokenizer\.path was 'sha256:"):
         prepare(options(tmp_path, tokenizer=str(given), vocab_size=None))
 
 
@@ -175,9 +179,9 @@ def test_second_run_does_nothing(tmp_path, corpus, caplog):
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from pretrain.data.prepare import PrepareOptions, prepare
+from pretrain.data.prepare import prepare
 from pretrain.io import set_fault_hook
-from tests.helpers.corpus import WORDS, digests, write_corpus
+from tests.helpers.prepare_config import prepare_config
 
 left = int(sys.argv[3])
 
@@ -188,7 +192,8 @@ def kill(operation, path):
         os.kill(os.getpid(), signal.SIGKILL)
 
 set_fault_hook(kill)
-prepare(PrepareOptions(Path(sys.argv[2]), (sys.argv[1],), "bpe", 300, split="hash:0.2", processes=1, part_bytes=1500))
+config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, split="hash:0.2", part_bytes=1500)
+prepare(config, processes=1)
 print(left)
 """
 
@@ -298,8 +303,11 @@ def test_full_disk_leaves_nothing_that_is_trusted(tmp_path, corpus, fault_hook, 
     ("changes", "message"),
     [
         ({"split": "tail:0.1"}, "split was 'hash:0.2' and is now 'tail:0.1'"),
-        ({"vocab_size": 301}, "vocab_size was 300 and is now 301"),
-        ({"seed": 1, "text_field": "body"}, "seed was 0 and is now 1, text_field was 'text' and is now 'body'"),
+        ({"vocab_size": 301}, "tokenizer.vocab_size was 300 and is now 301"),
+        (
+            {"seed": 1, "text_field": "body"},
+            "inputs.0.text_field was 'text' and is now 'body', seed was 0 and is now 1",
+        ),
     ],
 )
 def test_other_options_for_the_same_folder_are_refused(tmp_path, corpus, changes, message):
@@ -359,7 +367,7 @@ def test_unreadable_identity_is_refused(tmp_path, corpus):
     ("changes", "message"),
     [
         ({"vocab_size": 256}, "vocab_size=256 has no room for the 256 bytes"),
-        ({"tokenizer": "char"}, "vocab_size=300 applies to tokenizer=bpe only, not to char; leave it out"),
+        ({"tokenizer": "char"}, "vocab_size=300 does not go with tokenizer=char; leave it out"),
         ({"processes": 0}, "processes=0 must be at least 1"),
         ({"split": "half"}, "split='half' is not a split"),
         ({"tokenizer": "none.json", "vocab_size": None}, r"none\.json: cannot read the tokenizer"),

@@ -17,11 +17,12 @@ import pytest
 
 from pretrain.config.prepare import InputConfig
 from pretrain.data.inputs.compressed import zstd
-from pretrain.data.prepare import PrepareOptions, prepare
+from pretrain.data.prepare import prepare
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import plan_parts
 from pretrain.errors import DataError
 from tests.helpers.corpus import digests
+from tests.helpers.prepare_config import prepare_config
 from tests.helpers.reading import documents, listing, texts
 from tests.helpers.servers import Fault, serve_folder
 from tests.unit.data.readers.test_webdataset import pack
@@ -213,13 +214,13 @@ def test_a_bad_line_of_a_later_part_is_named_by_its_byte(server, folder):
 def test_prepared_shards_are_those_of_the_files_on_a_disk_though_the_server_fails_for_a_while(server, folder):
     names = ["a.jsonl", "b.jsonl.gz", "e.tar"]
     options = {"vocab_size": 300, "split": "hash:0.2", "part_bytes": 3000}
-    prepare(PrepareOptions(folder / "disk", tuple(str(folder / name) for name in names), processes=1, **options))
+    prepare(prepare_config(folder / "disk", [folder / name for name in names], **options), processes=1)
     tokenizer = str(folder / "disk/tokenizer.json")
 
     def run(name, root, processes):
-        inputs = tuple(f"{root}/{name}" for name in names)
+        inputs = [f"{root}/{name}" for name in names]
         given = {**options, "vocab_size": None, "tokenizer": tokenizer}
-        prepare(PrepareOptions(folder / name, inputs, processes=processes, **given))
+        prepare(prepare_config(folder / name, inputs, **given), processes=processes)
 
     server.faults += [Fault(path="e.tar", times=1, cut_after=ALWAYS), Fault(path="e.tar", status=500, times=ALWAYS)]
     with pytest.raises(DataError, match=r"/e\.tar: cannot be read: the server answers 500 .*; finished parts are kept"):

@@ -1,0 +1,89 @@
+"""A document as what is encoded: its split, its sides, and pieces of these that are not too long.
+
+    Document -> divide -> [(split, [Span])] -> cut_document -> Piece, Piece, ... (the last one ends the document)
+
+text       one span, or one in each split
+pairs      the source, then the target
+records    one span a segment
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pretrain.data.documents import Document
+from pretrain.data.split import SplitRule
+from pretrain.data.tokenizer import cut_text
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text of a document that is encoded by itself.
+
+    Attributes:
+        text: Its characters.
+        is_source: It is the source of a pair.
+        is_learned: Its tokens are learned.
+    """
+
+    text: str
+    is_source: bool = False
+    is_learned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of one document's text, encoded in one go.
+
+    Attributes:
+        split: Where the document goes.
+        text: Its characters.
+        is_last: The document ends with it.
+        consumed_bytes: Input bytes to report when it is done.
+        is_source: It is of the source of a pair.
+        is_learned: Its tokens are learned.
+    """
+
+    split: str
+    text: str
+    is_last: bool
+    consumed_bytes: int
+    is_source: bool = False
+    is_learned: bool = True
+
+
+def document_key(document: Document) -> bytes:
+    """Returns the bytes that make a document what it is: equal for two documents only if they are the same."""
+    if document.source is not None:
+        source = document.source.encode()
+        return b"%d:%b%b" % (len(source), source, document.utf8)
+    if document.segments:
+        parts = ((text.encode(), is_learned) for text, is_learned in document.segments)
+        return b"".join(b"%d%c%b" % (len(text), b"=" if is_learned else b":", text) for text, is_learned in parts)
+    return document.utf8
+
+
+def divide(document: Document, rule: SplitRule) -> list[tuple[str, list[Span]]]:
+    """Returns the splits that a document which is not empty goes to, with its spans there."""
+    if document.source is not None:
+        return [(rule.split_of(document_key(document)), [Span(document.source, is_source=True), Span(document.text)])]
+    if document.segments:
+        spans = [Span(text, is_learned=is_learned) for text, is_learned in document.segments]
+        return [(rule.split_of(document_key(document)), spans)]
+    return [(split, [Span(side)]) for split, side in rule.divide(document.text, document.utf8)]
+
+
+def cut_document(spans: list[Span], split: str, cut_long: bool, consumed_bytes: int) -> Iterator[Piece]:
+    """Yields the pieces of a document's spans, at least one; the first tells the bytes that the document took.
+
+    Args:
+        spans: At least one.
+        split: Where they go.
+        cut_long: The tokenizer allows `cut_text`; without, a span is a piece.
+        consumed_bytes: Of the input.
+    """
+    for number, span in enumerate(spans, 1):
+        cuts = list(cut_text(span.text)) if cut_long else [span.text]
+        for place, text in enumerate(cuts, 1):
+            is_last = number == len(spans) and place == len(cuts)
+            yield Piece(split, text, is_last, consumed_bytes, span.is_source, span.is_learned)
+            consumed_bytes = 0

@@ -1,0 +1,62 @@
+"""The shards of one part in one split: opened at the first document, a new one every `shard_tokens`."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.data.shards import ShardWriter
+from pretrain.index import ShardIndex
+from pretrain.io import make_dir
+
+
+class SplitWriter:
+    """Writes SPLIT/STEM-0000.tar, -0001.tar, ... Memory: one member."""
+
+    def __init__(self, folder: Path, stem: str, dtype: str, kind: str, shard_tokens: int) -> None:
+        """Starts with no shard.
+
+        Args:
+            folder: DIR/SPLIT; made when there is something to write.
+            stem: Of the shards' names.
+            dtype: `uint16` or `uint32`.
+            kind: What a document is.
+            shard_tokens: A shard is closed at the first document end at or past this many tokens.
+
+        Raises:
+            DiskError: From every method.
+        """
+        self._folder, self._stem, self._dtype, self._kind = folder, stem, dtype, kind
+        self._shard_tokens = shard_tokens
+        self._shards: list[ShardIndex] = []
+        self._open: ShardWriter | None = None
+
+    def add(self, tokens: np.ndarray, source: np.ndarray | None = None, loss: np.ndarray | None = None) -> bool:
+        """Appends one document, its end included; returns whether it has tokens, on both sides of a pair.
+
+        One without any is not written: a tokenizer may drop white space, and nothing need end a document.
+        """
+        if not len(tokens) or (source is not None and not len(source)):
+            return False
+        if self._open is None:
+            make_dir(self._folder)
+            path = self._folder / f"{self._stem}-{len(self._shards):04d}.tar"
+            self._open = ShardWriter(path, self._dtype, kind=self._kind)
+        self._open.add_document(tokens, source=source, loss=loss)
+        if self._open.num_tokens >= self._shard_tokens:
+            self._close_shard()
+        return True
+
+    def close(self) -> list[ShardIndex]:
+        """Commits the last shard; returns all of them."""
+        self._close_shard()
+        return self._shards
+
+    def discard(self) -> None:
+        """Gives up the shard that is still open, if any."""
+        if self._open is not None:
+            self._open.discard()
+
+    def _close_shard(self) -> None:
+        if self._open is not None:
+            self._shards.append(self._open.close())
+            self._open = None
