@@ -3,17 +3,19 @@
     plan_job                        headers, sizes and tables are checked before anything is written (job.py)
     lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
     tokenizer.json                  the one that made the tokens, as it was given
-    parts, in order                 each its own shards and record (part.py); finished ones are kept
+    parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
     conversion.json                 the hash of all tokens of the source equals that of the shards (proof.py)
     index.json                      last: merges the records in part order
 
 A conversion that is killed anywhere is continued by the same command, and gives the same bytes. A source that cannot be
-used ends it with one line and takes back what was written. Memory: a chunk, a document and a member, whatever the size
-of the source. Not here: how tokens of others lie in files (the formats), and tokenizing.
+used ends it with one line and takes back what was written. Memory of a process, whatever the size of the source: one
+chunk, one document, one member. Not here: how tokens of others lie in files (the formats), and tokenizing.
 """
 
 import logging
+import os
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,15 +23,15 @@ import numpy as np
 
 from pretrain.data import output
 from pretrain.data.convert.job import ConvertOptions, Job, plan_job
-from pretrain.data.convert.part import Settings, load_runs, write_part
+from pretrain.data.convert.part import Settings, load_runs
 from pretrain.data.convert.proof import hash_shards, hash_source
-from pretrain.data.convert.text_bytes import TextBytes
 from pretrain.data.lock import lock_folder
 from pretrain.data.part import PartRecord
+from pretrain.data.pool import run_task
 from pretrain.data.progress import Progress, no_progress
 from pretrain.data.split import SPLITS, TRAIN
 from pretrain.data.tokenizer import tokenizer_hash
-from pretrain.errors import DataError
+from pretrain.errors import ConfigError, DataError
 from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, check_shards, load_index, write_index
 from pretrain.io import make_dir, write_file, write_json
 
@@ -38,8 +40,17 @@ CONVERSION_NAME = "conversion.json"
 _log = logging.getLogger(__name__)
 
 
-def convert_tokens(options: ConvertOptions, progress: Progress = no_progress) -> DataIndex:
+def convert_tokens(
+    options: ConvertOptions, progress: Progress = no_progress, *, processes: int | None = None
+) -> DataIndex:
     """Makes `options.output` a complete shard folder out of token data. Does nothing if it is one already.
+
+    Throughput is about 40,000 documents a second and core; the proof reads the source and the shards once more.
+
+    Args:
+        options: What to convert.
+        progress: Called as it goes on.
+        processes: Workers, one core each; None: one a core. No effect on the output.
 
     Returns:
         The index. The token hash is logged, and stands in conversion.json.
@@ -47,10 +58,13 @@ def convert_tokens(options: ConvertOptions, progress: Progress = no_progress) ->
     Raises:
         ConfigError: Options that cannot be, or that differ from those the folder was begun with.
         DataError: A source or a tokenizer that is missing, damaged, empty, or not what the folder was begun with; a
-            token outside the vocabulary.
+            token outside the vocabulary; or a worker was killed.
+        LaunchError: A tokenizer that cannot be fetched.
         LockedError: Another process writes the folder.
         DiskError: The disk refused. What is finished is kept: the same command continues.
     """
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
     job = plan_job(options)
     folder = make_dir(options.output)
     with lock_folder(folder):
@@ -60,11 +74,17 @@ def convert_tokens(options: ConvertOptions, progress: Progress = no_progress) ->
             _log.info("%s is complete: nothing to do", folder)
             return index
         try:
-            return _build(job, progress)
+            return _build(job, progress, processes or _num_cores())
         except DataError:
             (folder / CONVERSION_NAME).unlink(missing_ok=True)
             output.discard_output(folder)
             raise
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker process died, most likely killed for want of memory",
+                where=str(folder),
+                fix="run the same command again with fewer --processes; finished parts are kept",
+            ) from error
         except OSError as error:
             if error.filename is None:
                 raise
@@ -94,13 +114,13 @@ def _complete_index(folder: Path) -> DataIndex | None:
     return None
 
 
-def _build(job: Job, progress: Progress) -> DataIndex:
+def _build(job: Job, progress: Progress, processes: int) -> DataIndex:
     folder = job.options.output
-    write_file(folder / output.TOKENIZER_NAME, job.options.tokenizer.read_bytes())
+    write_file(folder / output.TOKENIZER_NAME, job.tokenizer)
     sha256 = tokenizer_hash(folder / output.TOKENIZER_NAME)
     records = output.load_records(folder, job.parts, sha256)
     output.remove_leftovers(folder, job.parts, records)
-    _write_parts(job, sha256, records, progress)
+    _write_parts(job, records, progress, processes)
     records = output.load_records(folder, job.parts, sha256)
     assert len(records) == len(job.parts), "every part that was written has a record"
     index = _merge(job, sha256, [records[part.number] for part in job.parts])
@@ -109,29 +129,30 @@ def _build(job: Job, progress: Progress) -> DataIndex:
     return index
 
 
-def _write_parts(job: Job, sha256: str, records: dict[int, PartRecord], progress: Progress) -> None:
+def _write_parts(job: Job, records: dict[int, PartRecord], progress: Progress, processes: int) -> None:
     settings = Settings(
         folder=job.options.output,
+        tokenizer_path=job.options.output / output.TOKENIZER_NAME,
         files={opened.file.path: opened for opened in job.files},
         splits=job.splits,
         rule=job.rule,
         eos=np.array([job.read.eos_id], job.read.shard_dtype),
         append_eos=job.options.append_eos,
         shard_tokens=job.options.shard_tokens,
-        text_bytes=TextBytes(job.tokenizer, job.read.vocab_size),
-        tokenizer_sha256=sha256,
     )
     todo = [part for part in job.parts if part.number not in records]
-    done_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
-    done_documents = sum(record.num_documents for record in records.values())
+    earlier_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
+    earlier_documents = sum(record.num_documents for record in records.values())
 
-    def report(num_documents: int, num_bytes: int) -> None:
-        nonlocal done_bytes, done_documents
-        done_bytes, done_documents = done_bytes + num_bytes, done_documents + num_documents
-        progress("converting", done_bytes, job.num_bytes, done_documents)
+    def tick(num_bytes: int, num_documents: int) -> None:
+        progress("converting", earlier_bytes + num_bytes, job.num_bytes, earlier_documents + num_documents)
 
-    for part in todo:
-        write_part(settings, part, report)
+    run_task(settings, todo, processes, tick)
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _merge(job: Job, sha256: str, records: Sequence[PartRecord]) -> DataIndex:

@@ -1,18 +1,19 @@
 """What a conversion is asked to do, checked before anything is written: the source, its cut into parts, its splits."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from pretrain.config.prepare import TokenizerConfig
 from pretrain.data.convert import FORMATS
 from pretrain.data.convert.token_file import ReadOptions, TokenFile
 from pretrain.data.sources import InputFile, Part, plan_part_bytes, plan_parts
 from pretrain.data.split import TRAIN, VALIDATION, SplitRule, parse_split
-from pretrain.data.tokenizer import eos_id, load_tokenizer, tokenizer_hash, vocabulary_size
+from pretrain.data.tokenizer import eos_id, read_given, vocabulary_size
+from pretrain.data.tokenizer.file import parse_tokenizer
 from pretrain.errors import ConfigError, DataError
 
 DEFAULT_SPLIT = "hash:0.01"
@@ -30,7 +31,7 @@ class ConvertOptions:
         output: The shard folder.
         kind: A key of `FORMATS`.
         source: Files, folders and globs of this machine.
-        tokenizer: The tokenizer.json that made the tokens.
+        tokenizer: The tokenizer that made the tokens: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
         eos_id: The end-of-document token. None: the tokenizer's.
         split: `hash:F`: by the hash of a document's tokens. `files`: what is in files, or folders, named val, valid or
             validation is held out. `auto`: `files` where there are such and others, or else `hash:0.01`.
@@ -46,7 +47,7 @@ class ConvertOptions:
     output: Path
     kind: str
     source: tuple[str, ...]
-    tokenizer: Path
+    tokenizer: str
     eos_id: int | None = None
     split: str = "auto"
     seed: int = 0
@@ -64,7 +65,7 @@ class Job:
 
     Attributes:
         options: As given.
-        tokenizer: Opened.
+        tokenizer: Content of its tokenizer.json.
         files: The source, in order.
         parts: Its cut into units of work.
         splits: Split of each file whose name decides, by path.
@@ -74,7 +75,7 @@ class Job:
     """
 
     options: ConvertOptions
-    tokenizer: Tokenizer
+    tokenizer: bytes
     files: Sequence[TokenFile]
     parts: list[Part]
     splits: dict[str, str]
@@ -100,13 +101,15 @@ def plan_job(options: ConvertOptions) -> Job:
     Raises:
         ConfigError: Options that cannot be.
         DataError: A source or a tokenizer that is missing or damaged.
+        LaunchError: A tokenizer that cannot be fetched.
     """
     if options.kind not in FORMATS:
         raise ConfigError(f"from={options.kind!r} is not a format of tokens", fix=f"use one of {', '.join(FORMATS)}")
     for name, value in (("shard_tokens", options.shard_tokens), ("part_bytes", options.part_bytes)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1", fix="leave it out")
-    tokenizer = load_tokenizer(options.tokenizer)
+    content = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
+    tokenizer = parse_tokenizer(content, options.tokenizer)
     read = ReadOptions(
         vocab_size=vocabulary_size(tokenizer),
         eos_id=eos_id(tokenizer) if options.eos_id is None else options.eos_id,
@@ -121,7 +124,7 @@ def plan_job(options: ConvertOptions) -> Job:
     splits, rule = plan_split(stored, options.split, options.seed)
     part_bytes = options.part_bytes or plan_part_bytes(stored)
     identity = asdict(options) | {
-        "tokenizer": f"sha256:{tokenizer_hash(options.tokenizer)}",
+        "tokenizer": f"sha256:{hashlib.sha256(content).hexdigest()}",
         "eos_id": read.eos_id,
         "part_bytes": part_bytes,
         "format": FORMAT,
@@ -129,7 +132,7 @@ def plan_job(options: ConvertOptions) -> Job:
     }
     for name in ("output", "source", "kind"):
         del identity[name]
-    return Job(options, tokenizer, files, plan_parts(stored, part_bytes), splits, rule, read, identity)
+    return Job(options, content, files, plan_parts(stored, part_bytes), splits, rule, read, identity)
 
 
 def plan_split(files: Sequence[InputFile], split: str, seed: int) -> tuple[dict[str, str], SplitRule]:

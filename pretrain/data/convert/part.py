@@ -9,59 +9,60 @@ the settings.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pretrain.data.convert.text_bytes import TextBytes
 from pretrain.data.convert.token_file import TokenFile
-from pretrain.data.part import PartRecord, SplitRecord, record_path
-from pretrain.data.shards import ShardWriter
+from pretrain.data.part import PartRecord, Report, SplitRecord, record_path
+from pretrain.data.pool import Work
 from pretrain.data.sources import Part
-from pretrain.data.split import SPLITS, TRAIN, VALIDATION, SplitRule
-from pretrain.index import ShardIndex
-from pretrain.io import make_dir, write_json
-
-Report = Callable[[int, int], None]
-"""Called with the documents and bytes of the source since the last call."""
+from pretrain.data.split import SPLITS, TRAIN, SplitRule
+from pretrain.data.split_writer import SplitWriter
+from pretrain.data.tokenizer import load_tokenizer, tokenizer_hash
+from pretrain.io import write_json
 
 REPORT_DOCUMENTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every part of one conversion shares.
+    """What every part of one conversion shares: the task of the pool (pool.py).
 
     Attributes:
         folder: The shard folder.
+        tokenizer_path: Its tokenizer.json.
         files: The source, by path.
         splits: Split of each file whose name decides, by path.
         rule: Split of the documents of other files.
         eos: The end-of-document token, an array of one in the dtype of the shards.
         append_eos: It is appended to documents that do not end with it.
         shard_tokens: A shard is closed at the first document end at or past this many tokens.
-        text_bytes: Counts the text of tokens.
-        tokenizer_sha256: Of the tokenizer, hex; entered in each record.
     """
 
     folder: Path
+    tokenizer_path: Path
     files: Mapping[str, TokenFile]
     splits: Mapping[str, str]
     rule: SplitRule
     eos: np.ndarray
     append_eos: bool
     shard_tokens: int
-    text_bytes: TextBytes
-    tokenizer_sha256: str
+
+    def start(self) -> Work:
+        """Loads the tokenizer, once a process."""
+        tokenizer = load_tokenizer(self.tokenizer_path)
+        return partial(write_part, self, TextBytes(tokenizer), tokenizer_hash(self.tokenizer_path))
 
     def split_of(self, path: str, document: np.ndarray) -> str:
         """Returns the split of a document of the file `path`."""
         if path in self.splits or not self.rule.fraction:
             return self.splits.get(path, TRAIN)
-        # The rule hashes bytes, of whatever; the text that it takes beside them is only handed back.
-        return self.rule.divide("-", document.astype("<u4").tobytes())[0][0]
+        return self.rule.split_of(document.astype("<u4").tobytes())
 
 
 @dataclass(slots=True)
@@ -95,72 +96,46 @@ def load_runs(folder: Path, part: Part) -> Runs:
     return Runs([(split, is_appended, count) for split, is_appended, count in raw["rows"]], raw["num_open"])
 
 
-def write_part(settings: Settings, part: Part, report: Report) -> None:
+def write_part(settings: Settings, text_bytes: TextBytes, tokenizer_sha256: str, part: Part, report: Report) -> None:
     """Writes one part's documents into shards and commits its record.
+
+    Args:
+        settings: Of the conversion.
+        text_bytes: Counts the text of tokens.
+        tokenizer_sha256: Of the tokenizer, hex; entered in the record.
+        part: Which.
+        report: Called as it goes on.
 
     Raises:
         DataError: The source cannot be used.
         DiskError: The disk refused. Like every other exception, it leaves no record and no temporary file.
     """
-    record = PartRecord(settings.tokenizer_sha256, {name: SplitRecord() for name in SPLITS})
-    writers = {name: ShardSeries(settings, part, name) for name in SPLITS}
+    record = PartRecord(tokenizer_sha256, {name: SplitRecord() for name in SPLITS})
+    dtype = settings.eos.dtype.name
+    writers = {
+        name: SplitWriter(settings.folder / name, part.name, dtype, "text", settings.shard_tokens) for name in SPLITS
+    }
     runs = Runs()
     try:
         for piece in part.slices:
-            documents, path = settings.files[piece.file.path].documents(piece.start, piece.stop), piece.file.path
-            num_documents = 0
-            for document in documents:
-                num_documents += 1
+            path, num_documents = piece.file.path, 0
+            for document in settings.files[path].documents(piece.start, piece.stop):
                 if not len(document):
                     record.num_empty += 1
                     continue
-                split = settings.split_of(path, document)
-                is_open = document[-1] != settings.eos[0]
-                runs.add(split, bool(is_open and settings.append_eos))
-                runs.num_open += bool(is_open and not settings.append_eos)
-                record.splits[split].num_bytes_text += settings.text_bytes.count(document)
-                writers[split].add(np.concatenate([document, settings.eos]) if runs.rows[-1][1] else document)
+                split, is_open = settings.split_of(path, document), document[-1] != settings.eos[0]
+                is_appended = bool(is_open) and settings.append_eos
+                runs.add(split, is_appended)
+                runs.num_open += bool(is_open) and not settings.append_eos
+                record.splits[split].num_bytes_text += text_bytes.count(document)
+                writers[split].add(np.concatenate([document, settings.eos]) if is_appended else document)
+                num_documents += 1
                 if num_documents % REPORT_DOCUMENTS == 0:
-                    report(REPORT_DOCUMENTS, 0)
-            report(num_documents % REPORT_DOCUMENTS, piece.num_bytes)
+                    report(0, REPORT_DOCUMENTS)
+            report(piece.num_bytes, num_documents % REPORT_DOCUMENTS)
         for name, writer in writers.items():
             record.splits[name].shards = writer.close()
     finally:
         for writer in writers.values():
             writer.discard()
     write_json(record_path(settings.folder, part), {**asdict(record), "runs": asdict(runs)})
-
-
-class ShardSeries:
-    """The shards of one part in one split: opened at the first document, a new one every `shard_tokens`."""
-
-    def __init__(self, settings: Settings, part: Part, split: str) -> None:
-        assert split in (TRAIN, VALIDATION)
-        self._folder, self._stem, self._dtype = settings.folder / split, part.name, settings.eos.dtype.name
-        self._shard_tokens = settings.shard_tokens
-        self._shards: list[ShardIndex] = []
-        self._open: ShardWriter | None = None
-
-    def add(self, tokens: np.ndarray) -> None:
-        """Appends one document."""
-        if self._open is None:
-            make_dir(self._folder)
-            self._open = ShardWriter(self._folder / f"{self._stem}-{len(self._shards):04d}.tar", self._dtype)
-        self._open.add_document(tokens)
-        if self._open.num_tokens >= self._shard_tokens:
-            self._close_shard()
-
-    def close(self) -> list[ShardIndex]:
-        """Commits the last shard; returns all of them."""
-        self._close_shard()
-        return self._shards
-
-    def discard(self) -> None:
-        """Gives up the shard that is still open, if any."""
-        if self._open is not None:
-            self._open.discard()
-
-    def _close_shard(self) -> None:
-        if self._open is not None:
-            self._shards.append(self._open.close())
-            self._open = None

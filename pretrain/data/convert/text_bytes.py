@@ -5,6 +5,8 @@ import json
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
+from pretrain.data.tokenizer import vocabulary_size
+
 DECODE_TOKENS = 2**16
 """Decoded at once: an encoding takes a hundred bytes a token."""
 
@@ -16,9 +18,9 @@ class TextBytes:
     or less where a document of over DECODE_TOKENS is decoded in pieces.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = _byte_table(tokenizer, vocab_size) if _is_byte_level(tokenizer) else None
+        self._bytes = _byte_table(tokenizer) if _is_byte_level(tokenizer) else None
 
     def count(self, tokens: np.ndarray) -> int:
         """Returns the bytes of one document, 1-D."""
@@ -35,11 +37,11 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
     return decoder.get("type") == "ByteLevel"
 
 
-def _byte_table(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-    """Returns the bytes of each id, int64 [vocab_size]: a character of the alphabet of byte-level tokenizers is one."""
+def _byte_table(tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the bytes of each id, int64 [V]: a character of the alphabet of byte-level tokenizers is one."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    table = np.zeros(vocab_size, np.int64)
+    table = np.zeros(vocabulary_size(tokenizer), np.int64)
     for content, number in tokenizer.get_vocab(with_added_tokens=True).items():
         if content not in special:
             table[number] = len(content) if alphabet.issuperset(content) else len(content.encode())

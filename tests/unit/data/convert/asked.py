@@ -4,7 +4,10 @@ import json
 import random
 from pathlib import Path
 
+from pretrain.data.convert.convert import convert_tokens
 from pretrain.data.convert.job import ConvertOptions
+from pretrain.data.progress import Progress, no_progress
+from pretrain.index import DataIndex
 from tests.unit.data.convert import writers
 from tests.unit.data.convert.writers import EOS_ID, VOCAB_SIZE, join
 
@@ -31,11 +34,16 @@ def options(folder: Path, name: str = "out", **changes: object) -> ConvertOption
     defaults = {
         "kind": "nanogpt",
         "source": (str(folder / "in"),),
-        "tokenizer": folder / "tokenizer.json",
+        "tokenizer": str(folder / "tokenizer.json"),
         "split": "hash:0.2",
         "part_bytes": 150,
     }
     return ConvertOptions(folder / name, **{**defaults, **changes})
+
+
+def convert(asked: ConvertOptions, progress: Progress = no_progress, processes: int = 1) -> DataIndex:
+    """Converts in this process, where faults can be injected, unless told otherwise."""
+    return convert_tokens(asked, progress, processes=processes)
 
 
 def facts(folder: Path) -> dict:

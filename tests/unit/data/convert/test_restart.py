@@ -1,4 +1,6 @@
 import logging
+import multiprocessing
+import os
 import random
 import signal
 import subprocess
@@ -7,20 +9,18 @@ import sys
 import numpy as np
 import pytest
 
-from pretrain.data.convert.convert import convert_tokens
 from pretrain.data.tokenizer import dump_tokenizer, train_bpe
 from pretrain.errors import DataError, DiskError
 from pretrain.index import load_index
 from tests.helpers.corpus import WORDS, digests
-from tests.unit.data.convert.asked import options
+from tests.unit.data.convert.asked import convert, options
 from tests.unit.data.convert.writers import EOS_ID
 
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from pretrain.data.convert.convert import convert_tokens
 from pretrain.io import set_fault_hook
-from tests.unit.data.convert.asked import options
+from tests.unit.data.convert.asked import convert, options
 
 left = int(sys.argv[3])
 
@@ -31,7 +31,7 @@ def kill(operation, path):
         os.kill(os.getpid(), signal.SIGKILL)
 
 set_fault_hook(kill)
-convert_tokens(options(Path(sys.argv[1]), sys.argv[2]))
+convert(options(Path(sys.argv[1]), sys.argv[2]))
 print(left)
 """
 
@@ -48,7 +48,7 @@ def test_killed_at_any_write_and_started_again_it_gives_the_same_bytes(source):
         out = source / f"killed{kill_at}"
         assert run_child(source, out.name, kill_at).returncode == -signal.SIGKILL
         assert not (out / "index.json").exists()
-        convert_tokens(options(source, out.name))
+        convert(options(source, out.name))
         assert digests(out) == digests(source / "whole")
 
 
@@ -59,33 +59,47 @@ def test_finished_parts_are_not_done_again(source, fault_hook):
 
     fault_hook(fail)
     with pytest.raises(DiskError, match="No space left on device"):
-        convert_tokens(options(source))
+        convert(options(source))
     fault_hook(None)
     kept = {path: path.stat().st_mtime_ns for path in (source / "out/parts").iterdir()}
     assert len(kept) == 3
     seen = []
-    convert_tokens(options(source), lambda *args: seen.append(args))
+    convert(options(source), lambda *args: seen.append(args))
     assert all(path.stat().st_mtime_ns == mtime for path, mtime in kept.items())
     assert seen[0][1] > 150 * 3
-    convert_tokens(options(source, "whole"))
+    convert(options(source, "whole"))
+    assert digests(source / "out") == digests(source / "whole")
+
+
+def test_a_worker_that_is_killed_loses_no_parts(source, monkeypatch):
+    def kill(phase, done_bytes, total_bytes, num_documents):
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    message = "a worker process died, most likely killed for want of memory; run the same command again with fewer"
+    with pytest.raises(DataError, match=message):
+        convert(options(source, part_bytes=20), kill, processes=2)
+    assert (source / "out/prepare.json").exists()
+    convert(options(source, part_bytes=20))
+    convert(options(source, "whole", part_bytes=20))
     assert digests(source / "out") == digests(source / "whole")
 
 
 def test_second_run_does_nothing(source, caplog):
-    first = convert_tokens(options(source))
+    first = convert(options(source))
     before = {path: path.stat().st_mtime_ns for path in (source / "out").rglob("*") if path.name[0] != "."}
     with caplog.at_level(logging.INFO):
-        assert convert_tokens(options(source)) == first
+        assert convert(options(source)) == first
     assert "is complete: nothing to do" in caplog.text
     assert before == {path: path.stat().st_mtime_ns for path in (source / "out").rglob("*") if path.name[0] != "."}
 
 
 @pytest.mark.parametrize("victim", ["train/part-00002-0000.tar", "train/part-00002-0000.idx.npy", "tokenizer.json"])
 def test_a_file_that_went_missing_is_made_again(source, victim):
-    convert_tokens(options(source))
+    convert(options(source))
     before = digests(source / "out")
     (source / "out" / victim).unlink()
-    convert_tokens(options(source))
+    convert(options(source))
     assert digests(source / "out") == before
 
 
@@ -100,12 +114,12 @@ def test_full_disk_leaves_nothing_that_is_trusted(source, fault_hook, operation,
 
     fault_hook(fail)
     with pytest.raises(DiskError, match="No space left on device; free space"):
-        convert_tokens(options(source))
+        convert(options(source))
     assert not (source / "out/index.json").exists()
     assert not list((source / "out").rglob("*.tmp-*"))
     fault_hook(None)
-    convert_tokens(options(source))
-    convert_tokens(options(source, "whole"))
+    convert(options(source))
+    convert(options(source, "whole"))
     assert digests(source / "out") == digests(source / "whole")
 
 
@@ -123,7 +137,7 @@ def test_a_file_that_cannot_be_read_for_now_loses_no_parts(source, monkeypatch):
         r"b\.bin: cannot be read: Input/output error; mend that and run the same command again; finished parts are"
     )
     with pytest.raises(DataError, match=message):
-        convert_tokens(options(source))
+        convert(options(source))
     assert list((source / "out/parts").iterdir())
 
 
@@ -135,13 +149,12 @@ def test_memory_does_not_grow_with_the_source(source):
     (source / "bytes.json").write_bytes(dump_tokenizer(train_bpe([" ".join(WORDS)] * 3, 280)))
     child = (
         "import resource, sys; from pathlib import Path\n"
-        "from pretrain.data.convert.convert import convert_tokens\n"
-        "from tests.unit.data.convert.asked import options\n"
+        "from tests.unit.data.convert.asked import convert, options\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "folder = Path(sys.argv[1]); convert_tokens(options(folder, 'small'))\n"
+        "folder = Path(sys.argv[1]); convert(options(folder, 'small'))\n"
         "before = peak()\n"
-        "large = {'source': (str(folder / 'large.bin'),), 'tokenizer': folder / 'bytes.json', 'part_bytes': 10**8}\n"
-        "convert_tokens(options(folder, 'large', eos_id=0, **large)); print(peak() - before)\n"
+        "large = {'source': (str(folder / 'large.bin'),), 'tokenizer': str(folder / 'bytes.json'), 'eos_id': 0}\n"
+        "convert(options(folder, 'large', part_bytes=10**8, **large)); print(peak() - before)\n"
     )
     command = [sys.executable, "-c", child, str(source)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

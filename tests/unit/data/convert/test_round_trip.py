@@ -7,9 +7,9 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from pretrain.data.convert.convert import convert_tokens
 from pretrain.data.convert.job import ConvertOptions
 from tests.unit.data.convert import writers
+from tests.unit.data.convert.asked import convert
 from tests.unit.data.convert.writers import EOS_ID, VOCAB_SIZE, join
 
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -25,9 +25,9 @@ def check(write, kind, documents, part_bytes, name="in", split="hash:0", append_
         folder = Path(temporary)
         write(folder)
         tokenizer = writers.write_tokenizer(folder / "tokenizer.json")
-        asked = ConvertOptions(folder / "out", kind, (str(folder / name),), tokenizer, split=split,
+        asked = ConvertOptions(folder / "out", kind, (str(folder / name),), str(tokenizer), split=split,
                                part_bytes=part_bytes, append_eos=append_eos, **options)  # fmt: skip
-        index = convert_tokens(asked)
+        index = convert(asked)
         read = {split: writers.read_documents(folder / "out", index, split) for split in ("train", "validation")}
         facts = json.loads((folder / "out/conversion.json").read_text())
     written = [document + [EOS_ID] * (append_eos and document[-1] != EOS_ID) for document in documents]
