@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, PretrainError
+from pretrain.report.data_app import data_app
 
 if TYPE_CHECKING:
     from pretrain.index import SplitIndex
@@ -33,6 +34,7 @@ launch_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(launch_app, name="launch")
+app.add_typer(data_app, name="data")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values laid over the file.")]

@@ -4,6 +4,7 @@
     tokenizer.json    next; parts depend on it
     duplicates/*      which documents came before, where asked for; parts depend on it
     parts/*.json      one record a finished part
+    statistics.json, data_card.md, lengths.png
     index.json        written last: with it the folder is complete
 
 A run continues a folder of the same identity and refuses any other.
@@ -26,6 +27,10 @@ from pretrain.io import make_dir, write_json
 
 IDENTITY_NAME = "prepare.json"
 TOKENIZER_NAME = "tokenizer.json"
+STATISTICS_NAME = "statistics.json"
+CARD_NAME = "data_card.md"
+PICTURE_NAME = "lengths.png"
+_STATISTICS = (STATISTICS_NAME, CARD_NAME, PICTURE_NAME)
 MAX_SHOWN = 8
 _ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
 
@@ -40,7 +45,7 @@ def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFil
         DataError: Other inputs.
         DiskError: The disk refused.
     """
-    for name in (IDENTITY_NAME, TOKENIZER_NAME, INDEX_NAME):
+    for name in (IDENTITY_NAME, TOKENIZER_NAME, INDEX_NAME, *_STATISTICS):
         for temporary in folder.glob(f"{name}.tmp-*"):
             temporary.unlink()
     path = folder / IDENTITY_NAME
@@ -117,5 +122,6 @@ def discard_output(folder: Path) -> None:
     (folder / INDEX_NAME).unlink(missing_ok=True)
     for name in (PARTS_DIR, DUPLICATES_DIR, *SPLITS):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / TOKENIZER_NAME).unlink(missing_ok=True)
+    for name in (*_STATISTICS, TOKENIZER_NAME):
+        (folder / name).unlink(missing_ok=True)
     (folder / IDENTITY_NAME).unlink(missing_ok=True)

@@ -65,10 +65,21 @@ class PartSettings:
 
 @dataclass(slots=True)
 class SplitRecord:
-    """What a part wrote to one split."""
+    """What a part wrote to one split.
+
+    Attributes:
+        num_bytes_text: UTF-8 bytes of its text; of pairs, of the targets.
+        shards: In order.
+        lengths: Of its documents, as `Lengths.as_json` gives them; of pairs, of the targets.
+        source_lengths: Of the sources of its pairs.
+        num_learned: Learned tokens of its records.
+    """
 
     num_bytes_text: int = 0
     shards: list[ShardIndex] = field(default_factory=list)
+    lengths: dict[str, Any] = field(default_factory=dict)
+    source_lengths: dict[str, Any] = field(default_factory=dict)
+    num_learned: int = 0
 
 
 @dataclass(slots=True)
@@ -120,7 +131,7 @@ def load_record(folder: Path, part: Part, tokenizer_sha256: str) -> PartRecord |
 
 def _parse_split(raw: dict[str, Any]) -> SplitRecord:
     shards = [ShardIndex(**{**shard, "table": TableFile(**shard["table"])}) for shard in raw["shards"]]
-    return SplitRecord(raw["num_bytes_text"], shards)
+    return SplitRecord(**{**raw, "shards": shards})
 
 
 def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Report) -> None:
@@ -148,13 +159,21 @@ def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Rep
                     left_out[EMPTY] += not writers[piece.split].add(*_assemble(document, end, kind))
                     document.clear()
         for name, writer in writers.items():
-            record.splits[name].shards = writer.close()
+            _enter(writer, record.splits[name])
     finally:
         for writer in writers.values():
             writer.discard()
     record.num_empty, record.num_undecodable = left_out.pop(EMPTY, 0), left_out.pop(UNDECODABLE, 0)
     record.num_filtered = {reason: left_out[reason] for reason in sorted(left_out)}
     write_json(record_path(settings.folder, part), asdict(record))
+
+
+def _enter(writer: SplitWriter, record: SplitRecord) -> None:
+    """Closes the last shard, and enters what was written."""
+    record.shards = writer.close()
+    record.lengths, record.num_learned = writer.lengths.as_json(), writer.num_learned
+    if writer.source_lengths.bins:
+        record.source_lengths = writer.source_lengths.as_json()
 
 
 def _assemble(

@@ -5,6 +5,7 @@
     duplicates/                     where asked for: which documents came before (duplicates.py)
     tokenizer.json                  trained on a sample of the training documents, or the given one
     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
+    statistics.json, data_card.md   what came of it (statistics.py)
     index.json                      last: merges the records in part order
 
 A run that is killed anywhere is continued by the same command. Malformed input ends it with one line and takes back
@@ -14,7 +15,6 @@ permutes when training reads), and any other process's folder.
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 from pretrain.config.prepare import PrepareConfig
 from pretrain.data import output
 from pretrain.data.duplicates import DUPLICATES_DIR, HashSettings, find_first, first_path, hashes_path, remove_hashes
+from pretrain.data.filters import EMPTY, UNDECODABLE
 from pretrain.data.lock import lock_folder
 from pretrain.data.part import PartRecord, PartSettings
 from pretrain.data.pool import hash_parts, run_parts
@@ -29,6 +30,7 @@ from pretrain.data.prepare_job import PrepareJob, plan_job
 from pretrain.data.progress import Progress, no_progress
 from pretrain.data.sample import train_texts
 from pretrain.data.split import SPLITS, TRAIN, VALIDATION
+from pretrain.data.statistics import collect_statistics, count_left_out, write_statistics
 from pretrain.data.tokenizer import (
     dump_tokenizer,
     eos_id,
@@ -125,7 +127,13 @@ def _build(job: PrepareJob, progress: Progress, processes: int) -> DataIndex:
     records = output.load_records(job.folder, job.parts, sha256)
     assert len(records) == len(job.parts), "every part that was written has a record"
     progress("tokenizing", job.num_bytes, job.num_bytes, sum(record.num_documents for record in records.values()))
-    index = _merge(job, tokenizer_path, [records[part.number] for part in job.parts])
+    return _write_index(job, tokenizer_path, [records[part.number] for part in job.parts])
+
+
+def _write_index(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:
+    """Writes statistics, and last the index. Records are in part order."""
+    index = _merge(job, tokenizer_path, records)
+    write_statistics(job.folder, collect_statistics(job, index, load_tokenizer(tokenizer_path), records))
     write_index(job.folder, index)
     return index
 
@@ -207,11 +215,9 @@ def _merge(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord])
 
 
 def _log_left_out(records: Sequence[PartRecord]) -> None:
-    counts = Counter[str]()
-    for record in records:
-        counts.update(record.num_filtered)
-    counts["empty documents"] = sum(record.num_empty for record in records)
-    counts["files that are not UTF-8"] = sum(record.num_undecodable for record in records)
-    for what, count in counts.items():
+    left_out = count_left_out(records)
+    named = {"empty documents": left_out.pop(EMPTY), "files that are not UTF-8": left_out.pop(UNDECODABLE)}
+    named |= {f"documents: {reason.replace('_', ' ')}": count for reason, count in left_out.items()}
+    for what, count in named.items():
         if count:
-            _log.info("skipped %d %s", count, what if " " in what else f"documents: {what.replace('_', ' ')}")
+            _log.info("skipped %d %s", count, what)

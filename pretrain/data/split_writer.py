@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pretrain.data.lengths import Lengths
 from pretrain.data.shards import ShardWriter
 from pretrain.index import ShardIndex
 from pretrain.io import make_dir
@@ -13,7 +14,7 @@ class SplitWriter:
     """Writes SPLIT/STEM-0000.tar, -0001.tar, ... Memory: one member."""
 
     def __init__(self, folder: Path, stem: str, dtype: str, kind: str, shard_tokens: int) -> None:
-        """Starts with no shard.
+        """Starts with no shard. What was written so far is in `lengths`, `source_lengths` and `num_learned`.
 
         Args:
             folder: DIR/SPLIT; made when there is something to write.
@@ -29,6 +30,7 @@ class SplitWriter:
         self._shard_tokens = shard_tokens
         self._shards: list[ShardIndex] = []
         self._open: ShardWriter | None = None
+        self.lengths, self.source_lengths, self.num_learned = Lengths(), Lengths(), 0
 
     def add(self, tokens: np.ndarray, source: np.ndarray | None = None, loss: np.ndarray | None = None) -> bool:
         """Appends one document, its end included; returns whether it has tokens, on both sides of a pair.
@@ -42,6 +44,11 @@ class SplitWriter:
             path = self._folder / f"{self._stem}-{len(self._shards):04d}.tar"
             self._open = ShardWriter(path, self._dtype, kind=self._kind)
         self._open.add_document(tokens, source=source, loss=loss)
+        self.lengths.add(len(tokens))
+        if source is not None:
+            self.source_lengths.add(len(source))
+        if loss is not None:
+            self.num_learned += int(np.count_nonzero(loss))
         if self._open.num_tokens >= self._shard_tokens:
             self._close_shard()
         return True
