@@ -45,7 +45,7 @@ def convert_tokens(
 ) -> DataIndex:
     """Makes `options.output` a complete shard folder out of token data. Does nothing if it is one already.
 
-    Throughput is about 40,000 documents a second and core; the proof reads the source and the shards once more.
+    Throughput is about 30,000 documents a second and core; the proof reads the source and the shards once more.
 
     Args:
         options: What to convert.
