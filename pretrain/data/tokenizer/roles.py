@@ -1,0 +1,68 @@
+"""What the special tokens of any tokenizer mean, known by their contents."""
+
+import re
+
+from tokenizers import Tokenizer
+
+from pretrain.config.model import SpecialTokens
+from pretrain.data.tokenizer.layout import EOS
+from pretrain.errors import DataError
+
+KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+"""Special tokens that released tokenizers end a document with, the most specific first."""
+
+KNOWN_PAD = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
+KNOWN_BOS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
+KNOWN_MASK = ("[MASK]", "<mask>", "<|mask|>")
+
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    decoder = tokenizer.get_added_tokens_decoder()
+    return {token.content: number for number, token in decoder.items() if token.special}
+
+
+def _first_of(known: tuple[str, ...], special: dict[str, int]) -> int | None:
+    return next((special[content] for content in known if content in special), None)
+
+
+def eos_id(tokenizer: Tokenizer) -> int:
+    """Returns the id of the special token that ends a document.
+
+    Raises:
+        DataError: None of `KNOWN_EOS` is a special token of this tokenizer.
+    """
+    special = _special_ids(tokenizer)
+    found = _first_of(KNOWN_EOS, special)
+    if found is None:
+        raise DataError(
+            f"the tokenizer has no end-of-document token; its special tokens are {sorted(special) or 'none'}",
+            fix=f"add {EOS} to it, or name it in tokenizer.special_tokens",
+        )
+    return found
+
+
+def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
+    """Returns the ids of the special tokens that mean something to training or decoding.
+
+    A decoder with an encoder begins with what begins a text (`<s>`, `[CLS]`), or where there is no such token, as in
+    T5 and Marian, with the padding.
+    """
+    special = _special_ids(tokenizer)
+    pad, bos = _first_of(KNOWN_PAD, special), _first_of(KNOWN_BOS, special)
+    return SpecialTokens(
+        pad=pad,
+        bos=bos,
+        eos=_first_of(KNOWN_EOS, special),
+        start=pad if bos is None else bos,
+        mask=_first_of(KNOWN_MASK, special),
+    )
+
+
+def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids of <extra_id_0>, <extra_id_1>, ..., up to the first that is not there."""
+    matches = ((_SENTINEL.fullmatch(content), number) for content, number in _special_ids(tokenizer).items())
+    found = {int(match[1]): number for match, number in matches if match}
+    last = next(number for number in range(len(found) + 1) if number not in found)
+    return tuple(found[number] for number in range(last))
