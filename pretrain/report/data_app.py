@@ -1,0 +1,118 @@
+"""The commands of `pretrain data`: verify, show, stats. Heavy imports live inside the function that needs them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+data_app = typer.Typer(
+    help="Look at shard folders, and prove them.\n\nExample: pretrain data verify data/quickstart",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="What `pretrain prepare` wrote, or its address.")]
+SeqLen = Annotated[int, typer.Option(min=1, help="Tokens of a row.")]
+SourceLen = Annotated[int | None, typer.Option(min=1, help="Pairs: tokens of a source row. Default: as --seq-len.")]
+Packing = Annotated[str | None, typer.Option(help="concat, bins or padded. Default: concat for text, else bins.")]
+Lanes = Annotated[int, typer.Option(min=1, help="As data.lanes.")]
+BlockSamples = Annotated[int, typer.Option(min=1, help="As data.block_samples.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the order.")]
+Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
+
+
+@data_app.command("verify")
+def verify_command(
+    folder: Folder,
+    seq_len: SeqLen = 1024,
+    source_len: SourceLen = None,
+    packing: Packing = None,
+    lanes: Lanes = 16,
+    block_samples: BlockSamples = 8192,
+    seed: Seed = 1234,
+    world_sizes: Annotated[str, typer.Option(help="Numbers of ranks to read with.")] = "1,2,3,4",
+    restarts: Annotated[int, typer.Option(min=0, help="Kills in each reading.")] = 3,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Read only so many samples. Default: all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every byte of a shard folder, and that a stream reads each sample exactly once, whatever the ranks.
+
+    Example: pretrain data verify data/quickstart --seq-len 256
+    """
+    import json
+
+    from pretrain.report.data_course import Order
+    from pretrain.report.data_progress import show_progress
+    from pretrain.report.data_verify import parse_world_sizes, print_proof, proof_facts, verify
+
+    order = Order(seq_len, source_len, packing, lanes, block_samples, seed)
+    sizes = parse_world_sizes(world_sizes)
+    with show_progress() as start_phase:
+        proof = verify(
+            folder, order, world_sizes=sizes, restarts=restarts, max_samples=max_samples, start_phase=start_phase
+        )
+    if as_json:
+        print(json.dumps(proof_facts(proof), indent=2))
+    else:
+        print_proof(proof)
+
+
+@data_app.command("show")
+def show_command(
+    what: Annotated[str, typer.Argument(metavar="DIR|CONFIG|RUN", help="A shard folder, a run's config, or a run.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Laid over a config.")] = None,
+    position: Annotated[int, typer.Option(min=0, help="First row: as many samples of the run are before it.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows.")] = 2,
+    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    source: Annotated[str | None, typer.Option(help="Validation of a mixture: whose. Default: the first's.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the config's, or 512.")] = None,
+    source_len: SourceLen = None,
+    packing: Packing = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the order. Default: the config's, or 1234.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print rows as the model will see them: documents, borders, padding, what is learned, source and target.
+
+    Example: pretrain data show configs/run/quickstart.yaml --position 100 --rows 1
+    """
+    import json
+
+    from pretrain.report.data_show import Choice, show
+    from pretrain.report.data_show_text import print_rows
+
+    choice = Choice(position, rows, split, source, seq_len, source_len, packing, seed)
+    shown = show(what, overrides or [], choice)
+    if as_json:
+        print(json.dumps(shown.facts(), indent=2))
+        return
+    from rich.console import Console
+
+    print_rows(shown, Console(highlight=False))
+
+
+@data_app.command("stats")
+def stats_command(
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Count a shard folder: documents and their lengths, tokens, shards, and how full rows would be.
+
+    Example: pretrain data stats data/quickstart --out lengths.png
+    """
+    import json
+
+    from pretrain.report.data_progress import show_progress
+    from pretrain.report.data_stats import count_data
+    from pretrain.report.data_stats_figure import check_picture, draw_stats
+    from pretrain.report.data_stats_text import print_stats, stats_facts
+
+    if out is not None:
+        check_picture(out)
+    with show_progress() as start_phase:
+        stats = count_data(folder, start_phase)
+    if out is not None:
+        draw_stats(stats, out)
+    if as_json:
+        print(json.dumps(stats_facts(stats), indent=2))
+    else:
+        print_stats(stats)

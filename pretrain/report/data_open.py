@@ -1,0 +1,30 @@
+"""Opens the data of a config to look at: folders of this machine, or addresses through its cache."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from pretrain.config.data import DataConfig
+from pretrain.data.remote.store import ShardStore
+from pretrain.data.source_streams import open_stores
+from pretrain.index.dataset import Dataset, open_dataset
+
+
+@contextlib.contextmanager
+def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore]]]:
+    """Gives the sources of a config and where the shards of each are.
+
+    Raises:
+        DataError: A folder, an index or a file is missing, or not as the index says; or the sources do not go together.
+        DiskError: The cache cannot be used.
+        LaunchError: A package that reads such addresses is missing.
+    """
+    stores = open_stores(config, lambda: False)
+    try:
+        folders = {path: store.folder for path, store in zip(config.paths, stores, strict=True)}
+        dataset = open_dataset(config, folders.__getitem__)
+        for store in stores:
+            store.check()
+        yield dataset, stores
+    finally:
+        for store in stores:
+            store.close()
