@@ -15,7 +15,7 @@ from pretrain.data.tokenizer.char import train_char
 from pretrain.data.tokenizer.cut import PIECE_CHARS, cut_text, is_cut_safe
 from pretrain.data.tokenizer.display import display_tokens
 from pretrain.data.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder
-from pretrain.data.tokenizer.file import dump_tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.data.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, tokenizer_hash
 from pretrain.data.tokenizer.given import read_given
 from pretrain.data.tokenizer.layout import EOS, UNK
 from pretrain.data.tokenizer.roles import KNOWN_EOS, eos_id, sentinel_ids, special_tokens_of
@@ -43,6 +43,7 @@ __all__ = [
     "eos_id",
     "is_cut_safe",
     "load_tokenizer",
+    "parse_tokenizer",
     "read_given",
     "sentinel_ids",
     "special_tokens_of",

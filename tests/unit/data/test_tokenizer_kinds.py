@@ -150,6 +150,21 @@ def test_unigram_learns_words_with_their_space_and_spells_the_rest_in_bytes():
     assert len(encode(tokenizer, LICENSE[0])) < len(LICENSE[0]) / 2.5
 
 
+def test_unigram_learns_a_frequent_word_that_is_a_part_of_no_other():
+    """The trainer of `tokenizers` begins with strings that different characters follow; a word's end is one of them."""
+    words = ["that", "upon", "where", "hence", "quartz"]
+    tokenizer = train("unigram", [" ".join(words * 9)], vocab_size=400)
+    assert pieces(tokenizer, " " + " ".join(words)) == ["\u2581" + word for word in words]
+    # What makes them candidates is gone.
+    assert all(ord(character) < 0xF0000 for entry in entries(tokenizer) for character in entry)
+
+
+def test_unigram_trains_on_the_characters_that_it_uses_itself():
+    text = "\U000f0000\U000f00ff <UNK>" * 50
+    tokenizer = train("unigram", [text], vocab_size=400)
+    assert tokenizer.decode(encode(tokenizer, text)) == text
+
+
 def test_unigram_has_words_of_white_space_for_code():
     words = train("unigram").pre_tokenizer.pre_tokenize_str("a    b\n\n\t c1  ")
     assert [word for word, _ in words] == ["a", "\u2581" * 3, "\u2581b", "\n\n\t", "\u2581c1", "\u2581", "\u2581"]
@@ -157,7 +172,7 @@ def test_unigram_has_words_of_white_space_for_code():
 
 def test_unigram_does_not_learn_what_spells_a_special_token_or_a_byte():
     spellings = ("<extra_id_0>", "<0x41>", "</s>", "<unused_0>", "<UNK>")
-    text = " ".join(f"{letter}{spelling}" for spelling in spellings for letter in "abcdefgh" * 9)
+    text = "\n".join(spelling for spelling in spellings for _ in range(50))
     tokenizer = train("unigram", [text], roles="t5", sentinels=2, vocab_multiple=64)
     names = entries(tokenizer)
     assert names[-2:] == ["<extra_id_1>", "<extra_id_0>"]
