@@ -69,17 +69,20 @@ def prepare_command(
         str | None, typer.Option(help="hash:F by document (default hash:0.01), or tail:F of each.")
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one a core.")] = None,
+    part: Annotated[str, typer.Option(metavar="I/N", help="This machine's share of the parts, from 1/N.")] = "1/1",
 ) -> None:
     """Train a tokenizer and write token shards (webdataset tars with an index), by a config or by options.
 
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
     from pretrain.config.load_prepare import load_prepare, short_prepare
-    from pretrain.data.prepare import prepare
+    from pretrain.data.prepare import prepare_share
     from pretrain.data.progress import progress_bar
+    from pretrain.data.share import parse_share
     from pretrain.log import setup_logging
 
     setup_logging(rank=0, world_size=1)
+    share = parse_share(part)
     words = arguments or []
     named = {"tokenizer": tokenizer, "vocab_size": vocab_size, "text_field": text_field, "split": split}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -94,8 +97,11 @@ def prepare_command(
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
         config = short_prepare(output, [*(input or ()), *words], **given)
     with progress_bar() as progress:
-        index = prepare(config, progress, processes=processes)
-    print(_summary(Path(config.output), index.splits))
+        index = prepare_share(config, share, progress, processes=processes)
+    if index is None:
+        print(f"{config.output}: part {share} is done; the last one to finish writes the index")
+    else:
+        print(_summary(Path(config.output), index.splits))
 
 
 def _summary(folder: Path, splits: dict[str, "SplitIndex"]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.data.duplicates import DUPLICATES_DIR
-from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
+from pretrain.data.lock import is_lock
 from pretrain.data.part import PARTS_DIR, PartRecord, load_record, record_path
 from pretrain.data.sources import InputFile, Part
 from pretrain.data.split import SPLITS
@@ -35,23 +35,25 @@ MAX_SHOWN = 8
 _ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
 
 
-def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile]) -> None:
+def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile], *, is_first: bool = True) -> None:
     """Enters what this run is in `prepare.json`, or checks that the folder was begun with the same.
 
-    Removes temporary files of a killed run first: their names, which have a process id, may come again.
+    Removes temporary files of a killed run first: their names, which have a process id, may come again. Where others
+    work on the folder, it is called under their `claim_lock`, and only the first, which makes it, looks after the
+    tokenizer.
 
     Raises:
         ConfigError: Other options, or a folder that holds something else.
         DataError: Other inputs.
         DiskError: The disk refused.
     """
-    for name in (IDENTITY_NAME, TOKENIZER_NAME, INDEX_NAME, *_STATISTICS):
+    for name in (IDENTITY_NAME, INDEX_NAME, *_STATISTICS, *([TOKENIZER_NAME] if is_first else [])):
         for temporary in folder.glob(f"{name}.tmp-*"):
             temporary.unlink()
     path = folder / IDENTITY_NAME
     inputs = [_input_line(side) for file in files for side in (file, file.pair) if side]
     if not path.exists():
-        strangers = sorted({entry.name for entry in folder.iterdir()} - {PREPARE_LOCK, WORKERS_LOCK})
+        strangers = sorted(entry.name for entry in folder.iterdir() if not is_lock(entry.name))
         if strangers:
             raise ConfigError(
                 f"the folder is not empty and was not begun by `pretrain prepare` (it holds {strangers[0]})",
@@ -105,16 +107,22 @@ def load_records(folder: Path, parts: Iterable[Part], tokenizer_sha256: str) -> 
 
 
 def remove_leftovers(folder: Path, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
-    """Removes every file of ours that no finished part vouches for."""
+    """Removes every file of `parts` that no record vouches for."""
     kept = {record_path(folder, part) for part in parts if part.number in records}
     for record in records.values():
         for split in record.splits.values():
             kept.update(folder / name for shard in split.shards for name in (shard.name, shard.table.name))
+    own = {part.name for part in parts}
     for name in (PARTS_DIR, *SPLITS):
         for path in (folder / name).glob("part-*"):
-            if path not in kept:
+            if path not in kept and _part_name(path) in own:
                 path.unlink()
     make_dir(folder / PARTS_DIR)
+
+
+def _part_name(path: Path) -> str:
+    """`part-00007` of `part-00007-0000.tar`."""
+    return "-".join(path.name.split(".")[0].split("-")[:2])
 
 
 def discard_output(folder: Path) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from pretrain.data.duplicates import HashSettings, hash_part
 from pretrain.data.lock import hold_as_worker
 from pretrain.data.part import PartSettings, Report, write_part
+from pretrain.data.share import WHOLE, Share
 from pretrain.data.sources import Part
 from pretrain.data.tokenizer import build_encoder, load_tokenizer
 
@@ -73,18 +74,25 @@ class _HashTask:
         return partial(hash_part, self.settings)
 
 
-def run_parts(settings: PartSettings, tokenizer_path: Path, parts: Sequence[Part], processes: int, tick: Tick) -> None:
+def run_parts(
+    settings: PartSettings,
+    tokenizer_path: Path,
+    parts: Sequence[Part],
+    processes: int,
+    tick: Tick,
+    share: Share = WHOLE,
+) -> None:
     """Tokenises `parts`, in any order. Raises: See `run_task`."""
-    run_task(_WriteTask(settings, tokenizer_path), parts, processes, tick)
+    run_task(_WriteTask(settings, tokenizer_path), parts, processes, tick, share)
 
 
-def hash_parts(settings: HashSettings, parts: Sequence[Part], processes: int, tick: Tick) -> None:
+def hash_parts(settings: HashSettings, parts: Sequence[Part], processes: int, tick: Tick, share: Share = WHOLE) -> None:
     """Hashes the documents of `parts`, in any order. Raises: See `run_task`."""
-    run_task(_HashTask(settings), parts, processes, tick)
+    run_task(_HashTask(settings), parts, processes, tick, share)
 
 
-def run_task(task: Task, parts: Sequence[Part], processes: int, tick: Tick) -> None:
-    """Does `task` with every part, in any order.
+def run_task(task: Task, parts: Sequence[Part], processes: int, tick: Tick, share: Share = WHOLE) -> None:
+    """Does `task` with every part, in any order; `share` is whose they are.
 
     Raises:
         DataError: Malformed input.
@@ -95,7 +103,7 @@ def run_task(task: Task, parts: Sequence[Part], processes: int, tick: Tick) -> N
     if min(processes, len(parts)) <= 1:
         _run_here(task, parts, tick)
         return
-    _run_pool(task, parts, min(processes, len(parts)), tick)
+    _run_pool(task, parts, min(processes, len(parts)), tick, share)
 
 
 def _run_here(task: Task, parts: Sequence[Part], tick: Tick) -> None:
@@ -126,12 +134,12 @@ def _single_threaded_tokenizers() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _run_pool(task: Task, parts: Sequence[Part], processes: int, tick: Tick) -> None:
+def _run_pool(task: Task, parts: Sequence[Part], processes: int, tick: Tick, share: Share) -> None:
     context = multiprocessing.get_context("spawn")
     cells = context.RawArray("Q", 2 * (parts[-1].number + 1))
     stop = context.RawValue("b", 0)
     todo = iter(parts)
-    arguments = (task, cells, stop)
+    arguments = (task, share, cells, stop)
     with ProcessPoolExecutor(processes, context, _start_worker, arguments) as pool:
         running: set[Future[None]] = set()
         try:
@@ -191,9 +199,9 @@ _worker: _Worker | None = (
 )
 
 
-def _start_worker(task: Task, cells: Any, stop: Any) -> None:
+def _start_worker(task: Task, share: Share, cells: Any, stop: Any) -> None:
     global _worker
-    hold_as_worker(task.folder)
+    hold_as_worker(task.folder, share)
     _die_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = _Worker(task.start(), cells, stop)

@@ -8,7 +8,8 @@
     statistics.json, data_card.md   what came of it (statistics.py)
     index.json                      last: merges the records in part order
 
-A run that is killed anywhere is continued by the same command. Malformed input ends it with one line and takes back
+Several commands, each with its share of the parts, may fill one folder from as many machines (share.py). A run that
+is killed anywhere is continued by the same command. Malformed input ends it with one line and takes back
 what was written: nothing of it could be used, because mended input is other input. Not here: shuffling (order.py
 permutes when training reads), and any other process's folder.
 """
@@ -21,26 +22,16 @@ from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.data import output
-from pretrain.data.duplicates import DUPLICATES_DIR, HashSettings, find_first, first_path, hashes_path, remove_hashes
 from pretrain.data.filters import EMPTY, UNDECODABLE
-from pretrain.data.lock import lock_folder
-from pretrain.data.part import PartRecord, PartSettings
-from pretrain.data.pool import hash_parts, run_parts
+from pretrain.data.lock import claim_lock, lock_folder
+from pretrain.data.part import PartRecord
 from pretrain.data.prepare_job import PrepareJob, plan_job
+from pretrain.data.prepare_steps import find_duplicates, make_tokenizer, wait_for, write_parts
 from pretrain.data.progress import Progress, no_progress
-from pretrain.data.sample import train_texts
+from pretrain.data.share import WHOLE, Share
 from pretrain.data.split import SPLITS, TRAIN, VALIDATION
 from pretrain.data.statistics import collect_statistics, count_left_out, write_statistics
-from pretrain.data.tokenizer import (
-    dump_tokenizer,
-    eos_id,
-    is_cut_safe,
-    load_tokenizer,
-    token_dtype,
-    tokenizer_hash,
-    train_tokenizer,
-    vocabulary_size,
-)
+from pretrain.data.tokenizer import eos_id, load_tokenizer, token_dtype, tokenizer_hash, vocabulary_size
 from pretrain.errors import ConfigError, DataError
 from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, check_shards, load_index, write_index
 from pretrain.io import make_dir, write_file
@@ -65,20 +56,39 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
         LockedError: Another process prepares the same folder.
         DiskError: The disk refused. What is finished is kept: the same command continues.
     """
+    index = prepare_share(config, WHOLE, progress, processes=processes)
+    assert index is not None, "there are no others to wait for"
+    return index
+
+
+def prepare_share(
+    config: PrepareConfig, share: Share, progress: Progress = no_progress, *, processes: int | None = None
+) -> DataIndex | None:
+    """Does one share of what `prepare` does, beside others that fill the same folder from other machines.
+
+    Returns:
+        The index, which the last one to finish writes; None where others have not finished.
+
+    Raises:
+        LockedError: Others did not come with what this one needs from them (see `wait_for`).
+        ConfigError, DataError, DiskError: As `prepare`. What is written stays: the others need it.
+    """
     if processes is not None and processes < 1:
         raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
     job = plan_job(config)
     folder = make_dir(job.folder)
-    with lock_folder(folder):
-        output.claim_folder(folder, job.identity, job.files)
-        index = _complete_index(folder)
+    with lock_folder(folder, share):
+        with claim_lock(folder):
+            output.claim_folder(folder, job.identity, job.files, is_first=share.is_first)
+            index = _complete_index(folder, share)
         if index is not None:
             _log.info("%s is complete: nothing to do", folder)
             return index
         try:
-            return _build(job, progress, processes or _num_cores())
+            return _build(job, share, progress, processes or _num_cores())
         except DataError:
-            output.discard_output(folder)
+            if share.is_whole:
+                output.discard_output(folder)
             raise
         except BrokenProcessPool as error:
             raise DataError(
@@ -96,7 +106,12 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
             ) from error
 
 
-def _complete_index(folder: Path) -> DataIndex | None:
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _complete_index(folder: Path, share: Share) -> DataIndex | None:
     """Returns the index of a folder that is complete; where files of it are missing, takes the index away."""
     if not (folder / INDEX_NAME).exists():
         return None
@@ -105,29 +120,40 @@ def _complete_index(folder: Path) -> DataIndex | None:
         check_shards(folder, index)
         if tokenizer_hash(folder / output.TOKENIZER_NAME) == index.tokenizer_sha256:
             return index
-        (folder / output.TOKENIZER_NAME).unlink()
+        if share.is_whole:
+            (folder / output.TOKENIZER_NAME).unlink()
         damage = f"{output.TOKENIZER_NAME} is not the one that made the shards"
     except (DataError, OSError) as error:
         damage = str(error)
+    if not share.is_whole:
+        raise DataError(
+            f"the folder was complete, and is damaged: {damage}", fix="mend it by the command without --part"
+        )
     _log.warning("%s; making what is missing again", damage)
     (folder / INDEX_NAME).unlink()
     return None
 
 
-def _build(job: PrepareJob, progress: Progress, processes: int) -> DataIndex:
+def _build(job: PrepareJob, share: Share, progress: Progress, processes: int) -> DataIndex | None:
     if job.config.filter.deduplicate:
-        _find_duplicates(job, progress, processes)
+        find_duplicates(job, share, progress, processes)
     tokenizer_path = job.folder / output.TOKENIZER_NAME
-    if not tokenizer_path.exists():
-        write_file(tokenizer_path, _make_tokenizer(job, progress))
+    if share.is_first and not tokenizer_path.exists():
+        write_file(tokenizer_path, make_tokenizer(job, progress))
+    wait_for([tokenizer_path], "the tokenizer, which --part 1 makes")
     sha256 = tokenizer_hash(tokenizer_path)
-    records = output.load_records(job.folder, job.parts, sha256)
-    output.remove_leftovers(job.folder, job.parts, records)
-    _write_parts(job, tokenizer_path, records, progress, processes)
-    records = output.load_records(job.folder, job.parts, sha256)
-    assert len(records) == len(job.parts), "every part that was written has a record"
-    progress("tokenizing", job.num_bytes, job.num_bytes, sum(record.num_documents for record in records.values()))
-    return _write_index(job, tokenizer_path, [records[part.number] for part in job.parts])
+    own = share.own(job.parts)
+    records = output.load_records(job.folder, own, sha256)
+    output.remove_leftovers(job.folder, own, records)
+    write_parts(job, share, tokenizer_path, records, progress, processes)
+    with claim_lock(job.folder):
+        if (job.folder / INDEX_NAME).exists():
+            return load_index(job.folder)
+        records = output.load_records(job.folder, job.parts, sha256)
+        assert records.keys() >= {part.number for part in own}, "every part that was written has a record"
+        if len(records) < len(job.parts):
+            return None
+        return _write_index(job, tokenizer_path, [records[part.number] for part in job.parts])
 
 
 def _write_index(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:
@@ -136,63 +162,6 @@ def _write_index(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRe
     write_statistics(job.folder, collect_statistics(job, index, load_tokenizer(tokenizer_path), records))
     write_index(job.folder, index)
     return index
-
-
-def _find_duplicates(job: PrepareJob, progress: Progress, processes: int) -> None:
-    for temporary in (job.folder / DUPLICATES_DIR).glob("*.tmp-*"):
-        temporary.unlink()
-    if all(first_path(job.folder, part).exists() for part in job.parts):
-        remove_hashes(job.folder)
-        return
-    todo = [part for part in job.parts if not hashes_path(job.folder, part).exists()]
-    earlier_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
-
-    def tick(num_bytes: int, num_documents: int) -> None:
-        progress("looking for duplicates", earlier_bytes + num_bytes, job.num_bytes, num_documents)
-
-    hash_parts(HashSettings(job.folder, job.reader, job.filters), todo, processes, tick)
-    find_first(job.folder, job.parts)
-    remove_hashes(job.folder)
-
-
-def _make_tokenizer(job: PrepareJob, progress: Progress) -> bytes:
-    """Returns the content of tokenizer.json."""
-    if job.given is not None:
-        return job.given
-    config = job.config.tokenizer
-    # A character that the sample lacks could not be said at all.
-    sample_bytes = None if config.kind == "char" else config.sample_bytes
-    texts = train_texts(job.parts, job.reader, job.rule, job.filters, job.first_of, sample_bytes, progress)
-    return dump_tokenizer(train_tokenizer(texts, config))
-
-
-def _write_parts(
-    job: PrepareJob, tokenizer_path: Path, records: dict[int, PartRecord], progress: Progress, processes: int
-) -> None:
-    settings = PartSettings(
-        folder=job.folder,
-        rule=job.rule,
-        reader=job.reader,
-        cut_long=is_cut_safe(load_tokenizer(tokenizer_path)),
-        shard_tokens=job.config.shard_tokens,
-        tokenizer_sha256=tokenizer_hash(tokenizer_path),
-        filters=job.filters,
-        deduplicate=job.config.filter.deduplicate,
-        end_of_document=job.config.end_of_document,
-    )
-    todo = [part for part in job.parts if part.number not in records]
-    earlier_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
-    earlier_documents = sum(record.num_documents for record in records.values())
-
-    def tick(num_bytes: int, num_documents: int) -> None:
-        progress("tokenizing", earlier_bytes + num_bytes, job.num_bytes, earlier_documents + num_documents)
-
-    run_parts(settings, tokenizer_path, todo, processes, tick)
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _merge(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:

@@ -1,0 +1,182 @@
+"""`prepare --part i/n`: several processes fill one folder, and it is the folder of a single run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pretrain.data import prepare_steps
+from pretrain.data.lock import claim_lock, lock_folder
+from pretrain.data.prepare import prepare, prepare_share
+from pretrain.data.share import Share, parse_share
+from pretrain.errors import ConfigError, DataError, LockedError
+from pretrain.index import load_index
+from tests.helpers.corpus import digests
+from tests.unit.data.test_prepare_kinds import config_of, write_twice
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from pretrain.data.prepare import prepare_share
+from pretrain.data.share import parse_share
+from pretrain.io import set_fault_hook
+from tests.unit.data.test_prepare_kinds import config_of
+
+left = int(sys.argv[4])
+
+def kill(operation, path):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    set_fault_hook(kill)
+    config = config_of(Path(sys.argv[1]), sys.argv[2])
+    index = prepare_share(config, parse_share(sys.argv[3]), processes=int(sys.argv[5]))
+    print("index" if index else "others")
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a share as a process."""
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    started = []
+
+    def start(name, share, kill_at=10**6, processes=1):
+        command = [sys.executable, str(script), str(tmp_path), name, share, str(kill_at), str(processes)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, env=env, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """The digests of a single run; its corpus has duplicates across parts."""
+    write_twice(tmp_path / "in")
+    prepare(config_of(tmp_path, "whole"), processes=1)
+    return digests(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("of", "processes"), [(3, 1), (2, 2)])
+def test_shares_that_run_together_write_the_folder_of_a_single_run(tmp_path, whole, start, of, processes):
+    children = [start("out", f"{number}/{of}", processes=processes) for number in range(of, 0, -1)]
+    results = [child.communicate(timeout=90) for child in children]
+    assert [child.returncode for child in children] == [0] * of, results
+    assert "index\n" in [output for output, _ in results]
+    assert digests(tmp_path / "out") == whole
+
+
+def test_shares_that_are_killed_and_started_again_write_the_folder_of_a_single_run(tmp_path, whole, start):
+    rng = random.Random(0)
+    for _ in range(3):
+        children = [start("out", f"{number}/2", kill_at=rng.randint(5, 70)) for number in (1, 2)]
+        deadline = time.monotonic() + 60
+        while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+            if any(child.poll() == -signal.SIGKILL for child in children):
+                time.sleep(0.5)
+                for child in children:
+                    child.kill()
+            time.sleep(0.05)
+        for child in children:
+            child.communicate(timeout=30)
+    children = [start("out", f"{number}/2") for number in (2, 1)]
+    results = [child.communicate(timeout=90) for child in children]
+    assert [child.returncode for child in children] == [0, 0], results
+    assert digests(tmp_path / "out") == whole
+
+
+def test_without_duplicates_to_find_shares_may_run_one_after_another(tmp_path):
+    write_twice(tmp_path / "in")
+    config = config_of(tmp_path, "out", filter={})
+    assert [prepare_share(config, Share(number, 3), processes=1) is None for number in (1, 2)] == [True, True]
+    assert not (tmp_path / "out/index.json").exists()
+    index = prepare_share(config, Share(3, 3), processes=1)
+    assert index == load_index(tmp_path / "out")
+    prepare(config_of(tmp_path, "whole", filter={}), processes=1)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert prepare_share(config, Share(2, 3), processes=1) == index
+
+
+def test_a_share_leaves_the_parts_of_others_alone(tmp_path):
+    write_twice(tmp_path / "in")
+    config = config_of(tmp_path, "out", filter={})
+    prepare_share(config, Share(1, 2), processes=1)
+    stray = tmp_path / "out/train/part-00001-0000.tar.tmp-1"
+    stray.write_bytes(b"being written")
+    own = tmp_path / "out/train/part-00002-0009.tar.tmp-1"
+    own.write_bytes(b"left by a killed run")
+    prepare_share(config, Share(1, 2), processes=1)
+    assert stray.exists() and not own.exists()
+    prepare(config, processes=1)
+    assert not stray.exists()
+
+
+@pytest.mark.parametrize(
+    ("filters", "number", "what"),
+    [
+        ({}, 2, "waited 0 s for the tokenizer, which --part 1 makes, in vain"),
+        ({"deduplicate": True}, 1, "waited 0 s for the hashes of the other parts, in vain"),
+        ({"deduplicate": True}, 2, "waited 0 s for what --part 1 makes of the hashes of all parts, in vain"),
+    ],
+)
+def test_a_share_that_waits_for_others_in_vain_says_for_what(tmp_path, monkeypatch, filters, number, what):
+    write_twice(tmp_path / "in")
+    monkeypatch.setattr(prepare_steps, "WAIT_S", 0.0)
+    config = config_of(tmp_path, "out", filter=filters)
+    with pytest.raises(LockedError, match=f"{what}.*; start the other parts and run this command again"):
+        prepare_share(config, Share(number, 2), processes=1)
+    assert not list((tmp_path / "out").glob("index.json*"))
+
+
+def test_a_folder_has_one_run_or_the_shares_of_one_n(tmp_path):
+    with lock_folder(tmp_path, Share(1, 2)), lock_folder(tmp_path, Share(2, 2)):
+        for share, what in (
+            (Share(2, 2), r"another `--part 2/2` \(process \d+\) is writing"),
+            (Share(3, 3), "`--part 3/3` does not go with the parts of 2 that are being prepared here; use the same n"),
+            (Share(), r"another `pretrain prepare` \(parts of 2\) is writing"),
+        ):
+            with pytest.raises(LockedError, match=what), lock_folder(tmp_path, share):
+                pass
+    what = r"another `pretrain prepare` \(process \d+\)"
+    with lock_folder(tmp_path), pytest.raises(LockedError, match=what), lock_folder(tmp_path, Share(1, 2)):
+        pass
+    with lock_folder(tmp_path, Share(3, 3)):
+        pass
+
+
+def test_what_is_written_in_common_is_written_by_one_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrain.data.lock.CLAIM_WAIT_S", 0.05)
+    what = r"\.claim\.lock is held for too long"
+    with claim_lock(tmp_path), pytest.raises(LockedError, match=what), claim_lock(tmp_path):
+        pass
+
+
+def test_a_damaged_folder_is_mended_by_a_single_run_only(tmp_path):
+    write_twice(tmp_path / "in")
+    config = config_of(tmp_path, "out", filter={})
+    prepare(config, processes=1)
+    before = digests(tmp_path / "out")
+    (tmp_path / "out/train/part-00001-0000.tar").unlink()
+    with pytest.raises(DataError, match=r"the folder was complete, and is damaged: .*; mend it by the command without"):
+        prepare_share(config, Share(1, 2), processes=1)
+    prepare(config, processes=1)
+    assert digests(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/2/3", "-1/2"])
+def test_what_is_not_a_part_is_refused(text):
+    with pytest.raises(ConfigError, match=r"part='.*' is not a part; use i/n with 1 <= i <= n, such as 1/4"):
+        parse_share(text)
