@@ -70,6 +70,9 @@ def prepare_command(
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one a core.")] = None,
     part: Annotated[str, typer.Option(metavar="I/N", help="This machine's share of the parts, from 1/N.")] = "1/1",
+    system: Annotated[
+        str | None, typer.Option("--from", help="Tokens of megatron, nanogpt, olmo or mds, which are not made again.")
+    ] = None,
 ) -> None:
     """Train a tokenizer and write token shards (webdataset tars with an index), by a config or by options.
 
@@ -84,9 +87,18 @@ def prepare_command(
     setup_logging(rank=0, world_size=1)
     share = parse_share(part)
     words = arguments or []
-    named = {"tokenizer": tokenizer, "vocab_size": vocab_size, "text_field": text_field, "split": split}
+    if system is not None:
+        print(_convert(system, output, [*(input or ()), *words], tokenizer, split, processes))
+        return
+    named = {
+        "output": output,
+        "tokenizer": tokenizer,
+        "vocab_size": vocab_size,
+        "text_field": text_field,
+        "split": split,
+    }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if words and not input and output is None:
+    if words and not input and (output is None or words[0].endswith((".yaml", ".yml"))):
         if given:
             name = next(iter(given))
             raise typer.BadParameter(f"--{name.replace('_', '-')} does not go with CONFIG: write {name} there")
@@ -95,13 +107,34 @@ def prepare_command(
         raise _UsageError("Missing option '--output'", context)
     else:
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
-        config = short_prepare(output, [*(input or ()), *words], **given)
+        config = short_prepare(inputs=[*(input or ()), *words], **given)
     with progress_bar() as progress:
         index = prepare_share(config, share, progress, processes=processes)
     if index is None:
         print(f"{config.output}: part {share} is done; the last one to finish writes the index")
     else:
         print(_summary(Path(config.output), index.splits))
+
+
+def _convert(
+    system: str, output: Path | None, inputs: list[str], tokenizer: str | None, split: str | None, processes: int | None
+) -> str:
+    """Re-shards the tokens of another system; returns what to say of it."""
+    import json
+
+    from pretrain.data.convert.convert import convert_tokens
+    from pretrain.data.convert.job import ConvertOptions
+    from pretrain.data.progress import progress_bar
+
+    if output is None or tokenizer is None or not inputs:
+        raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
+    options = ConvertOptions(
+        output=output, kind=system, source=tuple(inputs), tokenizer=tokenizer, split=split or "auto"
+    )
+    with progress_bar() as progress:
+        index = convert_tokens(options, progress, processes=processes)
+    proof = json.loads((output / "conversion.json").read_text())["after"]
+    return f"{_summary(output, index.splits)}\nsha256 of all tokens, before and after: {proof['sha256']}"
 
 
 def _summary(folder: Path, splits: dict[str, "SplitIndex"]) -> str:

@@ -52,14 +52,27 @@ def progress_bar() -> Iterator[Progress]:
 
 
 class _LogLines:
-    """Progress for a log file: one line every LOG_EVERY_S."""
+    """Progress for a log file: one line every LOG_EVERY_S, with the rate since the phase was first seen."""
 
     def __init__(self) -> None:
         self._next_s = time.monotonic() + LOG_EVERY_S
+        self._begun: dict[str, tuple[float, int]] = {}
 
     def __call__(self, phase: str, done_bytes: int, total_bytes: int, num_documents: int) -> None:
-        if time.monotonic() < self._next_s:
+        now = time.monotonic()
+        begun_s, begun_bytes = self._begun.setdefault(phase, (now, done_bytes))
+        if now < self._next_s:
             return
-        self._next_s = time.monotonic() + LOG_EVERY_S
+        self._next_s = now + LOG_EVERY_S
         done = f"{done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB"
-        _log.info("%s: %s, %d documents", phase, done, num_documents)
+        speed = describe_speed(done_bytes - begun_bytes, now - begun_s, total_bytes - done_bytes)
+        _log.info("%s: %s, %d documents%s", phase, done, num_documents, speed)
+
+
+def describe_speed(num_bytes: int, seconds: float, left_bytes: int) -> str:
+    """Returns `, 3.2 MB/s, 1:02:03 left`; nothing where nothing was done yet."""
+    if num_bytes <= 0 or seconds <= 0:
+        return ""
+    rate = num_bytes / seconds
+    left_s = round(left_bytes / rate)
+    return f", {rate / 1e6:.1f} MB/s, {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left"

@@ -29,3 +29,8 @@ def test_elsewhere_a_line_is_logged_now_and_then(monkeypatch, caplog):
     with caplog.at_level(logging.INFO), progress.progress_bar() as show:
         show("tokenizing", 1_500_000, 2_000_000, 12)
     assert not caplog.messages
+
+
+def test_a_line_tells_speed_and_what_is_left():
+    assert progress.describe_speed(5_000_000, 2.0, 9_308_000_000) == ", 2.5 MB/s, 1:02:03 left"
+    assert progress.describe_speed(0, 2.0, 10) == ""

@@ -1,0 +1,62 @@
+"""`pretrain prepare` as a command: by a config, by options, and by shares."""
+
+import json
+
+import pytest
+
+from pretrain.index import load_index
+from tests.helpers.corpus import digests, write_corpus
+from tests.integration.test_cli import run_cli
+
+CONFIG = """\
+output: by_config
+inputs: [{path: in}]
+tokenizer: {kind: bpe, vocab_size: 300}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_corpus(tmp_path / "in")
+    (tmp_path / "a.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def test_a_config_and_options_that_say_the_same_write_the_same(folder):
+    by_config = run_cli("prepare", "a.yaml", cwd=folder)
+    by_options = run_cli("prepare", "--input", "in", "--output", "by_options", "--vocab-size", "300", cwd=folder)
+    assert (by_config.code, by_options.code) == (0, 0), by_config.stderr + by_options.stderr
+    assert digests(folder / "by_config") == digests(folder / "by_options")
+    assert by_config.stdout.startswith("by_config: ") and by_config.stdout.endswith("bytes per token\n")
+
+
+def test_overrides_are_laid_over_a_config(folder):
+    result = run_cli("prepare", "a.yaml", "output=other", "tokenizer.vocab_size=301", cwd=folder)
+    assert result.code == 0, result.stderr
+    assert load_index(folder / "other").vocab_size == 301
+
+
+def test_shares_say_whether_others_are_awaited(folder):
+    arguments = ("prepare", "a.yaml", "part_bytes=1500", "--processes", "1", "--part")
+    first = run_cli(*arguments, "1/2", cwd=folder)
+    assert first.stdout == "by_config: part 1/2 is done; the last one to finish writes the index\n", first.stderr
+    assert "training tokens" in run_cli(*arguments, "2/2", cwd=folder).stdout
+    assert json.loads((folder / "by_config/statistics.json").read_text())["splits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["a.yaml", "--split", "hash:0"], "error: pretrain prepare: Invalid value: --split does not go with CONFIG"),
+        (["a.yaml", "--output", "x"], "error: pretrain prepare: Invalid value: --output does not go with CONFIG"),
+        (["a.yaml", "shards=3"], "error: override 'shards=3': unknown key 'shards'; "),
+        (["none.yaml"], "error: none.yaml: no such config file; check the path"),
+        (["a.yaml", "--part", "3/2"], "error: part='3/2' is not a part; use i/n with 1 <= i <= n, such as 1/4"),
+    ],
+)
+def test_what_cannot_be_is_one_line(folder, arguments, line):
+    result = run_cli("prepare", *arguments, cwd=folder)
+    assert result.code == 64
+    assert result.stderr.startswith(line), result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (folder / "by_config").exists()
