@@ -13,7 +13,8 @@ from pretrain.config.load import load_config
 from tests.helpers.cli import ROOT, run_cli
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"],
-            ["import"], ["export"], ["attention"]]  # fmt: skip
+            ["import"], ["export"], ["attention"], ["data"], ["data", "verify"], ["data", "show"],
+            ["data", "stats"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")
@@ -29,9 +30,10 @@ def test_the_list_of_commands_under_test_is_complete():
     from pretrain.cli import app
 
     group = typer.main.get_command(app)
-    names = {name for name in group.commands if name != "launch"}
-    names |= {f"launch {name}" for name in group.commands["launch"].commands}
-    assert names == {" ".join(words) for words in COMMANDS} - {"", "launch"}
+    groups = {"launch", "data"}
+    names = {name for name in group.commands if name not in groups}
+    names |= {f"{inner} {name}" for inner in groups for name in group.commands[inner].commands}
+    assert names == {" ".join(words) for words in COMMANDS} - {"", *groups}
 
 
 # What takes long to import; the seconds themselves would gate on the load of the machine.
