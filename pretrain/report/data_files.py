@@ -25,7 +25,7 @@ from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.errors import DataError
 from pretrain.index import DataIndex
 from pretrain.report.data_hash import TokenSums
-from pretrain.report.data_progress import StartPhase, Tick
+from pretrain.report.data_progress import StartPhase, Tick, share_of
 
 CHUNK_BYTES = 1 << 24
 MAX_THREADS = 8
@@ -101,7 +101,7 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
         total = 0
         for number in range(shard.num_members):
             total += _check_member(reader, number, shards.index, sums)
-            tick(shard.num_bytes // shard.num_members)
+            tick(share_of(shard.num_bytes, shard.num_members, number))
         if (digest := _hash_file(shards.folder / shard.name, tick)) != shard.sha256:
             raise DataError(
                 f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every member is intact",

@@ -19,6 +19,11 @@ def no_progress(phase: str, total: int) -> Tick:
     return lambda amount: None
 
 
+def share_of(total: int, num_parts: int, number: int) -> int:
+    """Returns how much of `total` part `number` of so many equal parts is; the parts add up to it."""
+    return total * (number + 1) // num_parts - total * number // num_parts
+
+
 @contextlib.contextmanager
 def show_progress() -> Iterator[StartPhase]:
     """Gives a function that draws one bar a phase on stderr, where that is a terminal; bars vanish at the end."""

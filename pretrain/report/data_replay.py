@@ -8,8 +8,10 @@ Deliberately not here: processes. A rank holds nothing between two reads that an
 another reads what it would.
 """
 
+import contextlib
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -98,21 +100,35 @@ def read_course(
     rows, account = course.batch_rows, _Account(course, world_sizes)
     num_steps = -(-limit // rows)
     kills = choose_kills(num_steps, restarts, world_sizes)
-    for number, (first_step, last_step) in enumerate(pairwise([0, *kills, num_steps])):
-        attempt = _Attempt(course, world_sizes[number % len(world_sizes)], first_step * rows, limit, sums)
-        prefetcher = Prefetcher(attempt.read_part, depth=PREFETCH, workers=THREADS)
-        try:
-            for _ in range((last_step - first_step) * attempt.parts_a_step):
-                part = prefetcher.take()
-                account.add(part)
-                tick(len(part.sample_ids))
-        finally:
-            prefetcher.close()
+    with _cheap_collections():
+        for number, (first_step, last_step) in enumerate(pairwise([0, *kills, num_steps])):
+            attempt = _Attempt(course, world_sizes[number % len(world_sizes)], first_step * rows, limit, sums)
+            prefetcher = Prefetcher(attempt.read_part, depth=PREFETCH, workers=THREADS)
+            try:
+                for _ in range((last_step - first_step) * attempt.parts_a_step):
+                    part = prefetcher.take()
+                    account.add(part)
+                    tick(len(part.sample_ids))
+            finally:
+                prefetcher.close()
+            del attempt, prefetcher
+            gc.collect()
     num_samples = account.check(limit)
     total, seconds = account.total, time.perf_counter() - started
     return Reading(
         world_sizes, len(kills), limit, num_samples, total.num_tokens, total.token_sum, total.hashes, seconds
     )
+
+
+@contextlib.contextmanager
+def _cheap_collections() -> Iterator[None]:
+    """Collections within look at what was made within: a stream is a cycle, and would keep the shards of every start
+    mapped, and its bins in memory."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pretrain.errors import DataError
 from pretrain.index import DataIndex
 from pretrain.report.data_open import open_data
 from pretrain.report.data_packing import Packer, Packing
-from pretrain.report.data_progress import StartPhase, Tick, no_progress
+from pretrain.report.data_progress import StartPhase, Tick, no_progress, share_of
 
 ROW_LENGTHS = (512, 1024, 2048, 4096)
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
@@ -197,7 +197,7 @@ def _count_shard(shards: ShardSet, place: int, tick: Tick) -> _Shard:
                 counts += part
         if index.kind == "records":
             num_learned += int(reader.loss(number).sum())
-        tick(shard.num_bytes // shard.num_members)
+        tick(share_of(shard.num_bytes, shard.num_members, number))
     return _Shard({side: np.concatenate(found) for side, found in lengths.items()}, counts, num_learned)
 
 

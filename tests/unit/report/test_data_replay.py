@@ -1,5 +1,6 @@
 """Reading as ranks do, and keeping account: what a run reads, and that whatever is wrong with a stream is noticed."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,28 @@ def test_every_way_to_read_gives_the_same_sums(course):
     assert {reading.num_samples for reading in readings} == {119}
     assert {reading.num_tokens for reading in readings} == {1900}
     assert {reading.restarts for reading in readings} == {2}
+
+
+def test_what_a_start_opened_is_let_go_of_before_the_next(course, monkeypatch):
+    """Streams are cycles; twenty starts would keep twenty mappings of each shard."""
+    opened = []
+    monkeypatch.setattr(
+        "pretrain.data.shard_set.finalize", lambda reader, *_: opened.append(weakref.ref(reader)) or Quiet
+    )
+    alive = []
+
+    def open_counted():
+        alive.append(sum(reader() is not None for reader in opened))
+        return course.open()
+
+    read(replace(course, open=open_counted), restarts=4)
+    assert len(opened) > 5 and alive == [0] * 5
+
+
+class Quiet:
+    """What stands for a finalizer that does nothing."""
+
+    atexit = False
 
 
 def test_a_part_of_a_course_can_be_read(course):
