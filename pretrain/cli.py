@@ -7,15 +7,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, PretrainError
 from pretrain.report.data_app import data_app
-
-if TYPE_CHECKING:
-    from pretrain.index import SplitIndex
 
 # The common base of every complaint about a command line. Typer exports no name for it, and where it comes from
 # (click, or a copy inside typer) depends on the version.
@@ -79,13 +76,10 @@ def prepare_command(
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
     from pretrain.config.load_prepare import load_prepare, short_prepare
-    from pretrain.data.prepare import prepare_share
-    from pretrain.data.progress import progress_bar
-    from pretrain.data.share import parse_share
+    from pretrain.data.prepare_command import run_prepare
     from pretrain.log import setup_logging
 
     setup_logging(rank=0, world_size=1)
-    share = parse_share(part)
     words = arguments or []
     if system is not None:
         print(_convert(system, output, [*(input or ()), *words], tokenizer, split, processes))
@@ -108,45 +102,22 @@ def prepare_command(
     else:
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
         config = short_prepare(inputs=[*(input or ()), *words], **given)
-    with progress_bar() as progress:
-        index = prepare_share(config, share, progress, processes=processes)
-    if index is None:
-        print(f"{config.output}: part {share} is done; the last one to finish writes the index")
-    else:
-        print(_summary(Path(config.output), index.splits))
+    print(run_prepare(config, part, processes))
 
 
 def _convert(
     system: str, output: Path | None, inputs: list[str], tokenizer: str | None, split: str | None, processes: int | None
 ) -> str:
     """Re-shards the tokens of another system; returns what to say of it."""
-    import json
-
-    from pretrain.data.convert.convert import convert_tokens
     from pretrain.data.convert.job import ConvertOptions
-    from pretrain.data.progress import progress_bar
+    from pretrain.data.prepare_command import run_convert
 
     if output is None or tokenizer is None or not inputs:
         raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
     options = ConvertOptions(
         output=output, kind=system, source=tuple(inputs), tokenizer=tokenizer, split=split or "auto"
     )
-    with progress_bar() as progress:
-        index = convert_tokens(options, progress, processes=processes)
-    proof = json.loads((output / "conversion.json").read_text())["after"]
-    return f"{_summary(output, index.splits)}\nsha256 of all tokens, before and after: {proof['sha256']}"
-
-
-def _summary(folder: Path, splits: dict[str, "SplitIndex"]) -> str:
-    train, validation = splits["train"], splits.get("validation")
-    held_out = f", {validation.num_tokens:,} validation tokens" if validation else ""
-    documents = sum(split.num_documents for split in splits.values())
-    tokens = sum(split.num_tokens for split in splits.values())
-    bytes_per_token = sum(split.num_bytes_text for split in splits.values()) / tokens
-    return (
-        f"{folder}: {train.num_tokens:,} training tokens{held_out}, {documents:,} documents, "
-        f"{bytes_per_token:.2f} bytes per token"
-    )
+    return run_convert(options, processes)
 
 
 @app.command()
