@@ -21,6 +21,7 @@ def bucket(tmp_path_factory, corpus):
     return folder
 
 
+@pytest.mark.long
 def test_a_run_over_http_and_s3_is_the_run_over_a_folder(make_run, bucket, tmp_path):
     make_run.complete("local", *SHORT)
     local = rows_of(make_run.folder("local"))
