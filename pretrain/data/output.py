@@ -21,12 +21,14 @@ from pretrain.data.lock import is_lock
 from pretrain.data.part import PARTS_DIR, PartRecord, load_record, record_path
 from pretrain.data.sources import InputFile, Part
 from pretrain.data.split import SPLITS
+from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.errors import ConfigError, DataError
-from pretrain.index import INDEX_NAME
+from pretrain.index import INDEX_NAME, DataIndex, check_shards, load_index
 from pretrain.io import make_dir, write_json
 
 IDENTITY_NAME = "prepare.json"
 TOKENIZER_NAME = "tokenizer.json"
+OTHER_TOKENIZER = f"{TOKENIZER_NAME} is not the one that made the shards"
 STATISTICS_NAME = "statistics.json"
 CARD_NAME = "data_card.md"
 PICTURE_NAME = "lengths.png"
@@ -123,6 +125,18 @@ def remove_leftovers(folder: Path, parts: Sequence[Part], records: dict[int, Par
 def _part_name(path: Path) -> str:
     """`part-00007` of `part-00007-0000.tar`."""
     return "-".join(path.name.split(".")[0].split("-")[:2])
+
+
+def check_complete(folder: Path) -> tuple[DataIndex | None, str]:
+    """Returns the index of a folder that has one, where all is there that it names; else None, and what is wrong."""
+    try:
+        index = load_index(folder)
+        check_shards(folder, index)
+        if tokenizer_hash(folder / TOKENIZER_NAME) == index.tokenizer_sha256:
+            return index, ""
+        return None, OTHER_TOKENIZER
+    except (DataError, OSError) as error:
+        return None, str(error)
 
 
 def discard_output(folder: Path) -> None:

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
@@ -27,6 +28,7 @@ from pretrain.data.part import PartSettings, Report, write_part
 from pretrain.data.share import WHOLE, Share
 from pretrain.data.sources import Part
 from pretrain.data.tokenizer import build_encoder, load_tokenizer
+from pretrain.errors import DataError
 
 POLL_S = 0.2
 
@@ -36,6 +38,36 @@ Tick = Callable[[int, int], None]
 
 Work = Callable[[Part, Report], None]
 """Does one part."""
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def telling_what_failed(folder: Path) -> Iterator[None]:
+    """Makes the death of a worker, and of a file system, an error that a user can mend. Finished parts are kept.
+
+    Raises:
+        DataError: One of them happened.
+    """
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker process died, most likely killed for want of memory",
+            where=str(folder),
+            fix="run the same command again with fewer --processes; finished parts are kept",
+        ) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise DataError(
+            f"cannot be read: {error.strerror}",
+            where=str(error.filename),
+            fix="mend that and run the same command again; finished parts are kept",
+        ) from error
 
 
 class Task(Protocol):

@@ -15,9 +15,7 @@ permutes when training reads), and any other process's folder.
 """
 
 import logging
-import os
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
@@ -25,6 +23,7 @@ from pretrain.data import output
 from pretrain.data.filters import EMPTY, UNDECODABLE
 from pretrain.data.lock import claim_lock, lock_folder
 from pretrain.data.part import PartRecord
+from pretrain.data.pool import num_cores, telling_what_failed
 from pretrain.data.prepare_job import PrepareJob, plan_job
 from pretrain.data.prepare_steps import find_duplicates, make_tokenizer, wait_for, write_parts
 from pretrain.data.progress import Progress, no_progress
@@ -33,7 +32,7 @@ from pretrain.data.split import SPLITS, TRAIN, VALIDATION
 from pretrain.data.statistics import collect_statistics, count_left_out, write_statistics
 from pretrain.data.tokenizer import eos_id, load_tokenizer, token_dtype, tokenizer_hash, vocabulary_size
 from pretrain.errors import ConfigError, DataError
-from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, check_shards, load_index, write_index
+from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, load_index, write_index
 from pretrain.io import make_dir, write_file
 
 _log = logging.getLogger(__name__)
@@ -84,51 +83,28 @@ def prepare_share(
         if index is not None:
             _log.info("%s is complete: nothing to do", folder)
             return index
-        try:
-            return _build(job, share, progress, processes or _num_cores())
-        except DataError:
-            if share.is_whole:
-                output.discard_output(folder)
-            raise
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a worker process died, most likely killed for want of memory",
-                where=str(folder),
-                fix="run the same command again with fewer --processes; finished parts are kept",
-            ) from error
-        except OSError as error:
-            if error.filename is None:
+        with telling_what_failed(folder):
+            try:
+                return _build(job, share, progress, processes or num_cores())
+            except DataError:
+                if share.is_whole:
+                    output.discard_output(folder)
                 raise
-            raise DataError(
-                f"cannot be read: {error.strerror}",
-                where=str(error.filename),
-                fix="mend that and run the same command again; finished parts are kept",
-            ) from error
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _complete_index(folder: Path, share: Share) -> DataIndex | None:
     """Returns the index of a folder that is complete; where files of it are missing, takes the index away."""
     if not (folder / INDEX_NAME).exists():
         return None
-    try:
-        index = load_index(folder)
-        check_shards(folder, index)
-        if tokenizer_hash(folder / output.TOKENIZER_NAME) == index.tokenizer_sha256:
-            return index
-        if share.is_whole:
-            (folder / output.TOKENIZER_NAME).unlink()
-        damage = f"{output.TOKENIZER_NAME} is not the one that made the shards"
-    except (DataError, OSError) as error:
-        damage = str(error)
+    index, damage = output.check_complete(folder)
+    if index is not None:
+        return index
     if not share.is_whole:
         raise DataError(
             f"the folder was complete, and is damaged: {damage}", fix="mend it by the command without --part"
         )
+    if damage == output.OTHER_TOKENIZER:
+        (folder / output.TOKENIZER_NAME).unlink()
     _log.warning("%s; making what is missing again", damage)
     (folder / INDEX_NAME).unlink()
     return None

@@ -13,9 +13,7 @@ chunk, one document, one member. Not here: how tokens of others lie in files (th
 """
 
 import logging
-import os
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,12 +25,12 @@ from pretrain.data.convert.part import Settings, load_runs
 from pretrain.data.convert.proof import hash_shards, hash_source
 from pretrain.data.lock import lock_folder
 from pretrain.data.part import PartRecord
-from pretrain.data.pool import run_task
+from pretrain.data.pool import num_cores, run_task, telling_what_failed
 from pretrain.data.progress import Progress, no_progress
 from pretrain.data.split import SPLITS, TRAIN
 from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.errors import ConfigError, DataError
-from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, check_shards, load_index, write_index
+from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, write_index
 from pretrain.io import make_dir, write_file, write_json
 
 CONVERSION_NAME = "conversion.json"
@@ -73,26 +71,13 @@ def convert_tokens(
         if index is not None:
             _log.info("%s is complete: nothing to do", folder)
             return index
-        try:
-            return _build(job, progress, processes or _num_cores())
-        except DataError:
-            (folder / CONVERSION_NAME).unlink(missing_ok=True)
-            output.discard_output(folder)
-            raise
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a worker process died, most likely killed for want of memory",
-                where=str(folder),
-                fix="run the same command again with fewer --processes; finished parts are kept",
-            ) from error
-        except OSError as error:
-            if error.filename is None:
+        with telling_what_failed(folder):
+            try:
+                return _build(job, progress, processes or num_cores())
+            except DataError:
+                (folder / CONVERSION_NAME).unlink(missing_ok=True)
+                output.discard_output(folder)
                 raise
-            raise DataError(
-                f"cannot be read: {error.strerror}",
-                where=str(error.filename),
-                fix="mend that and run the same command again; finished parts are kept",
-            ) from error
 
 
 def _complete_index(folder: Path) -> DataIndex | None:
@@ -101,14 +86,9 @@ def _complete_index(folder: Path) -> DataIndex | None:
         temporary.unlink()
     if not (folder / INDEX_NAME).exists():
         return None
-    try:
-        index = load_index(folder)
-        check_shards(folder, index)
-        if tokenizer_hash(folder / output.TOKENIZER_NAME) == index.tokenizer_sha256:
-            return index
-        damage = f"{output.TOKENIZER_NAME} is not the one that made the shards"
-    except (DataError, OSError) as error:
-        damage = str(error)
+    index, damage = output.check_complete(folder)
+    if index is not None:
+        return index
     _log.warning("%s; making what is missing again", damage)
     (folder / INDEX_NAME).unlink()
     return None
@@ -148,11 +128,6 @@ def _write_parts(job: Job, records: dict[int, PartRecord], progress: Progress, p
         progress("converting", earlier_bytes + num_bytes, job.num_bytes, earlier_documents + num_documents)
 
     run_task(settings, todo, processes, tick)
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _merge(job: Job, sha256: str, records: Sequence[PartRecord]) -> DataIndex:
