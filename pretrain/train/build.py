@@ -103,8 +103,9 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     stores = open_stores(config.data, lambda: bool(stop))
     folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}
     dataset = open_dataset(config.data, folders.__getitem__)
-    for store in stores if world.is_main else ():
-        store.check()
+    for store in stores:
+        if world.is_main or not store.fetches:  # one rank is enough to ask a server about every shard
+            store.check()
     config = _with_vocabulary(config, dataset)
     folder = RunDir(Path(config.run.dir) / config.run.name)
     if folder.config.is_file():
