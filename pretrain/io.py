@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pretrain.errors import DiskError
+from pretrain.errors import ConfigError, DiskError
 
 CRC_CHUNK_BYTES = 16 * 1024 * 1024
 
@@ -212,6 +212,31 @@ def publish_dir(temporary: Path, final: Path) -> None:
         fsync_dir(final.parent)
     except OSError as error:
         raise _disk_error("commit", final, error) from error
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Gives a temporary folder to fill, which appears as `out` when the block ends, and is removed where it fails.
+
+    Raises:
+        ConfigError: `out` exists and holds something.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    out = out.resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
+    temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
+    if temporary.exists():
+        remove_dir(temporary)  # left by a dead process that had our process id
+    make_dir(temporary)
+    try:
+        yield temporary
+        publish_dir(temporary, out)
+    except BaseException:
+        with suppress(DiskError):
+            if temporary.exists():
+                remove_dir(temporary)
+        raise
 
 
 def remove_dir(path: Path) -> None:

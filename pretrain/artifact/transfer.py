@@ -9,8 +9,6 @@ checkpoint of any ZeRO stage and world size is read by the ranges of its fragmen
 
 import logging
 import math
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +17,13 @@ from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.checkpoint.weights import write_weights
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import ModelConfig, SpecialTokens
-from pretrain.errors import ConfigError, DiskError
 from pretrain.interop.card import About
 from pretrain.interop.generation import load_generation_defaults
 from pretrain.interop.hub import fetch_release
 from pretrain.interop.read import Release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import Written, write_release
-from pretrain.io import make_dir, publish_dir, remove_dir, write_file, write_json
+from pretrain.io import make_dir, new_folder, write_file, write_json
 from pretrain.tracking.jsonl import read_rows
 
 log = logging.getLogger(__name__)
@@ -70,22 +67,8 @@ def import_model(source: str, out: Path) -> Imported:
         DiskError: The disk refused; nothing is left under `out`.
     """
     release = open_release(fetch_release(source))
-    out = out.resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
-    temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
-    if temporary.exists():
-        remove_dir(temporary)  # left by a dead process that had our process id
-    make_dir(temporary)
-    try:
-        imported = _fill(temporary, release, source)
-        publish_dir(temporary, out)
-    except BaseException:
-        with suppress(DiskError):
-            if temporary.exists():
-                remove_dir(temporary)
-        raise
-    return imported
+    with new_folder(out) as temporary:
+        return _fill(temporary, release, source)
 
 
 def _fill(folder: Path, release: Release, source: str) -> Imported:

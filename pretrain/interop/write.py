@@ -7,11 +7,9 @@ shard is streamed, not built. The same weights give the same bytes.
 """
 
 import json
-import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,14 +19,14 @@ import torch
 from torch import Tensor
 
 from pretrain.config.model import ModelConfig
-from pretrain.errors import ConfigError, DiskError
+from pretrain.errors import ConfigError
 from pretrain.interop.card import About, model_card
 from pretrain.interop.choose import choose_family
 from pretrain.interop.convert import their_shapes, to_theirs
 from pretrain.interop.family import Family, Weight
 from pretrain.interop.files import CARD, CONFIG, GENERATION, WEIGHTS
 from pretrain.interop.shapes import parameter_shapes
-from pretrain.io import make_dir, publish_dir, remove_dir, write_chunks, write_file, write_json
+from pretrain.io import new_folder, write_chunks, write_file, write_json
 
 MAX_SHARD_BYTES = 5_000_000_000
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -95,20 +93,13 @@ def write_release(
     chosen = choose_family(config, family)
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
-    out = out.resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
     plan = _ShardPlan(config, chosen, _DTYPES[dtype], max_shard_bytes)
     documents = _documents(config, chosen, _DTYPES[dtype], generation)
     card = model_card(
         config, chosen, about or About(),
         num_parameters=plan.num_parameters, dtype=dtype, has_tokenizer=bool(tokenizer_files),
     )  # fmt: skip
-    temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
-    if temporary.exists():
-        remove_dir(temporary)  # left by a dead process that had our process id
-    make_dir(temporary)
-    try:
+    with new_folder(out) as temporary:
         plan.write(temporary, read)
         for name, document in documents.items():
             write_json(temporary / name, document)
@@ -117,12 +108,6 @@ def write_release(
             assert _FILE_NAME.fullmatch(name) and not (temporary / name).exists(), name
             write_file(temporary / name, content)
         files = sorted(path.name for path in temporary.iterdir())
-        publish_dir(temporary, out)
-    except BaseException:
-        with suppress(DiskError):
-            if temporary.exists():
-                remove_dir(temporary)
-        raise
     return Written(chosen.model_type, chosen.architecture(config), plan.num_parameters, plan.total_bytes, files)
 
 
