@@ -55,7 +55,8 @@ class DataConfig(Section):
         on_error: What is done about bytes that turn out to be damaged (a member's CRC32, a shard that cannot be read)
             while a run reads them. `stop`: the run ends. `skip`: their rows keep their places and have no targets, so
             that all other rows come when they would have come. What an index can tell is refused at start either way.
-        max_skipped_rows: With `skip`: more rows than this end the run after all.
+        max_skipped_rows: With `skip`: more rows than this, over all ranks since the run was started or resumed, end it
+            after all.
         cache_dir: Where shards of an address are kept; processes and runs of a machine share it. On a local disk: it
             needs file locks.
         cache_gib: All that may be kept there, downloads in progress included. At least what a block of each source

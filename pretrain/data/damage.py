@@ -2,10 +2,11 @@
 
     DataError while a row is read  ->  stop: raised again
                                    ->  skip: the row keeps its place and its sample id, and has no targets; each damaged
-                                       member is warned about once, each row counted; beyond the limit an error
+                                       member is warned about once, each row counted
+    the loop, with the sum over the ranks  ->  check: beyond the limit an error, on all ranks at the same step
 
 The order and the number of rows are what they would be without damage, on every rank. Deliberately not here: what an
-index can tell before a run starts (index/), and ranks: the loop adds up what each has skipped.
+index can tell before a run starts (index/), and the sum over the ranks.
 """
 
 import logging
@@ -27,7 +28,7 @@ class DamagePolicy:
 
     Args:
         on_error: `stop` or `skip`.
-        max_skipped_rows: Rows that may be skipped; one more is an error.
+        max_skipped_rows: Rows that may be skipped before `check` ends the run.
     """
 
     def __init__(self, on_error: Literal["stop", "skip"] = "stop", max_skipped_rows: int = 0) -> None:
@@ -50,23 +51,25 @@ class DamagePolicy:
             sample: Its number.
 
         Raises:
-            DataError: `error`, where damage stops the run; or too many rows were skipped.
+            DataError: `error`, where damage stops the run.
         """
         if not self._skips or isinstance(error, UnavailableError):
             raise error
         folder = str(shards.folder)
         with self._lock:
             self._rows.add((folder, sample))
-            num_rows, is_new = len(self._rows), (folder, str(error)) not in self._told
+            is_new = (folder, str(error)) not in self._told
             self._told.add((folder, str(error)))
-        if num_rows > self._limit:
-            raise DataError(
-                f"{num_rows} rows cannot be read, more than data.max_skipped_rows={self._limit}: {error.what}",
-                where=error.where,
-                fix="copy the damaged shards again, or raise the limit",
-            )
         if is_new:
             _log.warning("rows are skipped in %s: %s", folder, error)
+
+    def check(self, num_rows: int) -> None:
+        """Raises: DataError: All ranks together have skipped `num_rows`, which are more than may be."""
+        if num_rows > self._limit:
+            raise DataError(
+                f"{num_rows} rows cannot be read, more than data.max_skipped_rows={self._limit}",
+                fix="see the warnings of all ranks, and copy the damaged shards again, or raise the limit",
+            )
 
     def reader(self, shards: ShardSet) -> Callable[[int], ShardReader]:
         """Returns what opens a shard by its number. Where that fetches it and rows are skipped, only one row waits for

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pretrain.config.data import BatchPlan
+from pretrain.data.damage import count_skipped
 from pretrain.data.digest import digest_rows
 from pretrain.data.pack import PairRows, TokenRows, crop_rows, pack_pair_rows, pack_rows
 from pretrain.data.prefetch import Prefetcher
@@ -51,6 +52,7 @@ class StepBatch:
         num_targets: Targets with a loss in this rank's micro-batches.
         sample_ids: Of this rank's rows, in order.
         digest: Of this rank's rows; the sum over the ranks mod 2**64 is the step's (digest.py).
+        num_skipped: Of this rank's rows, those that could not be read and have no targets (damage.py).
     """
 
     position: int
@@ -59,6 +61,7 @@ class StepBatch:
     num_targets: int
     sample_ids: tuple[int, ...]
     digest: int
+    num_skipped: int
 
 
 class TrainLoader:
@@ -120,25 +123,26 @@ class TrainLoader:
         position = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
         self._steps_taken += 1
-        micro_batches = [batch for batch, _, _ in parts]
+        micro_batches = [batch for batch, _, _, _ in parts]
         return StepBatch(
             position=position,
             next_position=position + plan.rows,
             micro_batches=micro_batches,
-            num_targets=sum(num_targets for _, num_targets, _ in parts),
+            num_targets=sum(num_targets for _, num_targets, _, _ in parts),
             sample_ids=tuple(sample for batch in micro_batches for sample in batch.sample_ids),
-            digest=sum(digest for _, _, digest in parts) % 2**64,
+            digest=sum(digest for _, _, digest, _ in parts) % 2**64,
+            num_skipped=sum(num_skipped for _, _, _, num_skipped in parts),
         )
 
     def close(self) -> None:
         """Stops the threads and joins them."""
         self._prefetcher.close()
 
-    def _assemble(self, number: int) -> tuple[Batch, int, int]:
+    def _assemble(self, number: int) -> tuple[Batch, int, int, int]:
         """Reads the micro-batch `number` of this rank, counted from where the loader started.
 
         Returns:
-            The batch, its number of targets, and its share of the digest.
+            The batch, its number of targets, its share of the digest, and how many of its rows were skipped.
         """
         step, micro = divmod(number, self._plan.accumulation)
         first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
@@ -146,7 +150,7 @@ class TrainLoader:
         rows = self._stream.read(range(first, first + self._plan.micro))
         ids = rows.target.sample_ids if isinstance(rows, PairRows) else rows.sample_ids
         digest = digest_rows(ids, np.arange(first_row, first_row + self._plan.micro))
-        return *self._build(rows), digest
+        return *self._build(rows), digest, count_skipped(rows)
 
 
 class ValidationLoader:

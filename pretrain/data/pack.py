@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.types import IGNORE_INDEX
-
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
@@ -91,6 +89,8 @@ def pack_rows(rows: TokenRows, document_mask: bool) -> PackedRows:
         document_mask: Documents do not see each other, and the last token of one does not predict the next one. Off:
             the row is one text.
     """
+    from pretrain.types import IGNORE_INDEX  # and torch, which reading rows does not need
+
     num_rows, width = rows.tokens.shape
     seq_len = width - 1
     inputs = rows.tokens[:, :-1].astype(np.int64)
@@ -127,6 +127,8 @@ def pack_pair_rows(rows: PairRows, start_id: int) -> tuple[PackedRows, PackedRow
         (source, target). The source's targets say nothing. The target's inputs are `start_id` and all tokens of a
         document but its last, its targets all tokens; padding has none.
     """
+    from pretrain.types import IGNORE_INDEX  # and torch, which reading rows does not need
+
     source = pack_rows(rows.source, document_mask=True)
     width = rows.target.tokens.shape[1]
     shape = rows.target.tokens[:, :-1].shape

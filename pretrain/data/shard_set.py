@@ -81,11 +81,10 @@ class ShardSet:
 
     def _build_table(self, number: int, side: str) -> DocumentTable:
         reader = self.reader(number)
-        arrays = reader.source if side == "source" else reader.member
         members, offsets, lengths = [], [], []
         for member in range(self.split.shards[number].num_members):
-            values, starts = arrays(member)
+            num_tokens, starts = reader.documents(member, side)
             members.append(np.full(len(starts), member))
             offsets.append(starts.astype(np.int64))
-            lengths.append(np.append(starts[1:], len(values)).astype(np.int64) - offsets[-1])
+            lengths.append(np.append(starts[1:], num_tokens).astype(np.int64) - offsets[-1])
         return DocumentTable(np.concatenate(members), np.concatenate(offsets), np.concatenate(lengths))

@@ -245,6 +245,18 @@ class ShardReader:
             arrays = self._sources[number] = self._ragged(number, len(RAGGED), "source", "source_docs")
         return arrays
 
+    def documents(self, number: int, side: str = "tokens") -> tuple[int, np.ndarray]:
+        """Returns how many tokens a member has on a side, and where its documents start (uint32); reads no token.
+
+        Raises:
+            DataError: The starts are damaged; names shard, member and byte.
+        """
+        first, name = (len(RAGGED), "source_docs") if side == "source" else (0, "docs")
+        _, length, offset, num_docs, _, crc32 = self._rows[number][first : first + len(RAGGED)]
+        docs = np.frombuffer(self._map, "<u4", num_docs, offset)
+        self._verify(f"{number:08d}.{name}.npy", docs, offset, crc32)
+        return length, docs
+
     def loss(self, number: int) -> np.ndarray:
         """Returns which tokens of a member are learned (uint8), in a shard of records. Raises: DataError: Damaged."""
         array = self._losses.get(number)

@@ -109,11 +109,13 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
     return [open_store(path, cache_dir, cache_bytes, stop=stop) for path in data.paths]
 
 
-def open_windows(index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig) -> TokenStream | BinStream:
+def open_windows(
+    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, damage: DamagePolicy | None = None
+) -> TokenStream | BinStream:
     """Opens the validation split of a source, which is read in a fixed order."""
     if index.kind == "text":
-        return TokenStream(store, index, "validation", seq_len=batch.seq_len)
-    return _open_bins(index, store, data, batch, "validation")
+        return TokenStream(store, index, "validation", seq_len=batch.seq_len, damage=damage)
+    return _open_bins(index, store, data, batch, "validation", damage=damage)
 
 
 def _open_stream(

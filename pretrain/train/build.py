@@ -19,6 +19,7 @@ from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
+from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
@@ -51,11 +52,13 @@ class Held:
     Attributes:
         name: The source's.
         loader: Reads it.
+        damage: Counts the rows that this rank could not read, over all sources.
         tokens_per_byte: Of its text; 0 where that is not known.
     """
 
     name: str
     loader: ValidationLoader
+    damage: DamagePolicy
     tokens_per_byte: float
 
 
@@ -209,12 +212,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
 
 def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
     held, config = [], claim.config
+    damage = DamagePolicy(config.data.on_error, config.data.max_skipped_rows)
     for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
         split = source.index.splits.get("validation")
         if not config.eval.every_steps or split is None:
             continue
         loader = ValidationLoader(
-            open_windows(source.index, store, config.data, config.batch),
+            open_windows(source.index, store, config.data, config.batch, damage),
             micro=plan.micro,
             rank=world.rank,
             world_size=world.size,
@@ -224,7 +228,8 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
             crop=config.data.packing == "padded",
             pin_memory=pin_memory,
         )
-        held.append(Held(source.name, loader, split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0))
+        tokens_per_byte = split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0
+        held.append(Held(source.name, loader, damage, tokens_per_byte))
     return held
 
 

@@ -42,20 +42,22 @@ def train(run: Run, state: TrainState) -> TrainState:
     config = run.config
     target = config.train.last_step
     _announce(run, state, target)
-    bad_steps = failed_saves = 0
+    bad_steps = failed_saves = skipped_rows = 0
     saved_step = state.step
     run.stop.arm()
     upcoming = _fetch(run) if state.step < target else None
-    agreed = _start_exchange(run, _zero(run), 0, upcoming)()
+    agreed = _start_exchange(run, _zero(run), None, upcoming)()
     while upcoming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.next_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, config.optim.schedule, config.train.steps)
 
         loss_sum = _accumulate(run, state.step, batch, num_targets)
         upcoming = _fetch(run) if state.step + 1 < target else None
-        pending = _start_exchange(run, loss_sum, batch.digest, upcoming)
+        pending = _start_exchange(run, loss_sum, batch, upcoming)
         update = run.engine.update(learning_rate)
         agreed = pending()
+        skipped_rows += agreed.num_skipped
+        run.samples.damage.check(skipped_rows)
 
         state = _advance(state, batch, num_targets, update)
         loss = agreed.loss_sum / max(num_targets, 1)
@@ -63,7 +65,7 @@ def train(run: Run, state: TrainState) -> TrainState:
         run.meter.end_step(num_targets)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
-            run.tracker.log(state.step, _metrics(run, state, loss, learning_rate, update))
+            run.tracker.log(state.step, _metrics(run, state, skipped_rows, loss, learning_rate, update))
         bad_steps = bad_steps + 1 if update.skipped else 0
         if bad_steps:
             _report_bad_step(run, state, batch, loss, bad_steps)
@@ -103,8 +105,11 @@ def _fetch(run: Run) -> StepBatch | None:
         return None  # the exchange tells the other ranks, as it does any stop
 
 
-def _start_exchange(run: Run, loss_sum: Tensor, digest: int, upcoming: StepBatch | None) -> Callable[[], Agreed]:
-    return start_exchange(loss_sum, digest, upcoming.num_targets if upcoming else 0, bool(run.stop))
+def _start_exchange(
+    run: Run, loss_sum: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
+) -> Callable[[], Agreed]:
+    digest, num_skipped = (ending.digest, ending.num_skipped) if ending else (0, 0)
+    return start_exchange(loss_sum, digest, num_skipped, upcoming.num_targets if upcoming else 0, bool(run.stop))
 
 
 def _zero(run: Run) -> Tensor:
@@ -154,11 +159,13 @@ def _record(run: Run, state: TrainState, agreed: Agreed, update: Update, num_tar
         )
 
 
-def _metrics(run: Run, state: TrainState, loss: float, learning_rate: float, update: Update) -> dict[str, float]:
+def _metrics(
+    run: Run, state: TrainState, skipped_rows: int, loss: float, learning_rate: float, update: Update
+) -> dict[str, float]:
     metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm, "tokens": float(state.tokens)}
     metrics["skipped_steps"] = float(state.step - state.optimizer_step)
-    if run.samples.damage.num_skipped_rows:
-        metrics["skipped_rows"] = float(run.samples.damage.num_skipped_rows)
+    if skipped_rows:
+        metrics["skipped_rows"] = float(skipped_rows)
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     return metrics | run.meter.read(state.step)
@@ -198,6 +205,9 @@ def _validate(run: Run, state: TrainState) -> None:
         bits += report.bits_per_byte(held.tokens_per_byte) * report.num_targets
         if len(run.validation) > 1:
             metrics[f"val_loss_{held.name}"] = report.loss
+    damage = run.validation[0].damage
+    damaged = torch.tensor([float(damage.num_skipped_rows)], dtype=torch.float64, device=run.engine.device)
+    damage.check(int(dist.all_reduce_sum(damaged).item()))
     whole = LossReport(loss_sum / max(num_targets, 1.0), int(num_targets))
     metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_tokens": num_targets}
     if bits:

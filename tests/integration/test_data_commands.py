@@ -199,6 +199,22 @@ def test_a_stopped_run_can_go_on_over_damage_and_the_limit_ends_it_on_all_ranks(
     assert [row["step"] for row in ledger(folder)] == list(range(1, STEPS + 1))
 
 
+def test_the_limit_is_of_all_ranks_together(folder, warm):
+    damage(folder, shard=2, member=1)
+    damage(folder, shard=5, member=0)
+    launch = ["launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp"]
+    assert run_cli(*launch, "run.name=counts", *skipping(80), cwd=folder).code == 0
+    rows = [json.loads(line) for line in (folder / "runs/counts/metrics.jsonl").read_text().splitlines()]
+    whole = int(max(row.get("skipped_rows", 0) for row in rows))
+    alone = [
+        (folder / f"runs/counts/logs/rank-0000{rank}.log").read_text().count("rows are skipped in") for rank in (0, 1)
+    ]
+    assert min(alone) >= 1, "both ranks met damage"
+    result = run_cli(*launch, "run.name=ends", *skipping(whole - 1), cwd=folder)
+    assert result.code == 65, result.stderr
+    assert f"error: {whole} rows cannot be read, more than data.max_skipped_rows={whole - 1}; see the" in result.stderr
+
+
 def test_skipped_rows_are_a_metric(folder, warm):
     damage(folder, shard=2, member=1)
     assert warm("train", "a.yaml", *skipping(40), cwd=folder).code == 0
