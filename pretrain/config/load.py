@@ -79,7 +79,7 @@ def _read(source: str | Path, overrides: Sequence[str]) -> Located:
 def _apply_override(located: Located, override: str) -> None:
     key, separator, text = override.partition("=")
     where = f"override {short(key + '=***' if _is_secret(key) else override)}"
-    if not separator or not all(part.isidentifier() for part in key.split(".")):
+    if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
     value, inner = parse_yaml(text, where)
     try:

@@ -10,6 +10,32 @@ DataKind = Literal["text", "pairs", "records"]
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset"]
 
 
+class NormalizeConfig(Section):
+    """What an input's text goes through before anything else sees it: filters, split, duplicates, tokenizer.
+
+    Attributes:
+        steps: In order. `lowercase`; `punctuation` and `moses`: punctuation is normalised, and words and marks are
+            parted by spaces, as the scripts of Moses do it (Koehn et al. 2007).
+        language: Of the text, such as `en`, by which Moses knows abbreviations and quotes; of pairs, of the source.
+        target_language: Pairs: of the target.
+    """
+
+    steps: list[Literal["lowercase", "punctuation", "moses"]] = Field(min_length=1)
+    language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
+    target_language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
+
+    @property
+    def needs_language(self) -> bool:
+        """Steps differ by language."""
+        return any(step != "lowercase" for step in self.steps)
+
+    @model_validator(mode="after")
+    def _check(self) -> "NormalizeConfig":
+        if self.needs_language and self.language is None:
+            raise ValueError("punctuation and moses need a language, such as language: en")
+        return self
+
+
 class InputConfig(Section):
     """One input, or several that are read alike.
 
@@ -25,6 +51,8 @@ class InputConfig(Section):
         response_field: Records: field of the response, which is.
         messages_field: Records: field of a list of {role, content}; turns of the assistant are learned.
         max_document_bytes: A longer document or line is refused.
+        normalize: Done to the text as it is read. None: it stays as it is.
+        split: All documents go there. None: as `split` of the whole says.
     """
 
     path: str | list[str] = Field(default_factory=list)
@@ -37,6 +65,8 @@ class InputConfig(Section):
     response_field: str = "response"
     messages_field: str | None = None
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
+    normalize: NormalizeConfig | None = None
+    split: Literal["train", "validation"] | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -125,3 +155,15 @@ class PrepareConfig(Section):
     part_bytes: int | None = Field(default=None, ge=1)
     shard_tokens: int = Field(default=2**27, ge=1)
     end_of_document: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> "PrepareConfig":
+        for number, one in enumerate(self.inputs):
+            rules = one.normalize
+            if rules is None:
+                continue
+            if self.kind != "pairs" and rules.target_language is not None:
+                raise ValueError(f"inputs.{number}.normalize.target_language goes with kind=pairs, not {self.kind}")
+            if self.kind == "pairs" and rules.needs_language and rules.target_language is None:
+                raise ValueError(f"inputs.{number}.normalize needs a target_language, such as target_language: de")
+        return self

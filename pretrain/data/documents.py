@@ -22,6 +22,7 @@ class Document:
         source: Pairs: the other side, which `text` answers. May be empty.
         segments: Records: (text, whether it is learned), in order.
         fields: The fields of its record that were asked for and that it has.
+        split: Where it goes, if its input says so.
     """
 
     text: str
@@ -31,3 +32,4 @@ class Document:
     source: str | None = None
     segments: tuple[tuple[str, bool], ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None

@@ -65,11 +65,14 @@ def document_key(document: Document) -> bytes:
 def divide(document: Document, rule: SplitRule) -> list[tuple[str, list[Span]]]:
     """Returns the splits that a document which is not empty goes to, with its spans there."""
     if document.source is not None:
-        return [(rule.split_of(document_key(document)), [Span(document.source, is_source=True), Span(document.text)])]
-    if document.segments:
+        spans = [Span(document.source, is_source=True), Span(document.text)]
+    elif document.segments:
         spans = [Span(text, is_learned=is_learned) for text, is_learned in document.segments]
-        return [(rule.split_of(document_key(document)), spans)]
-    return [(split, [Span(side)]) for split, side in rule.divide(document.text, document.utf8)]
+    elif document.split is None:
+        return [(split, [Span(side)]) for split, side in rule.divide(document.text, document.utf8)]
+    else:
+        spans = [Span(document.text)]
+    return [(document.split or rule.split_of(document_key(document)), spans)]
 
 
 def cut_document(spans: list[Span], split: str, cut_long: bool, consumed_bytes: int) -> Iterator[Piece]:

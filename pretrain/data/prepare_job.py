@@ -13,6 +13,7 @@ from pretrain.config.prepare import PrepareConfig
 from pretrain.data.duplicates import load_first
 from pretrain.data.filters import FilterRule
 from pretrain.data.inputs.listing import list_inputs
+from pretrain.data.normalize import check_normalize
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import InputFile, Part, plan_part_bytes, plan_parts
 from pretrain.data.split import SplitRule, parse_split
@@ -87,6 +88,9 @@ def plan_job(config: PrepareConfig) -> PrepareJob:
             f"filter.max_chars={config.filter.max_chars} is less than filter.min_chars={config.filter.min_chars}",
             fix="raise the first or lower the second",
         )
+    for one in config.inputs:
+        if one.normalize is not None:
+            check_normalize(one.normalize)
     check_tokenizer(config.tokenizer)
     given = read_given(config.tokenizer) if config.tokenizer.kind == "given" else None
     if given is not None:

@@ -6,16 +6,21 @@ import pytest
 
 from pretrain.config.find import builtin_configs
 from pretrain.config.load import dump_config, load_config
+from pretrain.config.load_prepare import load_prepare
 from pretrain.config.yaml_nodes import read_yaml
+from pretrain.data.split import parse_split
+from pretrain.data.tokenizer import check_tokenizer
 from tests.repo.source import ROOT, name
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 RECIPES = [path for path in CONFIGS if path.parent.name in ("run", "finetune")]
-PARTS = [path for path in CONFIGS if path not in RECIPES]
+PREPARE = [path for path in CONFIGS if path.parent.name == "prepare"]
+PARTS = [path for path in CONFIGS if path not in (*RECIPES, *PREPARE)]
 
 
 def test_there_are_recipes_and_parts():
     assert RECIPES
+    assert PREPARE
     assert PARTS
     assert list((ROOT / "configs").rglob("*.yml")) == []
 
@@ -27,6 +32,13 @@ def test_a_recipe_loads_and_its_resolved_form_loads_as_the_same(path, tmp_path):
     resolved.write_text(dump_config(config))
     assert load_config(resolved) == config
     assert dump_config(load_config(resolved)) == resolved.read_text()
+
+
+@pytest.mark.parametrize("path", PREPARE, ids=name)
+def test_a_config_of_prepare_loads_and_what_it_says_of_tokenizer_and_split_can_be(path):
+    config = load_prepare(path)
+    check_tokenizer(config.tokenizer)
+    parse_split(config.split, config.seed)
 
 
 @pytest.mark.parametrize("path", PARTS, ids=name)

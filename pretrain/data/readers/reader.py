@@ -1,11 +1,12 @@
 """Reading: slices of input files -> documents, whatever their formats."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.data.documents import Document
 from pretrain.data.inputs.opening import open_input
+from pretrain.data.normalize import build_normalizers, normalize_document
 from pretrain.data.readers import READERS
 from pretrain.data.readers.rule import ReadRule
 from pretrain.data.sources import Slice
@@ -35,10 +36,12 @@ class Reader:
             OSError: The file system or a server failed; has the file as its filename.
         """
         rules = self._rules()
+        finishers = [_finisher(rule.config) for rule in rules]
         for piece in slices:
             with open_input(piece.file) as stream:
                 try:
-                    yield from READERS[piece.file.format](stream, piece, rules[piece.file.input])
+                    documents = READERS[piece.file.format](stream, piece, rules[piece.file.input])
+                    yield from finishers[piece.file.input](documents)
                 except (DataError, OSError) as error:
                     # A file that is being written reads as a malformed one; say what is the matter.
                     stream.check_unchanged()
@@ -51,3 +54,17 @@ class Reader:
         if not self.inputs:
             return [ReadRule(InputConfig(), skip_undecodable=True)]
         return [ReadRule(config, self.kind, self.fields) for config in self.inputs]
+
+
+def _finisher(config: InputConfig) -> Callable[[Iterator[Document]], Iterator[Document]]:
+    """Returns what is done with the documents of an input once they are read."""
+    if config.normalize is None and config.split is None:
+        return lambda documents: documents
+    both = None if config.normalize is None else build_normalizers(config.normalize)
+
+    def finish(documents: Iterator[Document]) -> Iterator[Document]:
+        for document in documents:
+            document.split = config.split
+            yield document if both is None else normalize_document(document, *both)
+
+    return finish

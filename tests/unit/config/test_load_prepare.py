@@ -59,6 +59,19 @@ def test_what_is_wrong_is_named_with_its_place_and_the_nearest_key(write, old, n
     assert any(found.startswith(line) for found in str(caught.value).splitlines()), str(caught.value)
 
 
+def test_an_override_reaches_one_input_by_its_number(write):
+    config = load_prepare(write(FILE), ["inputs.0.path=[b.jsonl, c.jsonl]", "inputs.0.normalize={steps: [lowercase]}"])
+    (one,) = config.inputs
+    assert (one.paths, one.source_field) == (["b.jsonl", "c.jsonl"], "en")
+    assert one.normalize is not None and one.normalize.steps == ["lowercase"]
+
+
+@pytest.mark.parametrize("override", ["inputs.1.path=b.jsonl", "inputs.path=b.jsonl"])
+def test_an_override_of_an_input_that_is_not_there_is_named(write, override):
+    with pytest.raises(ConfigError, match=rf"override '{override}': .*; check the key and the value"):
+        load_prepare(write(FILE), [override])
+
+
 def test_a_bad_override_is_named(write):
     with pytest.raises(ConfigError, match="override 'shard_tokens=0': shard_tokens=0: input should be greater than or"):
         load_prepare(write(FILE), ["shard_tokens=0"])
