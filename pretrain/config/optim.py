@@ -1,29 +1,12 @@
 """`optim:` -- optimizer, decay, clipping and the learning-rate schedule."""
 
-from typing import Literal
-
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pretrain.config.base import Section, check_name
+from pretrain.config.schedule import ScheduleConfig
 
 OPTIMIZER_KINDS = {"adamw"}
 """Names of `OPTIMIZERS` in `optim/`. Modules under `extend` may add."""
-
-
-class ScheduleConfig(Section):
-    """Learning rate as a pure function of the step.
-
-    Attributes:
-        kind: Shape after warm-up.
-        warmup_steps: Steps of linear rise from 0.
-        min_ratio: Final learning rate over the peak.
-        decay_steps: Step at which the final rate is reached. None: `train.steps`.
-    """
-
-    kind: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int = Field(default=0, ge=0)
-    min_ratio: float = Field(default=0.1, ge=0, le=1)
-    decay_steps: int | None = Field(default=None, ge=1)
 
 
 class OptimConfig(Section):
@@ -55,12 +38,3 @@ class OptimConfig(Section):
     @classmethod
     def _is_known(cls, kind: str) -> str:
         return check_name(kind, OPTIMIZER_KINDS)
-
-    @model_validator(mode="after")
-    def _check(self) -> "OptimConfig":
-        end = self.schedule.decay_steps
-        if end is not None and end <= self.schedule.warmup_steps:
-            raise ValueError(
-                f"schedule.decay_steps={end} must exceed schedule.warmup_steps={self.schedule.warmup_steps}"
-            )
-        return self

@@ -1,11 +1,16 @@
-"""The learning rate over the steps: linear warm-up, then cosine, linear or constant. Pure: there is no state to save.
+"""The learning rate over the steps, each shape a pure function of the step: there is no state to save.
+
+    cosine, linear   warm-up, then a fall to min_ratio at the end
+    constant         warm-up, then the peak
+    inverse_sqrt     warm-up, the peak for `hold`, then down with 1 / sqrt(step), without an end
+    wsd              warm-up, the peak, and a fall over the last `cooldown` steps
 
 Not here: setting it on an optimizer. The loop multiplies `optim.lr` by the factor before each step.
 """
 
 import math
 
-from pretrain.config.optim import ScheduleConfig
+from pretrain.config.schedule import ScheduleConfig
 
 
 def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) -> float:
@@ -17,21 +22,46 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
 
     Args:
         step: At least 0; may lie beyond the end.
-        schedule: Shape. Its end lies after its warm-up (checked with the config).
+        schedule: Shape, its positions in steps (`ScheduleConfig.in_steps`). Its end lies after its warm-up (checked
+            with the config).
         total_steps: Steps of the run; the end of the schedule where it names none.
 
     Returns:
         A factor in (0, 1] during warm-up, and in [min_ratio, 1] after it.
     """
+    assert schedule is schedule.in_steps(1), "positions by token are turned into steps first"
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
         return 1.0
+    if schedule.kind == "inverse_sqrt":
+        return max(schedule.min_ratio, _inverse_sqrt(step + 1, schedule))
     end = schedule.decay_steps or total_steps
-    progress = min(1.0, (step - schedule.warmup_steps) / (end - schedule.warmup_steps))
-    if schedule.kind == "linear":
-        remaining = 1.0 - progress
+    if schedule.kind == "wsd":
+        assert schedule.cooldown_steps is not None
+        start = max(schedule.warmup_steps, end - schedule.cooldown_steps)
     else:
+        start = schedule.warmup_steps
+    progress = min(1.0, max(0, step - start) / max(1, end - start))
+    return schedule.min_ratio + (1.0 - schedule.min_ratio) * _remaining(progress, schedule)
+
+
+def _inverse_sqrt(number: int, schedule: ScheduleConfig) -> float:
+    """1 up to step `number` k, counted from 1, and sqrt(k / number) after it; k is the hold, or else the warm-up.
+
+    With warm-up w this is `d_model^-0.5 * min(n^-0.5, n * w^-1.5)` (Vaswani et al. 2017, eq. 3) over its peak, which
+    is (d_model * w)^-0.5. With a hold k and no warm-up it is T5's `1 / sqrt(max(n, k))` (Raffel et al. 2020, 3.1.2)
+    over its peak, 1 / sqrt(k).
+    """
+    flat = max(schedule.hold_steps or 0, schedule.warmup_steps)
+    return math.sqrt(flat / max(number, flat))
+
+
+def _remaining(progress: float, schedule: ScheduleConfig) -> float:
+    """How much of the way from the peak to the end is left, from 1 to 0, after `progress` of the time."""
+    if schedule.kind == "cosine":
         # SGDR without restarts (Loshchilov and Hutter 2017, eq. 5).
-        remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return schedule.min_ratio + (1.0 - schedule.min_ratio) * remaining
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    if schedule.kind == "wsd" and schedule.cooldown_shape == "1-sqrt":
+        return 1.0 - math.sqrt(progress)  # Haegele et al. 2024, eq. 1
+    return 1.0 - progress
