@@ -1,7 +1,8 @@
 """The layering rule: a module imports only from a lower layer or its own folder. Lazy imports count too.
 
-0 errors log io | 1 config rundir | 2 plan index types dist control | 3 data model objective optim tracking
-4 engine checkpoint generate interop | 5 artifact | 6 finetune evaluate report doctor | 7 train drill | 8 cli
+0 errors log io | 1 config rundir | 2 plan index types dist control hub
+3 data model objective optim tracking | 4 engine checkpoint generate interop | 5 artifact
+6 finetune evaluate report doctor | 7 train drill | 8 cli
 launch beside them: layers 0 and 1, plan, index
 """
 
@@ -15,7 +16,7 @@ from tests.repo.source import SOURCE_FILES, module_name, name, parse
 LAYERS = [
     {"errors", "log", "io"},
     {"config", "rundir"},
-    {"plan", "index", "types", "dist", "control"},
+    {"plan", "index", "types", "dist", "control", "hub"},
     {"data", "model", "objective", "optim", "tracking"},
     {"engine", "checkpoint", "generate", "interop"},
     {"artifact"},

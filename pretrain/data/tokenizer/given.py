@@ -8,7 +8,6 @@
 No code that lies beside a tokenizer is run, and nothing is unpickled.
 """
 
-import re
 from pathlib import Path
 
 from tokenizers import AddedToken
@@ -16,12 +15,12 @@ from tokenizers import AddedToken
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.data.tokenizer.file import dump_tokenizer, parse_tokenizer, read_tokenizer_file
 from pretrain.data.tokenizer.layout import fill_up
-from pretrain.errors import DataError, LaunchError
+from pretrain.errors import DataError
+from pretrain.hub import fetch_files, is_hub_name
 
 _FILE = "tokenizer.json"
 _HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
               "*.model", "*.spm")  # fmt: skip
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def read_given(config: TokenizerConfig) -> bytes:
@@ -32,7 +31,7 @@ def read_given(config: TokenizerConfig) -> bytes:
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
-        LaunchError: The hub cannot be reached.
+        ConfigError, LaunchError, DiskError: It cannot be had from the hub (see `fetch_files`).
     """
     assert config.path is not None
     content = _read(config.path)
@@ -48,9 +47,9 @@ def _read(name: str) -> bytes:
     path = Path(name).expanduser()
     if path.is_dir():
         return _read_folder(path)
-    if path.exists() or path.suffix == ".json" or not _HUB_NAME.fullmatch(name):
+    if path.exists() or path.suffix == ".json" or not is_hub_name(name):
         return read_tokenizer_file(path)
-    return _read_folder(_fetch(name))
+    return _read_folder(fetch_files(name, _HUB_FILES))
 
 
 def _read_folder(folder: Path) -> bytes:
@@ -74,25 +73,6 @@ def _read_folder(folder: Path) -> bytes:
             fix=f"give a {_FILE}, or train one",
         )
     return dump_tokenizer(fast)
-
-
-def _fetch(name: str) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise DataError(
-            "no such file or folder, and no such model on the Hugging Face hub",
-            where=name,
-            fix="check it; a private or gated one needs HF_TOKEN",
-        ) from None
-    except Exception as error:  # its errors, those of the network library beneath it, and those of the disk
-        raise LaunchError(
-            f"no such file or folder, and it cannot be fetched from the Hugging Face hub: {_first_line(error)}",
-            where=name,
-            fix="give a path, or try again",
-        ) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -84,7 +84,7 @@ def test_what_can_be_read_is_fetched_and_nothing_else(tmp_path):
             "ConfigError: lab/gated: its owners ask for an agreement first; accept it on the hub, set HF_TOKEN"
         )
         assert found["lab/nothing"] == (
-            "ConfigError: lab/nothing: no such folder, and no such model on the hub; check it, or set HF_TOKEN"
+            "ConfigError: lab/nothing: no such file or folder, and no such model on the hub; check it, or set HF_TOKEN"
         )
         assert not any(name.endswith((".py", ".pth", ".onnx")) or "training_args" in name for name in hub.asked)
         count = len(hub.asked)
@@ -93,13 +93,15 @@ def test_what_can_be_read_is_fetched_and_nothing_else(tmp_path):
     # The server is gone: what is in the cache is still found.
     again = fetch(tmp_path, hub.url, "lab/single", "lab/other")
     assert again["lab/single"] == found["lab/single"]
-    unreachable = "no such folder, and the Hugging Face hub cannot be reached; give a folder, or try again"
+    unreachable = "no such file or folder, and the Hugging Face hub cannot be reached; give a path, or try again"
     assert again["lab/other"] == f"LaunchError: lab/other: {unreachable}"
 
 
 def test_without_a_network_the_cache_is_asked_at_once(tmp_path):
     found = fetch(tmp_path, "http://127.0.0.1:9", "lab/single", HF_HUB_OFFLINE="1")
-    assert found["lab/single"].startswith("LaunchError: lab/single: no such folder, and the Hugging Face hub cannot be")
+    assert found["lab/single"].startswith(
+        "LaunchError: lab/single: no such file or folder, and the Hugging Face hub cannot"
+    )
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
