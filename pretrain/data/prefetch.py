@@ -9,7 +9,8 @@ the interpreter lock, so threads do; there are no worker processes to start, to 
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -24,14 +25,14 @@ class Prefetcher(Generic[Item]):
         Args:
             make: Called from several threads at once, once an index.
             depth: Items kept in flight or ready.
-            workers: Threads.
+            workers: Threads. 0: none, `take` calls `make` itself.
             total: Number of items. None: no end.
         """
         self.wait_s = 0.0
         """Time that `take` has waited, seconds: above zero means that the consumer is faster than the threads."""
         self._make, self._total, self._next = make, total, 0
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
-        self._queue: deque[Future[Item]] = deque()
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
+        self._queue: deque[Callable[[], Item]] = deque()
         for _ in range(depth):
             self._submit()
 
@@ -45,7 +46,7 @@ class Prefetcher(Generic[Item]):
             raise StopIteration
         started = time.perf_counter()
         try:
-            item = self._queue.popleft().result()
+            item = self._queue.popleft()()
         except BaseException:
             self.close()
             raise
@@ -56,9 +57,11 @@ class Prefetcher(Generic[Item]):
     def close(self) -> None:
         """Drops what was not taken and joins the threads; harmless the second time."""
         self._queue.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self) -> None:
         if self._total is None or self._next < self._total:
-            self._queue.append(self._pool.submit(self._make, self._next))
+            make = partial(self._make, self._next)
+            self._queue.append(make if self._pool is None else self._pool.submit(make).result)
             self._next += 1

@@ -27,8 +27,29 @@ def test_no_more_than_depth_items_are_made_ahead():
     prefetcher.close()
 
 
-def test_a_finite_one_ends():
-    prefetcher = Prefetcher(lambda number: number, depth=4, workers=2, total=3)
+def test_without_threads_items_are_made_when_they_are_taken():
+    made = []
+
+    def make(number: int) -> int:
+        if number == 2:
+            raise KeyError("the third")
+        made.append(number)
+        return number
+
+    before = threading.active_count()
+    prefetcher = Prefetcher(make, depth=4, workers=0)
+    assert not made
+    assert [prefetcher.take(), prefetcher.take()] == made == [0, 1]
+    assert threading.active_count() == before
+    with pytest.raises(KeyError, match="the third"):
+        prefetcher.take()
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_finite_one_ends(workers: int):
+    prefetcher = Prefetcher(lambda number: number, depth=4, workers=workers, total=3)
     assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
     with pytest.raises(StopIteration):
         prefetcher.take()
