@@ -3,9 +3,6 @@ import io
 import logging
 import os
 import random
-import signal
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from pretrain.errors import ConfigError, DataError, DiskError, LockedError
 from pretrain.index import load_index
 from pretrain.io import set_fault_hook
 from tests.helpers.corpus import WORDS, digests, write_corpus
+from tests.helpers.killed import count_writes, run_killed
 from tests.helpers.prepare_config import prepare_config
 
 
@@ -177,40 +175,21 @@ def test_second_run_does_nothing(tmp_path, corpus, caplog):
 
 
 CHILD = """
-import os, signal, sys
-from pathlib import Path
 from pretrain.data.prepare import prepare
-from pretrain.io import set_fault_hook
 from tests.helpers.prepare_config import prepare_config
 
-left = int(sys.argv[3])
-
-def kill(operation, path):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-set_fault_hook(kill)
-config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, split="hash:0.2", part_bytes=1500)
-prepare(config, processes=1)
-print(left)
+source, out = arguments
+prepare(prepare_config(out, [source], vocab_size=300, split="hash:0.2", part_bytes=1500), processes=1)
 """
 
 
-def run_child(tmp_path, name, kill_at):
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "in"), str(tmp_path / name), str(kill_at)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 def test_killed_at_any_write_and_started_again_it_gives_the_same_bytes(tmp_path, corpus):
-    child = run_child(tmp_path, "whole", 1_000_000)
-    num_operations = 1_000_000 - int(child.stdout)
-    assert num_operations > 100
-    for kill_at in (2, *random.Random(0).sample(range(3, num_operations), 4), num_operations):
+    num_writes = count_writes(CHILD, corpus, tmp_path / "whole")
+    assert num_writes > 100
+    for kill_at in (2, *random.Random(0).sample(range(3, num_writes), 4), num_writes):
         out = tmp_path / f"killed{kill_at}"
-        assert run_child(tmp_path, out.name, kill_at).returncode == -signal.SIGKILL
-        assert not (out / "index.json").exists() or kill_at == num_operations
+        run_killed(CHILD, corpus, out, kill_at=kill_at)
+        assert not (out / "index.json").exists() or kill_at == num_writes
         prepare(options(tmp_path, out.name))
         assert digests(out) == digests(tmp_path / "whole")
 

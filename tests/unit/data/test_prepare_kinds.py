@@ -2,11 +2,7 @@
 
 import json
 import logging
-import os
 import random
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -23,6 +19,7 @@ from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import ConfigError
 from pretrain.index import load_index
 from tests.helpers.corpus import WORDS, digests
+from tests.helpers.killed import count_writes, run_killed
 from tests.helpers.prepare_config import prepare_config
 
 EMPTY_SIDE = {"min_chars": 0}
@@ -206,39 +203,20 @@ def test_pairs_and_records_are_equal_only_if_all_of_them_is():
 
 
 CHILD = """
-import os, signal, sys
 from pathlib import Path
 from pretrain.data.prepare import prepare
-from pretrain.io import set_fault_hook
 from tests.unit.data.test_prepare_kinds import config_of
 
-left = int(sys.argv[2])
-
-def kill(operation, path):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-set_fault_hook(kill)
-prepare(config_of(Path(sys.argv[1]), sys.argv[3]), processes=1)
-print(left)
+folder, name = arguments
+prepare(config_of(Path(folder), name), processes=1)
 """
-
-
-def run_child(tmp_path, name, kill_at):
-    command = [sys.executable, "-c", CHILD, str(tmp_path), str(kill_at), name]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
 
 
 def test_killed_while_duplicates_are_looked_for_and_started_again_it_gives_the_same_bytes(tmp_path):
     write_twice(tmp_path / "in", 200)
-    whole = run_child(tmp_path, "whole", 10**6)
-    assert whole.returncode == 0, whole.stderr
-    num_operations = 10**6 - int(whole.stdout)
-    for kill_at in random.Random(0).sample(range(5, num_operations), 5):
+    num_writes = count_writes(CHILD, tmp_path, "whole")
+    for kill_at in random.Random(0).sample(range(5, num_writes), 5):
         name = f"killed{kill_at}"
-        assert run_child(tmp_path, name, kill_at).returncode == -signal.SIGKILL
+        run_killed(CHILD, tmp_path, name, kill_at=kill_at)
         prepare(config_of(tmp_path, name), processes=1)
         assert digests(tmp_path / name) == digests(tmp_path / "whole")

@@ -1,10 +1,7 @@
 """`prepare --part i/n`: several processes fill one folder, and it is the folder of a single run."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,44 +13,28 @@ from pretrain.data.share import Share, parse_share
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.index import load_index
 from tests.helpers.corpus import digests
+from tests.helpers.killed import NEVER, start_child
 from tests.unit.data.test_prepare_kinds import config_of, write_twice
 
 CHILD = """
-import os, signal, sys
 from pathlib import Path
 from pretrain.data.prepare import prepare_share
 from pretrain.data.share import parse_share
-from pretrain.io import set_fault_hook
 from tests.unit.data.test_prepare_kinds import config_of
 
-left = int(sys.argv[4])
-
-def kill(operation, path):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    set_fault_hook(kill)
-    config = config_of(Path(sys.argv[1]), sys.argv[2])
-    index = prepare_share(config, parse_share(sys.argv[3]), processes=int(sys.argv[5]))
-    print("index" if index else "others")
+folder, name, share, processes = arguments
+index = prepare_share(config_of(Path(folder), name), parse_share(share), processes=int(processes))
+print("index" if index else "others")
 """
 
 
 @pytest.fixture
 def start(tmp_path):
     """Starts a share as a process."""
-    script = tmp_path / "child.py"
-    script.write_text(CHILD)
     started = []
 
-    def start(name, share, kill_at=10**6, processes=1):
-        command = [sys.executable, str(script), str(tmp_path), name, share, str(kill_at), str(processes)]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, text=True, env=env, **pipes))
+    def start(name, share, kill_at=NEVER, processes=1):
+        started.append(start_child(CHILD, tmp_path, name, share, processes, kill_at=kill_at))
         return started[-1]
 
     yield start
@@ -75,7 +56,7 @@ def test_shares_that_run_together_write_the_folder_of_a_single_run(tmp_path, who
     children = [start("out", f"{number}/{of}", processes=processes) for number in range(of, 0, -1)]
     results = [child.communicate(timeout=90) for child in children]
     assert [child.returncode for child in children] == [0] * of, results
-    assert "index\n" in [output for output, _ in results]
+    assert "index" in [output.splitlines()[0] for output, _ in results]
     assert digests(tmp_path / "out") == whole
 
 

@@ -13,40 +13,25 @@ from pretrain.data.tokenizer import dump_tokenizer, train_bpe
 from pretrain.errors import DataError, DiskError
 from pretrain.index import load_index
 from tests.helpers.corpus import WORDS, digests
+from tests.helpers.killed import count_writes, run_killed
 from tests.unit.data.convert.asked import convert, options
 from tests.unit.data.convert.writers import EOS_ID
 
 CHILD = """
-import os, signal, sys
 from pathlib import Path
-from pretrain.io import set_fault_hook
 from tests.unit.data.convert.asked import convert, options
 
-left = int(sys.argv[3])
-
-def kill(operation, path):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-set_fault_hook(kill)
-convert(options(Path(sys.argv[1]), sys.argv[2]))
-print(left)
+folder, name = arguments
+convert(options(Path(folder), name))
 """
 
 
-def run_child(folder, name, kill_at):
-    command = [sys.executable, "-c", CHILD, str(folder), name, str(kill_at)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 def test_killed_at_any_write_and_started_again_it_gives_the_same_bytes(source):
-    num_operations = 10**6 - int(run_child(source, "whole", 10**6).stdout)
-    assert num_operations > 60
-    for kill_at in (2, *random.Random(0).sample(range(3, num_operations), 2), num_operations - 8):
+    num_writes = count_writes(CHILD, source, "whole")
+    assert num_writes > 60
+    for kill_at in (2, *random.Random(0).sample(range(3, num_writes), 2), num_writes - 8):
         out = source / f"killed{kill_at}"
-        assert run_child(source, out.name, kill_at).returncode == -signal.SIGKILL
+        run_killed(CHILD, source, out.name, kill_at=kill_at)
         assert not (out / "index.json").exists()
         convert(options(source, out.name))
         assert digests(out) == digests(source / "whole")
