@@ -3,23 +3,30 @@
     DIR/bins/SHA256-1024.safetensors        SHA256: the first 16 digits of the shard's; another shard, another file
     DIR/bins/SHA256-256x256.safetensors     pairs: source x target
 
-A file that is missing or does not fit its shard is made again. Where the folder cannot be written, bins stay in memory.
-Any number of processes may do this at once: they make the same bytes.
+A file that is missing or does not fit its shard is made again, from the lengths of the shard's documents: no shard is
+read or fetched for it. Any number of processes may do this at once: they make the same bytes.
 """
 
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
 from pretrain.data.bins import Bins, pack_documents, pack_pairs, separate_documents, separate_pairs
-from pretrain.data.shard_set import ShardSet
+from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
 from pretrain.errors import DiskError
 from pretrain.index import ShardIndex
 from pretrain.io import make_dir, write_file
 
 BINS_DIR = "bins"
+FETCHED_AT_ONCE = 16
+"""Shards whose lengths are fetched at a time."""
+
 _FIELDS = ("starts", "document", "offset", "length")
 
 _log = logging.getLogger(__name__)
@@ -39,24 +46,35 @@ class BinStore:
         self, shards: ShardSet, capacity: int, source_capacity: int | None = None, *, apart: bool = False
     ) -> None:
         self._shards, self._capacity, self._source_capacity, self._apart = shards, capacity, source_capacity, apart
-        self._loaded: dict[int, Bins] = {}
+        self.load: Callable[[int], Bins] = lru_cache(MAX_OPEN_SHARDS)(self._load)
+        """Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged."""
         self._can_write = True
 
-    def load(self, number: int) -> Bins:
-        """Returns the bins of a shard; reads its documents only where they have to be made.
+    def survey(self) -> tuple[np.ndarray, int]:
+        """Makes the bins that are not there yet.
+
+        Returns:
+            How many each shard has, int64 [shards]; and how many documents are in them.
 
         Raises:
-            DataError: The shard is damaged.
+            DataError: The lengths of a shard's documents are missing or damaged.
         """
-        bins = self._loaded.get(number)
+        with ThreadPoolExecutor(FETCHED_AT_ONCE if self._shards.store.fetches else 1) as pool:
+            found = list(pool.map(self._count, range(len(self._shards))))
+        counts, documents = np.array(found, dtype=np.int64).T
+        return counts, int(documents.sum())
+
+    def _count(self, number: int) -> tuple[int, int]:
+        bins = self.load(number)
+        return len(bins), int((bins.offset == 0).sum())
+
+    def _load(self, number: int) -> Bins:
+        shard = self._shards.split.shards[number]
+        path = self._path(shard)
+        bins = None if self._apart else _read(path, shard, pairs=self._source_capacity is not None)
         if bins is None:
-            shard = self._shards.split.shards[number]
-            path = self._path(shard)
-            bins = None if self._apart else _read(path, shard, pairs=self._source_capacity is not None)
-            if bins is None:
-                bins = self._pack(number)
-                self._write(path, bins)
-            self._loaded[number] = bins
+            bins = self._pack(number)
+            self._write(path, bins)
         return bins
 
     def _path(self, shard: ShardIndex) -> Path:
@@ -64,10 +82,10 @@ class BinStore:
         return self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
 
     def _pack(self, number: int) -> Bins:
-        lengths = self._shards.documents(number, "tokens").length
+        lengths = self._shards.lengths(number, "tokens")
         if self._source_capacity is None:
             return (separate_documents if self._apart else pack_documents)(lengths, self._capacity)
-        sources = self._shards.documents(number, "source").length
+        sources = self._shards.lengths(number, "source")
         pack = separate_pairs if self._apart else pack_pairs
         return pack(sources, lengths, self._source_capacity, self._capacity)
 

@@ -55,13 +55,13 @@ class BinStream:
             damage: What is done about rows that cannot be read. None: they are errors.
 
         Raises:
-            DataError: No document fits a row; or a shard is damaged whose bins are still to be made.
+            DataError: No document fits a row; or bins are still to be made, of lengths that are damaged.
         """
         self._damage = damage or DamagePolicy()
         self._reader = self._damage.reader(shards)
         self.shards, self.seq_len, self.source_len = shards, seq_len, source_len
         self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
-        self._counts = np.array([len(self._store.load(number)) for number in range(len(shards))], dtype=np.int64)
+        self._counts, self._num_documents = self._store.survey()
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
         self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)
@@ -73,8 +73,7 @@ class BinStream:
 
     def num_left_out(self) -> int:
         """Returns how many pairs are longer than a row, and in no bin."""
-        numbers = range(len(self.shards))
-        return self.shards.split.num_documents - sum(int((self._store.load(n).offset == 0).sum()) for n in numbers)
+        return self.shards.split.num_documents - self._num_documents
 
     def read(self, positions: range) -> TokenRows | PairRows:
         """Reads the samples at some positions of the run.
@@ -117,7 +116,7 @@ class BinStream:
             bins = self._store.load(shard)
             lengths[row] = bins.length[number]
             if self.source_len is not None:
-                lengths[row] += self.shards.documents(shard, "source").length[bins.document[number]]
+                lengths[row] += self.shards.lengths(shard, "source")[bins.document[number]]
         return lengths
 
     def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows | PairRows:
@@ -167,10 +166,9 @@ class _RowWriter:
         """Appends what fits of a document from `offset` on, and one token more where the document goes on after a full
         row: the target of the row's last token."""
         reader = self._reader(shard)
-        table = self._shards.documents(shard, self._side)
-        member, at = int(table.member[document]), int(self._filled[row])
-        first = int(table.offset[document]) + offset
-        size = min(int(table.length[document]) - offset, self._length + 1 - at)
+        member, first, length = reader.locate(document, self._side)
+        first, at = first + offset, int(self._filled[row])
+        size = min(length - offset, self._length + 1 - at)
         values, _ = reader.source(member) if self._side == "source" else reader.member(member)
         self._tokens[row, at : at + size] = values[first : first + size]
         if self._learned is not None:

@@ -113,7 +113,7 @@ def remove_leftovers(folder: Path, parts: Sequence[Part], records: dict[int, Par
     kept = {record_path(folder, part) for part in parts if part.number in records}
     for record in records.values():
         for split in record.splits.values():
-            kept.update(folder / name for shard in split.shards for name in (shard.name, shard.table.name))
+            kept.update(folder / name for shard in split.shards for name in shard.sizes)
     own = {part.name for part in parts}
     for name in (PARTS_DIR, *SPLITS):
         for path in (folder / name).glob("part-*"):

@@ -26,7 +26,7 @@ from pretrain.data.sources import Part
 from pretrain.data.split import SPLITS, SplitRule
 from pretrain.data.split_writer import SplitWriter
 from pretrain.data.tokenizer import BATCH_CHARS, Encoder
-from pretrain.index import ShardIndex, TableFile
+from pretrain.index import ShardIndex, Sidecar
 from pretrain.io import write_json
 
 PARTS_DIR = "parts"
@@ -120,7 +120,7 @@ def load_record(folder: Path, part: Part, tokenizer_sha256: str) -> PartRecord |
         splits = {name: _parse_split(value) for name, value in raw["splits"].items()}
         for split in splits.values():
             for shard in split.shards:
-                for name, size in ((shard.name, shard.num_bytes), (shard.table.name, shard.table_bytes)):
+                for name, size in shard.sizes.items():
                     if (folder / name).stat().st_size != size:
                         return None
         counts = (raw["num_empty"], raw["num_undecodable"], raw["num_filtered"])
@@ -130,8 +130,12 @@ def load_record(folder: Path, part: Part, tokenizer_sha256: str) -> PartRecord |
 
 
 def _parse_split(raw: dict[str, Any]) -> SplitRecord:
-    shards = [ShardIndex(**{**shard, "table": TableFile(**shard["table"])}) for shard in raw["shards"]]
-    return SplitRecord(**{**raw, "shards": shards})
+    return SplitRecord(**{**raw, "shards": [_parse_shard(shard) for shard in raw["shards"]]})
+
+
+def _parse_shard(raw: dict[str, Any]) -> ShardIndex:
+    sidecars = {name: Sidecar(**raw[name]) for name in ("table", "lengths")}
+    return ShardIndex(**{**raw, **sidecars})
 
 
 def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Report) -> None:

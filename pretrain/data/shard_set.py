@@ -1,11 +1,10 @@
-"""The shards of one split, opened when they are needed, and where the documents of each lie.
+"""The shards of one split, opened when they are needed, and how long the documents of each are.
 
-ShardSet.reader(n)        -> ShardReader, a few hundred kept open
-ShardSet.documents(n)     -> DocumentTable: member, offset and length of every document of a shard
+ShardSet.reader(n)           -> ShardReader, a few hundred kept open
+ShardSet.lengths(n, side)    -> tokens of every document of a shard: from a sidecar, without the shard
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from weakref import finalize
@@ -14,26 +13,11 @@ import numpy as np
 
 from pretrain.data.remote.store import LocalStore, ShardStore
 from pretrain.data.shards import ShardReader
+from pretrain.data.sidecars import load_lengths
 from pretrain.errors import DataError
 from pretrain.index import DataIndex
 
 MAX_OPEN_SHARDS = 256
-TABLES_KEPT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentTable:
-    """Where the documents of one shard lie, on one side.
-
-    Attributes:
-        member: int64, number of the member that holds it.
-        offset: int64, its first token in that member.
-        length: int64, its tokens.
-    """
-
-    member: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
 
 
 class ShardSet:
@@ -62,11 +46,19 @@ class ShardSet:
         open_shards = lru_cache(max_open_shards)(self._open)
         self.reader: Callable[[int], ShardReader] = open_shards
         self.store.on_pressure(open_shards.cache_clear)
-        self.documents: Callable[[int, str], DocumentTable] = lru_cache(TABLES_KEPT)(self._build_table)
+        self._lengths: Callable[[int], np.ndarray] = lru_cache(max_open_shards)(self._load_lengths)
 
     def __len__(self) -> int:
         """Returns the number of shards."""
         return len(self.split.shards)
+
+    def lengths(self, number: int, side: str = "tokens") -> np.ndarray:
+        """Returns the tokens of each document of a shard on a side, uint32; a remote shard is not fetched for that.
+
+        Raises:
+            DataError: They are missing or damaged.
+        """
+        return self._lengths(number)[:, int(side == "source")]
 
     def _open(self, number: int) -> ShardReader:
         shard = self.split.shards[number]
@@ -79,12 +71,7 @@ class ShardSet:
         finalize(reader, self.store.release, shard.name).atexit = False
         return reader
 
-    def _build_table(self, number: int, side: str) -> DocumentTable:
-        reader = self.reader(number)
-        members, offsets, lengths = [], [], []
-        for member in range(self.split.shards[number].num_members):
-            num_tokens, starts = reader.documents(member, side)
-            members.append(np.full(len(starts), member))
-            offsets.append(starts.astype(np.int64))
-            lengths.append(np.append(starts[1:], num_tokens).astype(np.int64) - offsets[-1])
-        return DocumentTable(np.concatenate(members), np.concatenate(offsets), np.concatenate(lengths))
+    def _load_lengths(self, number: int) -> np.ndarray:
+        shard = self.split.shards[number]
+        self.store.sidecar(shard.lengths.name)
+        return load_lengths(self.folder, shard)

@@ -5,7 +5,7 @@
         00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
         pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
         records only: 00000007.loss.npy: uint8, 1 where a token is learned
-    ShardWriter.close        -> NAME.idx.npy (one row of COLUMNS a member), then the tar under its final name
+    ShardWriter.close        -> the sidecars (sidecars.py), then the tar under its final name
     ShardReader.member(i)    -> views into the mapped tar, their CRC32s checked once; source(i), loss(i) likewise
 
 Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
@@ -17,12 +17,15 @@ import mmap
 import os
 import tarfile
 import zlib
+from array import array
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
 
+from pretrain.data.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, load_table, npy_bytes, npy_header
 from pretrain.errors import DataError, DiskError
-from pretrain.index import NPY_HEADER_BYTES, TABLE_COLUMNS, ShardIndex, TableFile
+from pretrain.index import LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
 from pretrain.io import AtomicWriter, write_file
 
 MEMBER_TOKENS = 2**18
@@ -35,13 +38,6 @@ CRC32) for what is learned of records. Offsets are bytes, from the start of the 
 """
 
 
-def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Returns an npy 1.0 header of exactly NPY_HEADER_BYTES, the same bytes under every numpy version."""
-    text = f"{{'descr': '{dtype.newbyteorder('<').str}', 'fortran_order': False, 'shape': {shape}, }}"
-    room = NPY_HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.ljust(room - 1).encode("ascii") + b"\n"
-
-
 def tar_header(name: str, num_bytes: int) -> bytes:
     """Returns the 512-byte ustar header of a regular file, without time, owner or anything else that varies."""
     info = tarfile.TarInfo(name)
@@ -50,9 +46,9 @@ def tar_header(name: str, num_bytes: int) -> bytes:
 
 
 class ShardWriter:
-    """Writes one shard; nothing appears under its name, nor its sidecar's, before `close`.
+    """Writes one shard; nothing appears under its name, nor those of its sidecars, before `close`.
 
-    Memory: one member. A document is never split between members.
+    Memory: one member, and the length of every document. A document is never split between members.
     """
 
     def __init__(self, path: Path, dtype: str, member_tokens: int = MEMBER_TOKENS, kind: str = "text") -> None:
@@ -74,6 +70,7 @@ class ShardWriter:
         self._kind = kind
         self._tokens, self._source, self._loss = _Column(self._dtype), _Column(self._dtype), _Column(np.dtype("u1"))
         self._rows: list[tuple[int, ...]] = []
+        self._lengths = array("I")
         self._offset = 0
         self._sha256 = hashlib.sha256()
         self._tar = AtomicWriter(path)
@@ -100,9 +97,11 @@ class ShardWriter:
             )
         assert (source is not None, loss is not None) == (self._kind == "pairs", self._kind == "records")
         self._tokens.add(tokens)
+        self._lengths.append(len(tokens))
         if source is not None:
             assert source.ndim == 1 and len(source), "a source is 1-D and has at least one token"
             self._source.add(source)
+            self._lengths.append(len(source))
         if loss is not None:
             assert len(loss) == len(tokens), "each token is learned or not"
             self._loss.add(loss)
@@ -112,36 +111,41 @@ class ShardWriter:
             self._flush_member()
 
     def close(self) -> ShardIndex:
-        """Writes the rest and the sidecar, and commits the tar. Returns its entry for the index."""
+        """Writes the rest and the sidecars, and commits the tar. Returns its entry for the index."""
         assert self.num_documents, "a shard has at least one document"
         if self._tokens.size:
             self._flush_member()
         # Two zero blocks end a tar; readers expect whole records of 20 blocks.
         end = self._offset + 2 * TAR_BLOCK
         self._write(bytes(2 * TAR_BLOCK + -end % tarfile.RECORDSIZE))
-        table = np.array(self._rows, dtype="<i8")
-        sidecar = npy_header(table.dtype, table.shape) + table.tobytes()
-        sidecar_path = self.path.with_suffix(".idx.npy")
         try:
-            write_file(sidecar_path, sidecar)
+            table = self._write_sidecar(TABLE_SUFFIX, np.array(self._rows, dtype="<i8"))
+            lengths = np.array(self._lengths, dtype="<u4").reshape(-1, LENGTH_COLUMNS[self._kind])
+            lengths_sidecar = self._write_sidecar(LENGTHS_SUFFIX, lengths)
         except DiskError:
             self.discard()
             raise
         self._tar.commit()
-        split = self.path.parent.name
         return ShardIndex(
-            name=f"{split}/{self.path.name}",
+            name=f"{self.path.parent.name}/{self.path.name}",
             num_bytes=self._offset,
             sha256=self._sha256.hexdigest(),
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
-            num_members=len(table),
-            table=TableFile(f"{split}/{sidecar_path.name}", zlib.crc32(sidecar), TABLE_COLUMNS[self._kind]),
+            num_members=len(self._rows),
+            table=table,
+            lengths=lengths_sidecar,
         )
 
     def discard(self) -> None:
         """Gives the shard up and removes what was written."""
         self._tar.discard()
+
+    def _write_sidecar(self, suffix: str, values: np.ndarray) -> Sidecar:
+        content = npy_bytes(values)
+        path = self.path.with_suffix(suffix)
+        write_file(path, content)
+        return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
 
     def _flush_member(self) -> None:
         key = f"{len(self._rows):08d}"
@@ -219,13 +223,14 @@ class ShardReader:
         self.name = shard.name
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._map = _map_file(folder / shard.name, shard.num_bytes)
-        table = _load_table(folder, shard, self._dtype.itemsize)
+        table = load_table(folder, shard, self._dtype.itemsize)
         self._rows: list[list[int]] = table.tolist()
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._losses: dict[int, np.ndarray] = {}
         self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
         """Position of each member's first token in the shard."""
+        self._first_documents: list[int] = (np.cumsum(table[:, 3]) - table[:, 3]).tolist()
 
     def member(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns a member's tokens and where its documents start (uint32): 1-D, read-only views.
@@ -245,17 +250,18 @@ class ShardReader:
             arrays = self._sources[number] = self._ragged(number, len(RAGGED), "source", "source_docs")
         return arrays
 
-    def documents(self, number: int, side: str = "tokens") -> tuple[int, np.ndarray]:
-        """Returns how many tokens a member has on a side, and where its documents start (uint32); reads no token.
+    def locate(self, document: int, side: str = "tokens") -> tuple[int, int, int]:
+        """Returns where a document of the shard is on a side: its member, its first token there, its tokens.
 
         Raises:
-            DataError: The starts are damaged; names shard, member and byte.
+            DataError: The member is damaged.
         """
-        first, name = (len(RAGGED), "source_docs") if side == "source" else (0, "docs")
-        _, length, offset, num_docs, _, crc32 = self._rows[number][first : first + len(RAGGED)]
-        docs = np.frombuffer(self._map, "<u4", num_docs, offset)
-        self._verify(f"{number:08d}.{name}.npy", docs, offset, crc32)
-        return length, docs
+        member = bisect_right(self._first_documents, document) - 1
+        place = document - self._first_documents[member]
+        values, starts = self.source(member) if side == "source" else self.member(member)
+        first = int(starts[place])
+        end = int(starts[place + 1]) if place + 1 < len(starts) else len(values)
+        return member, first, end - first
 
     def loss(self, number: int) -> np.ndarray:
         """Returns which tokens of a member are learned (uint8), in a shard of records. Raises: DataError: Damaged."""
@@ -294,27 +300,3 @@ def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", where=str(path), fix=fix) from None
-
-
-def _load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
-    """Reads the sidecar, int64 [num_members, 6], and checks it against the index."""
-    path = folder / shard.table.name
-    fix = "copy this file again or run `pretrain prepare` again"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    num_columns = shard.table.num_columns
-    header = npy_header(np.dtype("<i8"), (shard.num_members, num_columns))
-    if zlib.crc32(content) != shard.table.crc32 or not content.startswith(header):
-        raise DataError("its CRC32 or its shape is not what the index says", where=str(path), fix=fix)
-    table = np.frombuffer(content, "<i8", offset=len(header)).reshape(-1, num_columns)
-    ends = np.maximum(table[:, 0] + table[:, 1] * token_bytes, table[:, 2] + table[:, 3] * 4)
-    if num_columns == TABLE_COLUMNS["pairs"]:
-        ends = np.maximum(ends, np.maximum(table[:, 6] + table[:, 7] * token_bytes, table[:, 8] + table[:, 9] * 4))
-    if num_columns == TABLE_COLUMNS["records"]:
-        ends = np.maximum(ends, table[:, 6] + table[:, 1])
-    counts = (shard.num_tokens, shard.num_documents)
-    if (table < 0).any() or (ends > shard.num_bytes).any() or (table[:, 1].sum(), table[:, 3].sum()) != counts:
-        raise DataError("its offsets or counts contradict the index", where=str(path), fix=fix)
-    return table

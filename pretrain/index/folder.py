@@ -3,7 +3,8 @@
     DIR/index.json               what this module reads and writes; small even for terabytes
     DIR/tokenizer.json           the tokenizer that made the shards
     DIR/SPLIT/NAME.tar           webdataset shards            (data/shards.py)
-    DIR/SPLIT/NAME.idx.npy       offsets inside one shard     (data/shards.py)
+    DIR/SPLIT/NAME.idx.npy       offsets inside one shard     (data/sidecars.py)
+    DIR/SPLIT/NAME.lengths.npy   lengths of its documents     (data/sidecars.py)
 
 Needs neither torch nor numpy, so that `plan` and the launcher can count tokens on a login node in milliseconds.
 Deliberately not here: anything that opens a shard.
@@ -20,22 +21,27 @@ from pretrain.errors import DataError
 from pretrain.io import write_json
 
 INDEX_NAME = "index.json"
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8}
 """Columns of a shard's table, by the kind of data (see data/shards.py)."""
 
+LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1}
+"""Columns of the lengths of its documents; of pairs, the target's and the source's."""
+
+LENGTH_BYTES = 4
+
 _REBUILD = "run `pretrain prepare` again"
 
 
 @dataclass(frozen=True, slots=True)
-class TableFile:
-    """The sidecar of a shard: its name, relative to the shard folder, the CRC32 of its bytes, its columns."""
+class Sidecar:
+    """An array beside a shard: its name, relative to the shard folder, the CRC32 of its bytes, its columns."""
 
     name: str
     crc32: int
-    num_columns: int = TABLE_COLUMNS["text"]
+    num_columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,8 @@ class ShardIndex:
         num_tokens: Tokens in all its members; of pairs, those of the targets.
         num_documents: Documents in all its members.
         num_members: Members; each is one run of whole documents.
-        table: Sidecar with the offset of every member.
+        table: The offset of every member.
+        lengths: The tokens of every document: known without the tar.
     """
 
     name: str
@@ -58,12 +65,27 @@ class ShardIndex:
     num_tokens: int
     num_documents: int
     num_members: int
-    table: TableFile
+    table: Sidecar
+    lengths: Sidecar
 
     @property
     def table_bytes(self) -> int:
-        """Size that the sidecar must have."""
+        """Size that the table must have."""
         return NPY_HEADER_BYTES + self.num_members * self.table.num_columns * 8
+
+    @property
+    def lengths_bytes(self) -> int:
+        """Size that the lengths must have."""
+        return NPY_HEADER_BYTES + self.num_documents * self.lengths.num_columns * LENGTH_BYTES
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each of its files, by name."""
+        return {
+            self.name: self.num_bytes,
+            self.table.name: self.table_bytes,
+            self.lengths.name: self.lengths_bytes,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +149,7 @@ def load_index(folder: Path) -> DataIndex:
     """Reads and validates DIR/index.json; opens no shard.
 
     Raises:
-        DataError: No folder, no index, not JSON, from a newer version, a field that is missing or of the wrong type,
+        DataError: No folder, no index, not JSON, of another version, a field that is missing or of the wrong type,
             totals that do not add up, a name that stands twice or leaves the folder.
     """
     path = folder / INDEX_NAME
@@ -151,11 +173,17 @@ def load_index(folder: Path) -> DataIndex:
             where=str(path),
             fix="upgrade pretrain",
         )
+    if version < INDEX_VERSION:
+        raise DataError(
+            f"index version {version} is older than {INDEX_VERSION}, the only one this release reads",
+            where=str(path),
+            fix=f"{_REBUILD} into a new folder",
+        )
     return _parse_index(top)
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:
-    """Checks that every shard and sidecar is there and has its size: one `stat` a file, nothing is read.
+    """Checks that every shard and its sidecars are there and has its size: one `stat` a file, nothing is read.
 
     Args:
         folder: The shard folder.
@@ -169,7 +197,7 @@ def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> No
     bad: list[str] = []
     for part in splits:
         for shard in part.shards:
-            for name, size in ((shard.name, shard.num_bytes), (shard.table.name, shard.table_bytes)):
+            for name, size in shard.sizes.items():
                 path = folder / name
                 if not path.is_file():
                     bad.append(f"{name} is missing")
@@ -246,7 +274,7 @@ def _parse_index(top: _Fields) -> DataIndex:
         dtype=top.text("dtype"),
         eos_id=top.integer("eos_id"),
         splits={name: _parse_split(splits.object(name)) for name in splits.values},
-        kind=top.text("kind") if "kind" in top.values else "text",
+        kind=top.text("kind"),
     )
     if index.kind not in TABLE_COLUMNS:
         raise top.error(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")
@@ -259,7 +287,12 @@ def _parse_index(top: _Fields) -> DataIndex:
         )
     if "train" not in index.splits:
         raise top.error("there is no split 'train'")
-    names = [name for split in index.splits.values() for s in split.shards for name in (s.name, s.table.name)]
+    shards = [shard for split in index.splits.values() for shard in split.shards]
+    columns = TABLE_COLUMNS[index.kind], LENGTH_COLUMNS[index.kind]
+    for shard in shards:
+        if (shard.table.num_columns, shard.lengths.num_columns) != columns:
+            raise top.error(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
+    names = [name for shard in shards for name in (shard.name, shard.table.name, shard.lengths.name)]
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         raise top.error(f"listed twice: {', '.join(twice)}")
@@ -277,7 +310,6 @@ def _parse_split(fields: _Fields) -> SplitIndex:
 
 
 def _parse_shard(fields: _Fields) -> ShardIndex:
-    table = fields.object("table")
     return ShardIndex(
         name=fields.path("name"),
         num_bytes=fields.integer("num_bytes"),
@@ -285,9 +317,10 @@ def _parse_shard(fields: _Fields) -> ShardIndex:
         num_tokens=fields.integer("num_tokens"),
         num_documents=fields.integer("num_documents"),
         num_members=fields.integer("num_members"),
-        table=TableFile(
-            table.path("name"),
-            table.integer("crc32"),
-            table.integer("num_columns") if "num_columns" in table.values else TABLE_COLUMNS["text"],
-        ),
+        table=_parse_sidecar(fields.object("table")),
+        lengths=_parse_sidecar(fields.object("lengths")),
     )
+
+
+def _parse_sidecar(fields: _Fields) -> Sidecar:
+    return Sidecar(fields.path("name"), fields.integer("crc32"), fields.integer("num_columns"))

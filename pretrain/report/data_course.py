@@ -190,12 +190,12 @@ def _fitting(shards: ShardSet, order: Order, token_sum: int) -> tuple[int, int, 
     room, source_room = order.seq_len, order.source_len or order.seq_len
     num_left_out, num_tokens, sums = 0, shards.split.num_tokens, TokenSums(shards.index.vocab_size)
     for number in range(len(shards)):
-        targets, sources = (shards.documents(number, side) for side in ("tokens", "source"))
-        (too_long,) = np.nonzero((targets.length > room) | (sources.length > source_room))
+        targets, sources = (shards.lengths(number, side) for side in ("tokens", "source"))
+        (too_long,) = np.nonzero((targets > room) | (sources > source_room))
         num_left_out += len(too_long)
         for document in too_long.tolist():
-            first, length = int(targets.offset[document]), int(targets.length[document])
-            values, _ = shards.reader(number).member(int(targets.member[document]))
+            member, first, length = shards.reader(number).locate(document)
+            values, _ = shards.reader(number).member(member)
             num_tokens, token_sum = num_tokens - length, token_sum - sums(values[first : first + length])
     return num_left_out, num_tokens, token_sum % 2**64
 

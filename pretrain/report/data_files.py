@@ -1,7 +1,7 @@
 """Whether the files of a shard folder are what its index says, byte for byte.
 
     tokenizer     -> sha256
-    sidecar       -> CRC32 and shape; offsets and counts as in the index
+    sidecars      -> CRC32 and shape; offsets, counts and lengths of documents as in the index and in the members
     each member   -> CRC32 of every array; ids below the vocabulary; document starts that ascend from 0
     each tar      -> sha256 of the whole
 
@@ -40,7 +40,7 @@ class CheckedFiles:
     """What was read.
 
     Attributes:
-        num_shards: Tars, each with its sidecar.
+        num_shards: Tars, each with its sidecars.
         num_members: Members of all tars.
         num_bytes: Bytes of all tars.
         token_sums: Of the tokens of each split (data_hash.py); of pairs, those of the targets.
@@ -97,10 +97,10 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
     """Returns the sum of its tokens, or what is wrong with it."""
     shard = shards.split.shards[place]
     try:
-        reader = shards.reader(place)
+        reader, lengths = shards.reader(place), _Lengths(shards, place)
         total = 0
         for number in range(shard.num_members):
-            total += _check_member(reader, number, shards.index, sums)
+            total += _check_member(reader, number, shards.index, lengths, sums)
             tick(share_of(shard.num_bytes, shard.num_members, number))
         if (digest := _hash_file(shards.folder / shard.name, tick)) != shard.sha256:
             raise DataError(
@@ -113,13 +113,31 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
     return total % 2**64
 
 
-def _check_member(reader: ShardReader, number: int, index: DataIndex, sums: TokenSums) -> int:
+class _Lengths:
+    """The lengths of a shard's documents in its sidecar, against those in its members, which come in order."""
+
+    def __init__(self, shards: ShardSet, place: int) -> None:
+        self._name = shards.split.shards[place].lengths.name
+        self._left = {side: shards.lengths(place, side) for side in _sides(shards.index.kind)}
+
+    def check(self, side: str, found: np.ndarray) -> None:
+        """Compares those of the next member. Raises: DataError: They are others."""
+        told, self._left[side] = np.split(self._left[side], [len(found)])
+        if not np.array_equal(told, found):
+            raise DataError("its lengths are not those of the documents", where=self._name, fix=_FIX)
+
+
+def _sides(kind: str) -> tuple[str, ...]:
+    return ("tokens", "source") if kind == "pairs" else ("tokens",)
+
+
+def _check_member(reader: ShardReader, number: int, index: DataIndex, lengths: _Lengths, sums: TokenSums) -> int:
     """Returns the sum of a member's tokens; the target's, of pairs."""
     tokens, starts = reader.member(number)
-    _check_ragged(reader, f"{number:08d}.tokens.npy", tokens, starts, index)
+    lengths.check("tokens", _check_ragged(reader, f"{number:08d}.tokens.npy", tokens, starts, index))
     if index.kind == "pairs":
         values, value_starts = reader.source(number)
-        _check_ragged(reader, f"{number:08d}.source.npy", values, value_starts, index)
+        lengths.check("source", _check_ragged(reader, f"{number:08d}.source.npy", values, value_starts, index))
         if len(value_starts) != len(starts):
             raise _contradiction(reader, f"{number:08d}.source.npy has {len(value_starts)} documents of {len(starts)}")
     if index.kind == "records" and int(reader.loss(number).max()) > 1:
@@ -127,12 +145,17 @@ def _check_member(reader: ShardReader, number: int, index: DataIndex, sums: Toke
     return sums(tokens)
 
 
-def _check_ragged(reader: ShardReader, name: str, values: np.ndarray, starts: np.ndarray, index: DataIndex) -> None:
+def _check_ragged(
+    reader: ShardReader, name: str, values: np.ndarray, starts: np.ndarray, index: DataIndex
+) -> np.ndarray:
+    """Returns the lengths of a member's documents on one side."""
     if int(values.max()) >= index.vocab_size:
         raise _contradiction(reader, f"{name} holds token {int(values.max())}, the vocabulary {index.vocab_size} ids")
     bounds = np.append(starts.astype(np.int64), len(values))
-    if bounds[0] != 0 or (np.diff(bounds) <= 0).any():
+    lengths = np.diff(bounds)
+    if bounds[0] != 0 or (lengths <= 0).any():
         raise _contradiction(reader, f"{name}: its documents do not follow one another")
+    return lengths
 
 
 def _contradiction(reader: ShardReader, what: str) -> DataError:

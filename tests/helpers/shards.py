@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.data.shards import ShardWriter
-from pretrain.index import DataIndex, ShardIndex, build_split, write_index
+from pretrain.index import DataIndex, ShardIndex, Sidecar, build_split, write_index
 
 EOS = 0
 VOCAB_SIZE = 1000
@@ -31,6 +31,12 @@ def write_shard(path: Path, documents: list[np.ndarray], dtype: str = "uint16", 
     for document in documents:
         writer.add_document(document)
     return writer.close()
+
+
+def describe_shard(name: str, num_tokens: int, *, sha256: str = "ab", num_documents: int = 2) -> ShardIndex:
+    """Returns the index of a shard of texts that is nowhere."""
+    sidecars = (Sidecar(name.replace(".tar", suffix), 7, n) for suffix, n in ((".idx.npy", 6), (".lengths.npy", 1)))
+    return ShardIndex(name, 1024, sha256, num_tokens, num_documents, 1, *sidecars)
 
 
 def make_shards(

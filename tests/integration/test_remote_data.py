@@ -4,7 +4,11 @@ import shutil
 
 import pytest
 
+from pretrain.data.bin_stream import BinStream
+from pretrain.data.lookahead import shards_ahead
+from pretrain.data.shard_set import ShardSet
 from pretrain.tracking.audit import read_audit
+from tests.helpers.served import make_served, open_quick
 from tests.helpers.servers import serve_folder, serve_s3
 
 SHORT = ["train.stop_after=8", "checkpoint.every_steps=0", "engine.kind=ddp", "engine.zero_stage=0"]
@@ -43,3 +47,26 @@ def test_data_that_is_not_at_its_address_is_refused_in_one_line(make_run, bucket
         )
     assert "Traceback" not in output
     assert f"{server.url}/nowhere" in output
+
+
+@pytest.mark.parametrize("bucket_rows", [None, 8])
+def test_packed_rows_start_without_shards_other_than_the_next_ones(tmp_path, bucket_rows):
+    sizes = [900 + 10 * number for number in range(90)]
+    index = make_served(tmp_path / "data", train=tuple(sizes))
+    names = [shard.name for shard in index.split("train").shards]
+    with serve_folder(tmp_path / "data") as server:
+        store = open_quick(server.url, tmp_path / "cache")
+
+        def fetched() -> list[str]:
+            return [path.lstrip("/") for path in server.paths() if path.endswith((".tar", ".idx.npy"))]
+
+        order = {"seed": 5, "lanes": 2, "block_samples": 20, "bucket_rows": bucket_rows}
+        stream = BinStream(ShardSet(store, index, "train"), seq_len=64, **order)
+        assert fetched() == []
+        rows = stream.read(range(8))
+        upcoming, _ = shards_ahead(stream.order, stream._layout, (0, 0), overlap=0)
+        assert 0 < len({name for name in fetched() if name in names}) <= len(upcoming) < len(names)
+        assert {name for name in fetched() if name in names} <= {names[shard] for shard in upcoming}
+        store.close()
+    local = BinStream(ShardSet(tmp_path / "data", index, "train"), seq_len=64, **order)
+    assert rows.tokens.tolist() == local.read(range(8)).tokens.tolist()

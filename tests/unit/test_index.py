@@ -13,18 +13,17 @@ from pretrain.index import (
     INDEX_VERSION,
     DataIndex,
     ShardIndex,
-    TableFile,
     build_split,
     check_shards,
     data_hash,
     load_index,
     write_index,
 )
-from tests.helpers.shards import make_shards
+from tests.helpers.shards import describe_shard, make_shards
 
 
 def make_shard(name: str = "train/a.tar", num_tokens: int = 10, sha256: str = "ab") -> ShardIndex:
-    return ShardIndex(name, 1024, sha256, num_tokens, 2, 1, TableFile(name.replace(".tar", ".idx.npy"), 7))
+    return describe_shard(name, num_tokens, sha256=sha256)
 
 
 def make_index(*shards: ShardIndex) -> DataIndex:
@@ -76,11 +75,20 @@ def test_an_index_that_is_a_folder_is_refused(tmp_path):
 def test_an_index_of_a_newer_version_asks_for_an_upgrade(tmp_path):
     write_index(tmp_path, make_index())
     edit(tmp_path, lambda raw: raw.update(version=INDEX_VERSION + 1, splits="unknown shape"))
-    with pytest.raises(DataError, match=r"index version 3 is newer than 2, .* upgrade pretrain"):
+    with pytest.raises(DataError, match=r"index version 4 is newer than 3, .* upgrade pretrain"):
         load_index(tmp_path)
 
 
-@pytest.mark.parametrize("field", ["version", "tokenizer_sha256", "vocab_size", "dtype", "eos_id", "splits"])
+def test_an_index_of_an_older_version_asks_to_prepare_anew(tmp_path):
+    write_index(tmp_path, make_index())
+    edit(tmp_path, lambda raw: raw.update(version=INDEX_VERSION - 1, splits="another shape"))
+    with pytest.raises(
+        DataError, match=r"version 2 is older than 3, .*; run `pretrain prepare` again into a new folder"
+    ):
+        load_index(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["version", "tokenizer_sha256", "vocab_size", "dtype", "eos_id", "splits", "kind"])
 def test_a_missing_field_is_named(tmp_path, field):
     write_index(tmp_path, make_index())
     edit(tmp_path, lambda raw: raw.pop(field))
@@ -89,7 +97,7 @@ def test_a_missing_field_is_named(tmp_path, field):
 
 
 @pytest.mark.parametrize(
-    "field", ["name", "num_bytes", "sha256", "num_tokens", "num_documents", "num_members", "table"]
+    "field", ["name", "num_bytes", "sha256", "num_tokens", "num_documents", "num_members", "table", "lengths"]
 )
 def test_a_missing_field_of_a_shard_is_named_with_its_place(tmp_path, field):
     write_index(tmp_path, make_index(make_shard("train/a.tar"), make_shard("train/b.tar")))
@@ -121,13 +129,13 @@ def test_a_negative_count_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../a.tar", "train/../../a.tar", "/etc/passwd", "", "a\\..\\b.tar", "a\0.tar"])
-@pytest.mark.parametrize("of_table", [False, True])
-def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name, of_table):
+@pytest.mark.parametrize("of", ["shard", "table", "lengths"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name, of):
     write_index(tmp_path, make_index())
 
     def rename(raw):
         shard = raw["splits"]["train"]["shards"][0]
-        (shard["table"] if of_table else shard)["name"] = name
+        (shard if of == "shard" else shard[of])["name"] = name
 
     edit(tmp_path, rename)
     with pytest.raises(DataError, match=r"name' leaves the shard folder"):
@@ -136,7 +144,7 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name, of_table):
 
 def test_a_shard_listed_twice_is_refused(tmp_path):
     write_index(tmp_path, make_index(make_shard(), make_shard()))
-    with pytest.raises(DataError, match=r"listed twice: train/a\.idx\.npy, train/a\.tar"):
+    with pytest.raises(DataError, match=r"listed twice: train/a\.idx\.npy, train/a\.lengths\.npy, train/a\.tar"):
         load_index(tmp_path)
 
 
@@ -168,6 +176,14 @@ def test_an_index_without_a_train_split_is_refused(tmp_path):
         load_index(tmp_path)
 
 
+@pytest.mark.parametrize("of", ["table", "lengths"])
+def test_sidecars_of_another_kind_are_refused(tmp_path, of):
+    write_index(tmp_path, make_index())
+    edit(tmp_path, lambda raw: raw["splits"]["train"]["shards"][0][of].update(num_columns=2))
+    with pytest.raises(DataError, match=r"the sidecars of train/a\.tar do not have the columns of text"):
+        load_index(tmp_path)
+
+
 def test_an_unknown_split_lists_the_known_ones():
     with pytest.raises(DataError, match="there is no split 'test'; use one of: train"):
         make_index().split("test")
@@ -179,6 +195,7 @@ def test_every_bad_file_is_listed_in_one_line(tmp_path):
     first, second, third = index.split("train").shards
     (tmp_path / first.name).unlink()
     (tmp_path / second.table.name).unlink()
+    (tmp_path / first.lengths.name).write_bytes(b"")
     with (tmp_path / third.name).open("r+b") as file:
         file.truncate(1000)
     with pytest.raises(DataError) as caught:
@@ -186,6 +203,7 @@ def test_every_bad_file_is_listed_in_one_line(tmp_path):
     line = str(caught.value)
     assert "train/part-00000-0000.tar is missing" in line
     assert "train/part-00000-0001.idx.npy is missing" in line
+    assert f"train/part-00000-0000.lengths.npy has 0 bytes, not {first.lengths_bytes}" in line
     assert f"train/part-00000-0002.tar has 1000 bytes, not {third.num_bytes}" in line
     assert "\n" not in line
     check_shards(tmp_path, index, "validation")

@@ -6,17 +6,21 @@
 Deliberately not here: who downloads, and when (fetch.py); where to (cache.py).
 """
 
+import fcntl
 import hashlib
 import logging
+import os
 import random
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from pretrain.data.remote.locks import try_lock
 from pretrain.data.remote.store import Patience, UnavailableError
-from pretrain.data.remote.transport import TransientError, Transport
+from pretrain.data.remote.transport import PIECE_BYTES, TransientError, Transport
 from pretrain.errors import DataError
 from pretrain.io import AtomicWriter
 
@@ -44,6 +48,10 @@ class RemoteFile:
     name: str
     num_bytes: int
     digest: str
+
+    def hasher(self) -> "_Hasher":
+        """Returns what makes such a digest."""
+        return hashlib.sha256() if len(self.digest) == 64 else _Crc32()
 
 
 @dataclass(slots=True)
@@ -85,6 +93,50 @@ class Attempts:
             if self._abandoned():
                 raise AbandonedError
             time.sleep(min(POLL_S, self._patience.first_s))
+
+
+def download_once(
+    transport: Transport, file: RemoteFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
+) -> None:
+    """Makes sure that the bytes of a file are those of the index, whatever is there; fetches it if need be.
+
+    Of several processes and threads that do so at once, one fetches it, while the others wait.
+
+    Args and errors: as of `download`.
+    """
+    lock_path = path.with_name(f"{path.name}.lock")
+    while (descriptor := try_lock(lock_path, fcntl.LOCK_EX)) is None:
+        if abandoned():
+            raise AbandonedError
+        time.sleep(POLL_S)
+    try:
+        if not _is_whole(path, file):
+            for leftover in path.parent.glob(f"{path.name}.tmp-*"):
+                leftover.unlink(missing_ok=True)  # of a process that died: we have the lock
+            download(transport, file, path, patience=patience, progress=Progress(), abandoned=abandoned)
+    finally:
+        lock_path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _is_whole(path: Path, file: RemoteFile) -> bool:
+    """Returns whether a file has the size and the hash that the index says."""
+    hasher = file.hasher()
+    try:
+        if path.stat().st_size != file.num_bytes:
+            return False
+        with path.open("rb") as opened:
+            while piece := opened.read(PIECE_BYTES):
+                hasher.update(piece)
+    except OSError:
+        return False
+    return hasher.hexdigest() == file.digest
+
+
+class _Hasher(Protocol):
+    def update(self, piece: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
 
 
 class _Crc32:
@@ -151,7 +203,7 @@ def _receive(
     abandoned: Callable[[], bool],
 ) -> str:
     """Writes a file's bytes through as many attempts as it takes; returns what is wrong with them, or nothing."""
-    hasher = hashlib.sha256() if len(file.digest) == 64 else _Crc32()
+    hasher = file.hasher()
     attempts = Attempts(f"{transport.url}/{file.name}", patience, abandoned)
     progress.num_bytes, progress.received = file.num_bytes, 0
     while progress.received < file.num_bytes:

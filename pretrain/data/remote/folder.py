@@ -14,7 +14,7 @@ from pretrain.data.remote.download import AbandonedError, Attempts, read_small
 from pretrain.data.remote.store import Patience
 from pretrain.data.remote.transport import TransientError, Transport
 from pretrain.errors import DataError
-from pretrain.index import INDEX_NAME, ShardIndex, load_index
+from pretrain.index import INDEX_NAME, load_index
 from pretrain.io import make_dir, write_file
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -53,15 +53,14 @@ def fetch_folder(transport: Transport, cache_dir: Path, patience: Patience, stop
 
 
 def check_remote(
-    transport: Transport, shards: Iterable[ShardIndex], patience: Patience, stop: Callable[[], bool]
+    transport: Transport, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]
 ) -> None:
-    """Asks for the size of shards and sidecars.
+    """Asks for the size of files, given by name and the size that they should have.
 
     Raises:
         DataError: Some are not there or have another size; one line that lists all of them.
         AbandonedError: `stop` said so.
     """
-    wanted = [pair for shard in shards for pair in _files(shard)]
 
     def complaint(pair: tuple[str, int]) -> str:
         name, size = pair
@@ -71,13 +70,9 @@ def check_remote(
         return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"
 
     with ThreadPoolExecutor(QUESTIONS) as pool:
-        bad = [text for text in pool.map(complaint, wanted) if text]
+        bad = [text for text in pool.map(complaint, sizes) if text]
     if bad:
         raise DataError(", ".join(bad), where=transport.url, fix="upload these files again")
-
-
-def _files(shard: ShardIndex) -> tuple[tuple[str, int], tuple[str, int]]:
-    return (shard.name, shard.num_bytes), (shard.table.name, shard.table_bytes)
 
 
 def _ask(transport: Transport, name: str, patience: Patience, stop: Callable[[], bool]) -> int | DataError | None:

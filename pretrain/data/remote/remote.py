@@ -1,7 +1,8 @@
 """A remote folder of shards that looks like a local one: a shard is there once `path` has returned.
 
-    path(name) -> held in the cache, so that nobody evicts it; waits for it, watches the stop flag, reports long waits
-    release    -> as many times as `path`, and it may be evicted
+    path(name)    -> held in the cache, so that nobody evicts it; waits, watches the stop flag, reports long waits
+    release       -> as many times as `path`, and it may be evicted
+    sidecar(name) -> beside the index, as long as that is kept
 
 Deliberately not here: how and in which order shards come (fetch.py).
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.data.remote.cache import ShardCache
-from pretrain.data.remote.download import AbandonedError, Progress, RemoteFile, download
+from pretrain.data.remote.download import AbandonedError, Progress, RemoteFile, download, download_once
 from pretrain.data.remote.fetch import Fetcher, gib
 from pretrain.data.remote.folder import check_remote, fetch_folder
 from pretrain.data.remote.store import Patience, UnavailableError, WaitStoppedError
@@ -53,6 +54,7 @@ class RemoteStore:
             raise WaitStoppedError from None
         self._index = load_index(self.folder)
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
+        self._lengths = {shard.lengths.name: _lengths_file(shard) for shard in self._shards.values()}
         self._fetcher = Fetcher(self._shards, self._cache, self._fetch, self._let_go, patience.room_s)
         self._held: dict[str, _Held] = {}
         self._on_pressure: list[Callable[[], object]] = []
@@ -86,6 +88,15 @@ class RemoteStore:
             if not held.count:
                 os.close(self._held.pop(name).descriptor)
 
+    def sidecar(self, name: str) -> Path:
+        """See `ShardStore`."""
+        path, file = self.folder / name, self._lengths[name]
+        with suppress(OSError):
+            if path.stat().st_size == file.num_bytes:
+                return path
+        self._make_whole(file, make_dir(path.parent) / path.name)
+        return path
+
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """See `ShardStore`."""
         sizes = [self._shards[name].num_bytes + self._shards[name].table_bytes for name in names[:at_once]]
@@ -106,9 +117,15 @@ class RemoteStore:
     def check(self, split: str | None = None) -> None:
         """Asks the server for the size of each file that is not in the cache, many at a time."""
         splits = self._index.splits.values() if split is None else [self._index.split(split)]
-        shards = [shard for part in splits for shard in part.shards if not self._cache.has(shard)]
+        sizes: dict[str, int] = {}
+        for shard in (shard for part in splits for shard in part.shards):
+            sizes |= shard.sizes
+            if self._cache.has(shard):
+                del sizes[shard.name], sizes[shard.table.name]
+            if (self.folder / shard.lengths.name).is_file():
+                del sizes[shard.lengths.name]
         try:
-            check_remote(self._transport, shards, self._patience, self._stop)
+            check_remote(self._transport, sizes.items(), self._patience, self._stop)
         except AbandonedError:
             raise WaitStoppedError from None
 
@@ -132,6 +149,13 @@ class RemoteStore:
                     _log.warning("waiting for %s since %.0f s: %s", url, report_s, progress or "queued")
                     report_s *= 2
 
+    def _make_whole(self, file: RemoteFile, path: Path) -> None:
+        """Fetches a file unless its bytes are right."""
+        try:
+            download_once(self._transport, file, path, patience=self._patience, abandoned=self._stop)
+        except AbandonedError:
+            raise WaitStoppedError from None
+
     def _let_go(self) -> None:
         for let_go in self._on_pressure:
             let_go()
@@ -148,9 +172,17 @@ class RemoteStore:
     def _fetch(
         self, shard: ShardIndex, table: Path, tar: Path, progress: Progress, abandoned: Callable[[], bool]
     ) -> None:
-        files = (
-            (RemoteFile(shard.table.name, shard.table_bytes, f"{shard.table.crc32:08x}"), table),
-            (RemoteFile(shard.name, shard.num_bytes, shard.sha256), tar),
-        )
-        for file, path in files:
+        for file, path in ((_table_file(shard), table), (_tar_file(shard), tar)):
             download(self._transport, file, path, patience=self._patience, progress=progress, abandoned=abandoned)
+
+
+def _tar_file(shard: ShardIndex) -> RemoteFile:
+    return RemoteFile(shard.name, shard.num_bytes, shard.sha256)
+
+
+def _table_file(shard: ShardIndex) -> RemoteFile:
+    return RemoteFile(shard.table.name, shard.table_bytes, f"{shard.table.crc32:08x}")
+
+
+def _lengths_file(shard: ShardIndex) -> RemoteFile:
+    return RemoteFile(shard.lengths.name, shard.lengths_bytes, f"{shard.lengths.crc32:08x}")

@@ -4,8 +4,8 @@
     open_store("s3://lab/data/web") RemoteStore (remote.py): a path is there when `path` returns
 
 Either way `folder` looks like a shard folder: the index and the tokenizer are in it from the start, a shard and its
-sidecar once `path` has returned. Deliberately not here: what is in a shard (shards.py), and in which order shards are
-needed (lookahead.py).
+table once `path` has returned, the lengths of its documents once `sidecar` has. Deliberately not here: what is in a
+shard (shards.py), and in which order shards are needed (lookahead.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -66,6 +66,12 @@ class ShardStore(Protocol):
     def release(self, name: str) -> None:
         """Takes one `path` back."""
 
+    def sidecar(self, name: str) -> Path:
+        """Returns where the lengths of a shard's documents lie, once they are there; they stay. No shard is fetched.
+
+        Raises as `path`.
+        """
+
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """Says which shards come next, in the order of need; replaces what was said before.
 
@@ -82,7 +88,7 @@ class ShardStore(Protocol):
         """Has `let_go` called, from any thread, when what is held without need should be released."""
 
     def check(self, split: str | None = None) -> None:
-        """Checks that each shard and sidecar (None: of all splits) exists and has its size; nothing is read.
+        """Checks that each shard and its sidecars (None: of all splits) exist and have their sizes; nothing is read.
 
         Raises:
             DataError: Some are not or have not; lists all of them.
@@ -106,6 +112,10 @@ class LocalStore:
 
     def release(self, name: str) -> None:
         """Does nothing."""
+
+    def sidecar(self, name: str) -> Path:
+        """Returns where a sidecar is or should be."""
+        return self.folder / name
 
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """Does nothing."""

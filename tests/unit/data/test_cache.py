@@ -119,6 +119,45 @@ def test_packed_rows_over_http_are_those_of_the_folder(data, opened):
         assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.starts.tolist() == theirs.starts.tolist()
 
 
+def lengths_asked(server):
+    return sorted(path.lstrip("/") for path in server.paths() if path.endswith(".lengths.npy"))
+
+
+@pytest.mark.parametrize("bucket_rows", [None, 6])
+def test_bins_are_made_without_any_shard(data, server, opened, bucket_rows):
+    names = sorted(shard.lengths.name for shard in train_shards(data))
+    for _ in range(2):  # the second finds what the first has left
+        BinStream(ShardSet(opened(), data[1], "train"), seq_len=64, bucket_rows=bucket_rows)
+        assert lengths_asked(server) == names
+    assert not tars(server)
+
+
+def test_lengths_are_fetched_once_whoever_needs_them_and_whatever_goes_wrong(data, server, opened):
+    name = train_shards(data)[0].lengths.name
+    server.faults += [Fault(path=name, status=503), Fault(path=name, flip=True), Fault(path=name, hold_after=50)]
+    stores, found = [opened() for _ in range(4)], []
+    threads = [threading.Thread(target=lambda store=store: found.append(store.sidecar(name))) for store in stores]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(lengths_asked(server)) == 3)
+    server.go.set()
+    for thread in threads:
+        thread.join()
+    assert [path.read_bytes() for path in found] == [(data[0] / name).read_bytes()] * 4
+    assert len(lengths_asked(server)) == 3
+    assert not list(found[0].parent.glob("*.lock")) and not list(found[0].parent.glob("*.tmp-*"))
+
+
+def test_a_stop_ends_the_wait_for_lengths(data, server, opened):
+    name = train_shards(data)[0].lengths.name
+    server.faults.append(Fault(path=name, status=503, times=10**6))
+    asked = threading.Event()
+    store = opened(stop=asked.is_set)
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(WaitStoppedError):
+        store.sidecar(name)
+
+
 def test_what_was_fetched_is_found_again_by_other_stores_and_other_folders(data, server, tmp_path):
     copy = tmp_path / "copy"
     make_served(copy, train=(700, 300, 900))

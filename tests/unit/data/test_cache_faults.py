@@ -171,12 +171,13 @@ def test_a_check_lists_all_that_is_missing_before_anything_is_fetched(data, serv
     a, b, c, *_ = index.split("train").shards
     (folder / a.name).unlink()
     (folder / b.table.name).unlink()
+    (folder / b.lengths.name).unlink()
     (folder / c.name).write_bytes(b"short")
     server.faults += [Fault(path=c.name, status=503)]
     store = open_quick(server.url, tmp_path / "cache")
     with pytest.raises(
         DataError,
-        match=rf"{a.name} cannot be fetched: HTTP 404 Not Found, {b.table.name} cannot .*, "
+        match=rf"{a.name} cannot be fetched: HTTP 404 Not Found, {b.table.name} cannot .*, {b.lengths.name} cannot .*, "
         rf"{c.name} has 5 bytes, not {c.num_bytes}; upload these files again",
     ):
         store.check()

@@ -188,10 +188,12 @@ def test_packed_rows_of_a_damaged_shard_have_no_targets_on_either_side(tmp_path,
     assert len(skipped) <= stream._counts[1]
 
 
-def test_bins_that_are_still_to_be_made_of_a_damaged_shard_are_an_error_at_start(tmp_path):
+def test_bins_that_are_still_to_be_made_of_damaged_lengths_are_an_error_at_start(tmp_path):
     index = make_kind(tmp_path, "text")
-    damage_member(tmp_path, index, shard=1, member=1, column=2)
-    with pytest.raises(DataError, match=r"part-00001-0000\.tar: 00000001\.docs\.npy is damaged"):
+    path = tmp_path / index.split("train").shards[1].lengths.name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"part-00001-0000\.lengths\.npy: its CRC32 or its shape is not what the index"):
         BinStream(ShardSet(tmp_path, index, "train"), **ORDER, damage=DamagePolicy("skip", 1000))
 
 

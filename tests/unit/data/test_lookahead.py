@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pretrain.data.lookahead import Lookahead, block_of, shards_ahead
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.remote.store import LocalStore
-from pretrain.index import ShardIndex, TableFile, build_split
+from pretrain.index import build_split
+from tests.helpers.shards import describe_shard
 
 
 def layouts(sizes, seed):
@@ -86,7 +87,7 @@ class Listener(LocalStore):
 
 
 def named_split(sizes):
-    return build_split([ShardIndex(f"{n}", 1, "", size, 1, 1, TableFile("", 0)) for n, size in enumerate(sizes)], 1)
+    return build_split([describe_shard(f"{n}", size) for n, size in enumerate(sizes)], 1)
 
 
 def test_the_store_is_told_once_a_block_whatever_the_threads_do():

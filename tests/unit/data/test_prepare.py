@@ -213,7 +213,10 @@ def test_finished_parts_are_not_done_again(tmp_path, corpus, fault_hook):
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("victim", ["train/part-00002-0000.tar", "train/part-00002-0000.idx.npy", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "victim",
+    [*(f"train/part-00002-0000.{suffix}" for suffix in ("tar", "idx.npy", "lengths.npy")), "tokenizer.json"],
+)
 def test_a_file_that_went_missing_is_made_again(tmp_path, corpus, victim):
     prepare(options(tmp_path))
     before = digests(tmp_path / "out")

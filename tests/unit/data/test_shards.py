@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import tarfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from pretrain import io
 from pretrain.data.shards import MAX_DOCUMENT_TOKENS, ShardReader, ShardWriter
+from pretrain.data.sidecars import load_lengths, npy_bytes
 from pretrain.errors import DataError, DiskError
 from tests.helpers.shards import make_documents, write_shard
 
@@ -67,7 +70,22 @@ def test_a_shard_holds_regular_files_without_time_or_owner(tmp_path, shard):
 def test_the_bytes_of_a_shard_depend_on_its_documents_only(tmp_path, shard):
     again = write_shard(tmp_path / "other" / "train" / NAME, make_documents(500))
     assert again == shard
-    assert (tmp_path / "other" / shard.name).read_bytes() == (tmp_path / shard.name).read_bytes()
+    for name, size in shard.sizes.items():
+        assert (tmp_path / "other" / name).read_bytes() == (tmp_path / name).read_bytes()
+        assert (tmp_path / name).stat().st_size == size
+
+
+def test_the_lengths_of_documents_lie_beside_a_shard_for_any_reader_of_npy(tmp_path, shard):
+    lengths = np.load(tmp_path / shard.lengths.name)
+    assert lengths.dtype == np.uint32
+    assert lengths.tolist() == [[len(document)] for document in make_documents(500)]
+
+
+def test_a_document_is_found_by_its_number(tmp_path, shard):
+    reader = ShardReader(tmp_path, shard, "uint16")
+    for number, document in enumerate(make_documents(500)):
+        member, first, length = reader.locate(number)
+        assert reader.member(member)[0][first : first + length].tolist() == document.tolist()
 
 
 def test_arrays_are_views_of_the_file(tmp_path, shard):
@@ -158,6 +176,22 @@ def test_a_flipped_bit_is_found_by_shard_member_and_byte_and_nothing_else_is_bla
         clean = ShardReader(tmp_path, shard, "uint16")
 
 
+@pytest.mark.parametrize("change", [0, 1])
+def test_lengths_that_contradict_the_index_are_refused(tmp_path, shard, change):
+    path = tmp_path / shard.lengths.name
+    lengths = np.load(path)
+    lengths[3] = lengths[3] + 1 if change else 0
+    path.write_bytes(npy_bytes(lengths))
+    resealed = replace(shard, lengths=replace(shard.lengths, crc32=zlib.crc32(path.read_bytes())))
+    with pytest.raises(DataError, match=r"lengths\.npy: its lengths contradict the index; copy this file again"):
+        load_lengths(tmp_path, resealed)
+    with pytest.raises(DataError, match=r"lengths\.npy: its CRC32 or its shape is not what the index says"):
+        load_lengths(tmp_path, shard)
+    path.unlink()
+    with pytest.raises(DataError, match=r"lengths\.npy: cannot be read: No such file"):
+        load_lengths(tmp_path, shard)
+
+
 @pytest.mark.parametrize("place", [3, 130, -1])
 def test_a_damaged_sidecar_is_refused(tmp_path, shard, place):
     path = tmp_path / shard.table.name
@@ -190,6 +224,11 @@ def test_pairs_are_read_back_side_by_side(tmp_path_factory, sizes):
     assert [part.tolist() for part in sources] == [source.tolist() for source, _ in pairs]
     assert [part.tolist() for part in targets] == [target.tolist() for _, target in pairs]
     assert shard.num_tokens == sum(target for _, target in sizes)
+    assert load_lengths(folder, shard).tolist() == [[target, source] for source, target in sizes]
+    for number, (source, target) in enumerate(pairs):
+        for side, read, expected in (("source", reader.source, source), ("tokens", reader.member, target)):
+            member, first, length = reader.locate(number, side)
+            assert read(member)[0][first : first + length].tolist() == expected.tolist()
 
 
 def test_what_is_learned_of_records_is_read_back(tmp_path):

@@ -12,7 +12,7 @@ from pretrain.data.order import shard_order
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.index import DataIndex, build_split
-from tests.helpers.shards import EOS, make_shards, read_split
+from tests.helpers.shards import EOS, describe_shard, make_shards, read_split
 
 
 def build_stream(folder, index, split="train", **options) -> TokenStream:
@@ -139,9 +139,7 @@ def test_an_empty_split_is_refused(data):
 
 
 def test_resuming_a_terabyte_costs_one_round_and_one_layout():
-    from pretrain.index import ShardIndex, TableFile
-
-    shards = [ShardIndex(f"s{n}.tar", 1, "", 10**9, 1, 1, TableFile(f"s{n}.idx.npy", 0)) for n in range(1000)]
+    shards = [describe_shard(f"s{n}.tar", 10**9) for n in range(1000)]
     index = DataIndex("0", 50_000, "uint16", 0, {"train": build_split(shards, 1)})
     stream = TokenStream(Path("absent"), index, "train", seq_len=1024, seed=1, lanes=16, block_samples=8192)
     for position in (0, 10**9):
