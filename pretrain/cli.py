@@ -62,6 +62,7 @@ def prepare_command(
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries of a trained tokenizer. Default: 8192.")] = None,
     text_field: Annotated[str | None, typer.Option(help="Field of a record that holds the text.")] = None,
+    max_document_bytes: Annotated[int | None, typer.Option(help="A longer text is refused. Default: 64 MiB.")] = None,
     split: Annotated[
         str | None, typer.Option(help="hash:F by document (default hash:0.01), or tail:F of each.")
     ] = None,
@@ -89,6 +90,7 @@ def prepare_command(
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
         "text_field": text_field,
+        "max_document_bytes": max_document_bytes,
         "split": split,
     }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}

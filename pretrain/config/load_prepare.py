@@ -15,7 +15,12 @@ from pretrain.errors import ConfigError
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")
 
-_PLACES = {"split": "--split", "inputs.0.text_field": "--text-field", "tokenizer.vocab_size": "--vocab-size"}
+_PLACES = {
+    "split": "--split",
+    "inputs.0.text_field": "--text-field",
+    "inputs.0.max_document_bytes": "--max-document-bytes",
+    "tokenizer.vocab_size": "--vocab-size",
+}
 
 
 def load_prepare(source: str | Path, overrides: Sequence[str] = ()) -> PrepareConfig:
@@ -30,6 +35,7 @@ def short_prepare(
     tokenizer: str = "bpe",
     vocab_size: int | None = None,
     text_field: str = "text",
+    max_document_bytes: int | None = None,
     split: str = "hash:0.01",
 ) -> PrepareConfig:
     """Returns the config that the options of the short form stand for.
@@ -40,6 +46,7 @@ def short_prepare(
         tokenizer: A kind that is trained, or what `tokenizer.path` takes.
         vocab_size: Of a trained tokenizer; not of `char`.
         text_field: Key of the text in a record.
+        max_document_bytes: A longer document or line is refused. None: the default of an input.
         split: `hash:F` or `tail:F`.
 
     Raises:
@@ -49,9 +56,12 @@ def short_prepare(
     if vocab_size is not None and (not is_trained or tokenizer == "char"):
         raise ConfigError(f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}", fix="leave it out")
     chosen: dict[str, Any] = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
+    one: dict[str, Any] = {"path": list(inputs), "text_field": text_field}
+    if max_document_bytes is not None:
+        one["max_document_bytes"] = max_document_bytes
     values: dict[str, Any] = {
         "output": str(output),
-        "inputs": [{"path": list(inputs), "text_field": text_field}] if inputs else [],
+        "inputs": [one] if inputs else [],
         "tokenizer": {**chosen, "vocab_size": vocab_size},
         "split": split,
     }

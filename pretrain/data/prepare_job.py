@@ -88,6 +88,8 @@ def plan_job(config: PrepareConfig) -> PrepareJob:
             f"filter.max_chars={config.filter.max_chars} is less than filter.min_chars={config.filter.min_chars}",
             fix="raise the first or lower the second",
         )
+    if Path(config.output).is_file():
+        raise ConfigError("a file, not a folder", where=config.output, fix="use another --output")
     for one in config.inputs:
         if one.normalize is not None:
             check_normalize(one.normalize)

@@ -1,10 +1,13 @@
 """`pretrain prepare` as a command: by a config, by options, and by shares."""
 
 import json
+import signal
 
 import pytest
 
+from pretrain import cli
 from pretrain.index import load_index
+from pretrain.io import set_fault_hook
 from tests.helpers.corpus import digests, write_corpus
 from tests.integration.test_cli import run_cli
 
@@ -60,3 +63,38 @@ def test_what_cannot_be_is_one_line(folder, arguments, line):
     assert result.stderr.startswith(line), result.stderr
     assert result.stderr.count("\n") == 1
     assert not (folder / "by_config").exists()
+
+
+def test_what_is_too_long_is_refused_by_the_limit_of_the_short_form(folder):
+    line = "in/a.jsonl:1: a line is longer than max_document_bytes=100; raise it (--max-document-bytes, or"
+    result = run_cli("prepare", "--input", "in", "--output", "out", "--max-document-bytes", "100", cwd=folder)
+    assert (result.code, result.stderr.startswith(f"error: {line}")) == (65, True), result.stderr
+    result = run_cli("prepare", "--input", "in", "--output", "out", "--max-document-bytes", "0", cwd=folder)
+    assert result.code == 64
+    assert result.stderr.startswith("error: --max-document-bytes: inputs.0.max_document_bytes=0: input should be gr")
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(folder):
+    result = run_cli("prepare", "--input", "in", "--output", "a.yaml", cwd=folder)
+    assert (result.code, result.stderr) == (64, "error: a.yaml: a file, not a folder; use another --output\n")
+    assert (folder / "a.yaml").read_text() == CONFIG
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on_and_it_does(folder, monkeypatch, capsys):
+    def interrupt(operation, path):
+        if path.name == "part-00002.json":
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(folder)
+    command = ["prepare", "a.yaml", "part_bytes=1500", "--processes", "1"]
+    set_fault_hook(interrupt)
+    try:
+        assert cli.run(command) == 128 + signal.SIGINT
+    finally:
+        set_fault_hook(None)
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.endswith("interrupted; finished parts are kept: the same command goes on\n")
+    assert len(list((folder / "by_config/parts").glob("*.json"))) == 2
+    assert cli.run(command) == 0
+    assert cli.run([*command, "output=whole"]) == 0
+    assert digests(folder / "by_config") == digests(folder / "whole")

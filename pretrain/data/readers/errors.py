@@ -8,7 +8,7 @@ def too_long(what: str, limit: int, where: str) -> DataError:
     return DataError(
         f"{what} is longer than max_document_bytes={limit}",
         where=where,
-        fix="raise max_document_bytes of this input, which costs memory, or cut the text",
+        fix="raise it (--max-document-bytes, or max_document_bytes of the input), which costs memory, or cut the text",
     )
 
 

@@ -78,10 +78,11 @@ def test_a_bad_override_is_named(write):
 
 
 def test_the_short_form_is_a_config():
-    config = short_prepare("out", ["a.txt", "b"], tokenizer="my.json", text_field="body", split="tail:0.1")
+    config = short_prepare("out", ["a.txt", "b"], tokenizer="my.json", text_field="body", split="tail:0.1",
+                           max_document_bytes=9)  # fmt: skip
     assert config == PrepareConfig(
         output="out",
-        inputs=[InputConfig(path=["a.txt", "b"], text_field="body")],
+        inputs=[InputConfig(path=["a.txt", "b"], text_field="body", max_document_bytes=9)],
         tokenizer=TokenizerConfig(kind="given", path="my.json"),
         split="tail:0.1",
     )

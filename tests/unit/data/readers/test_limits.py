@@ -43,7 +43,7 @@ def test_a_line_of_two_gigabytes_is_refused_in_bounded_memory(tmp_path, name, op
     path = sparse(tmp_path / name, b'{"text": "a"}\n{"text": "', 2**31)
 
     def refuse():
-        fix = "raise max_document_bytes of this input, which costs memory, or cut the text"
+        fix = r"raise it \(--max-document-bytes, or max_document_bytes of the input\), which costs memory, or cut"
         with pytest.raises(DataError, match=f"{where}.* longer than max_document_bytes={LIMIT}; {fix}"):
             documents(path, part_bytes=2**32, max_document_bytes=LIMIT, **options)
 

@@ -30,6 +30,6 @@ def test_invalid_utf8_is_named_with_its_byte(tmp_path):
 def test_a_file_of_the_limit_is_read_and_a_longer_one_refused(tmp_path):
     (tmp_path / "a.txt").write_text("abcd")
     assert texts(tmp_path, max_document_bytes=4) == ["abcd"]
-    message = r"a\.txt: a document of 4 bytes is longer than max_document_bytes=3; raise max_document_bytes of this"
+    message = r"a\.txt: a document of 4 bytes is longer than max_document_bytes=3; raise it .--max-document-bytes, or"
     with pytest.raises(DataError, match=message):
         texts(tmp_path, max_document_bytes=3)
