@@ -39,6 +39,11 @@ def open_quick(
     return open_store(url, cache, num_bytes, patience=patience, **options)
 
 
+def room_for(folder: Path, *shards: ShardIndex) -> int:
+    """Returns the limit of a cache that has room for shards of a folder, beside index and tokenizer."""
+    return size_of(*shards) + sum((folder / name).stat().st_size for name in ("index.json", "tokenizer.json"))
+
+
 def size_of(*shards: ShardIndex) -> int:
     """Returns what shards take in a cache."""
     return sum(shard.num_bytes + shard.table_bytes for shard in shards)

@@ -1,30 +1,32 @@
-"""The folder where fetched shards lie: shared by the processes of a machine, by runs and by data folders.
+"""The folder where what was fetched lies: shared by the processes of a machine, by runs and by data folders.
 
     DIR/shards/SHA256.tar              a whole, verified shard; two data folders that share it share this file
     DIR/shards/SHA256.CRC32.idx.npy    its sidecar, there before the tar is
     DIR/shards/SHA256.lock             held shared while the shard is in use, exclusively by who fetches or evicts it;
                                        then it says who that is, and how many bytes are to come
     DIR/shards/SHA256.soon             held shared while somebody will use the shard soon
+    DIR/folders/HASH/                  index, tokenizer, lengths and bins of an address (folder.py)
+    DIR/folders/HASH.lock              held shared while somebody has that address open, exclusively by who evicts it
     DIR/.lock                          held exclusively while room is made
     DIR/.room                          touched by who finds none
 
 All locks are flocks, which end with the process that has them, however it ends. So a killed process leaves names that
 nobody believes and that the next one removes. What is in use is never evicted; what will be used soon is evicted only
 for what is needed now, the last to be needed first; of the rest, the least recently used first. Deliberately not here:
-how a shard is fetched (download.py), and when (fetch.py).
+what there is (contents.py), how a shard is fetched (download.py), and when (fetch.py).
 """
 
 import enum
 import fcntl
 import os
 import re
+import shutil
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from pretrain.data.remote.contents import Entry, scan_folders, scan_shards
 from pretrain.data.remote.locks import LockSet, lock, try_lock
 from pretrain.errors import DataError
 from pretrain.index import ShardIndex
@@ -41,24 +43,16 @@ class Fill(enum.Enum):
     FULL = "there is no room in the cache"
 
 
-@dataclass(slots=True)
-class _Entry:
-    """What the folder has of one shard: its files, and the bytes that are promised to a download."""
-
-    paths: list[Path] = field(default_factory=list)
-    num_bytes: int = 0
-    used_at: int = 0
-    expected_at: int = 0
-    promised: int = 0
-
-
 class ShardCache:
-    """Shards by the hash of their content, at most `limit_bytes` of them. Safe to use from threads and processes."""
+    """Shards by the hash of their content, and what lies beside them; in all at most `limit_bytes`.
+
+    What is written into the folder of an address counts from then on. Safe to use from threads and processes.
+    """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         """Makes the folder. Raises: DiskError: It cannot be made, or its file system has no locks."""
         self.folder, self.limit_bytes = folder, limit_bytes
-        self._shards = make_dir(folder / "shards")
+        self._shards, self._folders = make_dir(folder / "shards"), make_dir(folder / "folders")
         os.close(lock(folder / ".lock"))
 
     def paths(self, shard: ShardIndex) -> tuple[Path, Path]:
@@ -90,8 +84,15 @@ class ShardCache:
             os.close(descriptor)
             return None
         if descriptor is not None:
-            _stamp(self.paths(shard)[0])
+            stamp(self.paths(shard)[0])
         return descriptor
+
+    def hold_folder(self, key: str) -> tuple[Path, int]:
+        """Returns the folder of an address, made if need be: it stays until the descriptor that comes with it is
+        closed."""
+        descriptor = lock(self._folders / f"{key}.lock", fcntl.LOCK_SH)
+        stamp(descriptor)
+        return make_dir(self._folders / key), descriptor
 
     def expect(self, shard: ShardIndex) -> int | None:
         """Marks a shard, there or not, as used soon: until the descriptor that is returned is closed.
@@ -100,7 +101,7 @@ class ShardCache:
         """
         descriptor = try_lock(self._lock_path(shard).with_suffix(".soon"), fcntl.LOCK_SH)
         if descriptor is not None:
-            _stamp(descriptor)
+            stamp(descriptor)
         return descriptor
 
     def fill(self, shard: ShardIndex, fetch: Callable[[Path, Path], None], *, urgent: bool) -> Fill:
@@ -154,8 +155,8 @@ class ShardCache:
         with self._alone():
             for key, entry in self._scan().items():
                 with LockSet() as locked:
-                    if entry.promised or not locked.add(key, self._lock_files(key, False)):
-                        total += max(entry.num_bytes, entry.promised)
+                    if entry.promised or not locked.add(key, entry.locks(with_soon=False)):
+                        total += entry.taken
         return total
 
     def _lock_path(self, shard: ShardIndex) -> Path:
@@ -176,47 +177,19 @@ class ShardCache:
         with self._alone():
             entries = self._scan()
             entries.pop(shard.sha256, None)
-            taken = sum(max(entry.num_bytes, entry.promised) for entry in entries.values())
+            taken = sum(entry.taken for entry in entries.values())
             if not self._evict(entries, taken + size - self.limit_bytes, urgent):
                 return False
             os.ftruncate(descriptor, 0)  # what a process that died here has left
             os.pwrite(descriptor, f"{os.getpid()} {size}\n".encode(), 0)
         return True
 
-    def _scan(self) -> dict[str, _Entry]:
-        """Returns what there is by hash, after the traces of processes that died are removed."""
-        suspects = set()
-        for item in os.scandir(self._shards):
-            if ".tmp-" in item.name or (item.name.endswith(".lock") and item.stat().st_size):
-                suspects.add(item.name.partition(".")[0])
-        entries: defaultdict[str, _Entry] = defaultdict(_Entry)
-        for key in suspects:
-            entries[key].promised = self._promised(key)
-        # Only now: a download that ends meanwhile is counted as a promise, as files, or as both, but not as nothing.
-        for item in os.scandir(self._shards):
-            entry = entries[item.name.partition(".")[0]]
-            if item.name.endswith((".tar", ".npy")):
-                entry.paths.append(Path(item.path))
-                entry.num_bytes += item.stat().st_size
-                entry.used_at = max(entry.used_at, item.stat().st_mtime_ns)
-            elif item.name.endswith(".soon"):
-                entry.expected_at = item.stat().st_mtime_ns
-        return entries
+    def _scan(self) -> dict[str, Entry]:
+        """Returns what there is: by hashes of 64 digits the shards, of 32 the folders."""
+        return {**scan_shards(self._shards), **scan_folders(self._folders)}
 
-    def _promised(self, key: str) -> int:
-        """Returns how many bytes are promised to a download; cleans up where there is none any more."""
-        path = self._shards / f"{key}.lock"
-        with LockSet() as locked:
-            if locked.add(key, [path]):
-                for leftover in self._shards.glob(f"{key}.*.tmp-*"):
-                    leftover.unlink(missing_ok=True)
-                os.truncate(path, 0)
-                return 0
-        content = path.read_text().split()
-        return int(content[1]) if len(content) == 2 else 0
-
-    def _evict(self, entries: dict[str, _Entry], excess: int, urgent: bool) -> bool:
-        """Removes shards of `excess` bytes or more, or none at all; returns whether there is room now."""
+    def _evict(self, entries: dict[str, Entry], excess: int, urgent: bool) -> bool:
+        """Removes what takes `excess` bytes or more, or nothing at all; returns whether there is room now."""
         there = [key for key, entry in entries.items() if entry.paths]
         by_use = sorted(there, key=lambda key: entries[key].used_at)
         by_need = sorted(there, key=lambda key: -entries[key].expected_at)
@@ -226,22 +199,18 @@ class ShardCache:
                 for key in keys:
                     if excess <= 0:
                         break
-                    if key not in victims.paths and victims.add(key, self._lock_files(key, with_soon)):
+                    if key not in victims.paths and victims.add(key, entries[key].locks(with_soon=with_soon)):
                         excess -= entries[key].num_bytes
             if excess > 0:
                 return False
             for key, lock_paths in victims.paths.items():
                 # The tar first: a sidecar alone is nothing that `has` would believe. The locks last.
                 for path in (*sorted(entries[key].paths, key=lambda path: path.suffix != ".tar"), *lock_paths):
-                    path.unlink(missing_ok=True)
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         return True
 
-    def _lock_files(self, key: str, with_soon: bool) -> list[Path]:
-        suffixes = (".lock", ".soon") if with_soon else (".lock",)
-        return [self._shards / f"{key}{suffix}" for suffix in suffixes]
 
-
-def _stamp(file: Path | int) -> None:
+def stamp(file: Path | int) -> None:
     """Sets the times of a file, finer than the kernel itself would: their order is that of the calls."""
     now = time.time_ns()
     os.utime(file, ns=(now, now))

@@ -2,28 +2,33 @@
 
     URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json, and tokenizer.json beside it
 
-So a folder in the cache never changes: where the index was replaced, it is another folder.
+So the index of a folder in the cache never changes: where it was replaced, it is another folder. Beside it lies what
+belongs to it: links to its shards, the lengths of their documents, bins.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pretrain.data.remote.cache import ShardCache
 from pretrain.data.remote.download import AbandonedError, Attempts, read_small
 from pretrain.data.remote.store import Patience
 from pretrain.data.remote.transport import TransientError, Transport
 from pretrain.errors import DataError
 from pretrain.index import INDEX_NAME, load_index
-from pretrain.io import make_dir, write_file
+from pretrain.io import write_file
 
 TOKENIZER_NAME = "tokenizer.json"
 QUESTIONS = 16
 """Files that the server is asked about at a time."""
 
 
-def fetch_folder(transport: Transport, cache_dir: Path, patience: Patience, stop: Callable[[], bool]) -> Path:
-    """Fetches index and tokenizer; returns the folder where they are.
+def fetch_folder(
+    transport: Transport, cache: ShardCache, patience: Patience, stop: Callable[[], bool]
+) -> tuple[Path, int]:
+    """Fetches index and tokenizer; returns the folder where they are, and the descriptor that keeps it.
 
     Raises:
         DataError: They are not there, or not what they should be; or the server has been away for too long.
@@ -31,25 +36,34 @@ def fetch_folder(transport: Transport, cache_dir: Path, patience: Patience, stop
         AbandonedError: `stop` said so.
     """
     content = read_small(transport, INDEX_NAME, patience=patience, abandoned=stop)
-    folder = make_dir(cache_dir / "folders" / hashlib.sha256(content).hexdigest()[:32])
-    # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
-    write_file(folder / INDEX_NAME, content)
+    folder, descriptor = cache.hold_folder(hashlib.sha256(content).hexdigest()[:32])
+    try:
+        # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
+        write_file(folder / INDEX_NAME, content)
+        _fetch_tokenizer(transport, folder, patience, stop)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return folder, descriptor
+
+
+def _fetch_tokenizer(transport: Transport, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
     try:
         index = load_index(folder)
     except DataError as error:
         raise DataError(error.what, where=f"{transport.url}/{INDEX_NAME}", fix=error.fix) from None
     tokenizer = folder / TOKENIZER_NAME
-    if not tokenizer.is_file():
-        content = read_small(transport, TOKENIZER_NAME, patience=patience, abandoned=stop)
-        found = hashlib.sha256(content).hexdigest()
-        if found != index.tokenizer_sha256:
-            raise DataError(
-                f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
-                where=f"{transport.url}/{TOKENIZER_NAME}",
-                fix="upload the tokenizer that the shards were made with",
-            )
-        write_file(tokenizer, content)
-    return folder
+    if tokenizer.is_file():
+        return
+    content = read_small(transport, TOKENIZER_NAME, patience=patience, abandoned=stop)
+    found = hashlib.sha256(content).hexdigest()
+    if found != index.tokenizer_sha256:
+        raise DataError(
+            f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
+            where=f"{transport.url}/{TOKENIZER_NAME}",
+            fix="upload the tokenizer that the shards were made with",
+        )
+    write_file(tokenizer, content)
 
 
 def check_remote(

@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.data.remote.cache import ShardCache
+from pretrain.data.remote.cache import ShardCache, stamp
+from pretrain.data.remote.contents import tree_bytes
 from pretrain.data.remote.download import AbandonedError, Progress, RemoteFile, download, download_once
 from pretrain.data.remote.fetch import Fetcher, gib
 from pretrain.data.remote.folder import check_remote, fetch_folder
@@ -49,9 +50,10 @@ class RemoteStore:
         self._cache = ShardCache(cache_dir, cache_bytes)
         self._stop, self._patience = stop, patience
         try:
-            self.folder = fetch_folder(self._transport, cache_dir, patience, stop)
+            self.folder, folder_lock = fetch_folder(self._transport, self._cache, patience, stop)
         except AbandonedError:
             raise WaitStoppedError from None
+        self._folder_lock: int | None = folder_lock
         self._index = load_index(self.folder)
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
         self._lengths = {shard.lengths.name: _lengths_file(shard) for shard in self._shards.values()}
@@ -99,13 +101,14 @@ class RemoteStore:
 
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """See `ShardStore`."""
-        sizes = [self._shards[name].num_bytes + self._shards[name].table_bytes for name in names[:at_once]]
-        if sum(sizes) > self._cache.limit_bytes:
+        shards = [self._shards[name] for name in names[:at_once]]
+        needed = sum(shard.num_bytes + shard.table_bytes for shard in shards) + tree_bytes(self.folder)
+        if needed > self._cache.limit_bytes:
             raise UnavailableError(
-                f"{len(sizes)} shards, {gib(sum(sizes))} GiB, are read at the same time, and the cache may hold "
-                f"{gib(self._cache.limit_bytes)} GiB",
+                f"{len(shards)} shards, with their index {gib(needed)} GiB, are read at the same time, and the cache "
+                f"may hold {gib(self._cache.limit_bytes)} GiB",
                 where=self._transport.url,
-                fix=f"set data.cache_gib to {gib(sum(sizes))} at the very least, better to twice that",
+                fix=f"set data.cache_gib to {gib(needed)} at the very least, better to twice that",
             )
         self._let_go()  # of what was read until now; what is still needed will be mapped again
         self._fetcher.set_order(reader, names)
@@ -132,6 +135,10 @@ class RemoteStore:
     def close(self) -> None:
         """See `ShardStore`."""
         self._fetcher.close()
+        descriptor, self._folder_lock = self._folder_lock, None
+        if descriptor is not None:
+            stamp(descriptor)
+            os.close(descriptor)
 
     def _wait_for(self, shard: ShardIndex) -> int:
         """Has a shard fetched before all others; returns the descriptor that holds it."""

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.helpers.served import (
     make_served,
     open_quick,
     open_stream,
+    room_for,
     size_of,
 )
 from tests.helpers.servers import Fault, serve_folder, serve_s3
@@ -46,7 +48,9 @@ def opened(server, tmp_path):
     stores = []
 
     def open_it(num_bytes=PLENTY, patience=QUICK, **options):
-        stores.append(open_quick(server.url, tmp_path / "cache", num_bytes, patience, **options))
+        """With room for so many bytes of shards."""
+        limit = num_bytes + room_for(server.folder)
+        stores.append(open_quick(server.url, tmp_path / "cache", limit, patience, **options))
         return stores[-1]
 
     yield open_it
@@ -64,6 +68,12 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def is_idle(store):
+    """Whether no thread of a store is at a shard any more, and holds it."""
+    with store._fetcher._changed:
+        return not store._fetcher._active
 
 
 def tars(server):
@@ -241,10 +251,70 @@ def test_room_is_taken_from_the_least_recently_used(data, opened, tmp_path):
     for shard in (a, b, c, a):
         store.path(shard.name)
         store.release(shard.name)
+        wait_until(lambda: is_idle(store))
     d = train_shards(data)[3]
     store.path(d.name)
     assert a.sha256 in cached(tmp_path / "cache") and b.sha256 not in cached(tmp_path / "cache")
     assert cached_bytes(tmp_path / "cache") <= size_of(a, b, c)
+
+
+@pytest.fixture
+def visit(tmp_path):
+    """Opens the folder at an address, with room for so many bytes, and has its first shard."""
+    stores = []
+
+    def open_it(url, num_bytes):
+        stores.append(open_quick(url, tmp_path / "cache", num_bytes, Patience(first_s=0.01, room_s=0.2)))
+        store = stores[-1]
+        shard = load_index(store.folder).split("train").shards[0]
+        store.path(shard.name), store.release(shard.name), store.sidecar(shard.lengths.name)
+        return store
+
+    yield open_it
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def others(tmp_path):
+    """Servers of three small folders."""
+    with ExitStack() as servers:
+        folders = [tmp_path / f"data-{number}" for number in range(3)]
+        indexes = [make_served(folder, train=(300 + n,), validation=(200 + n,)) for n, folder in enumerate(folders)]
+        yield [servers.enter_context(serve_folder(folder)) for folder in folders], indexes
+
+
+def folders_of(cache):
+    return sorted(path.name for path in (cache / "folders").iterdir() if path.is_dir())
+
+
+def test_folders_of_addresses_that_nobody_has_open_make_room_too(others, visit, tmp_path):
+    (one, two, three), indexes = others
+    shard = indexes[0].split("train").shards[0]
+    both = 2 * room_for(one.folder, shard) + 2 * shard.lengths_bytes
+    limit = both + room_for(one.folder) - 1  # for a third index not quite
+    stores = [visit(one.url, limit)]
+    stores[0].close()
+    stores.append(visit(two.url, limit))
+    assert folders_of(tmp_path / "cache") == sorted(store.folder.name for store in stores)
+    stores.append(visit(three.url, limit))
+    # The first shard and the first folder were used least recently; the second folder is in use.
+    assert folders_of(tmp_path / "cache") == sorted(store.folder.name for store in stores[1:])
+    assert not (tmp_path / "cache/folders" / f"{stores[0].folder.name}.lock").exists()
+    for store in stores[1:]:
+        assert load_index(store.folder) and (store.folder / "tokenizer.json").is_file()
+    again = visit(one.url, 2 * limit)  # what was removed is fetched again
+    assert again.folder == stores[0].folder and load_index(again.folder) == indexes[0]
+
+
+def test_a_folder_that_is_in_use_is_counted_and_stays(others, visit, tmp_path):
+    (one, two, _), indexes = others
+    shard = indexes[0].split("train").shards[0]
+    first = visit(one.url, room_for(one.folder, shard) + shard.lengths_bytes)
+    first.path(shard.name)
+    with pytest.raises(UnavailableError, match=r"the cache is full of shards in use, 0\.001 of 0\.001 GiB"):
+        visit(two.url, room_for(one.folder, shard) + size_of(shard))
+    assert load_index(first.folder) == indexes[0]
 
 
 def test_what_is_in_use_stays_and_a_full_cache_says_how_much_is_needed(data, opened, tmp_path):
@@ -267,7 +337,8 @@ def test_what_is_in_use_stays_and_a_full_cache_says_how_much_is_needed(data, ope
 def test_more_than_fits_read_at_once_is_refused(data, opened):
     names = [shard.name for shard in train_shards(data)]
     with pytest.raises(
-        DataError, match=r"3 shards, 0.001 GiB, are read at the same time, and the cache may hold 0.001"
+        DataError,
+        match=r"3 shards, with their index 0.001 GiB, are read at the same time, and the cache may hold 0.001",
     ):
         opened(size_of(*train_shards(data)[:3]) - 1).upcoming(names, at_once=3)
 

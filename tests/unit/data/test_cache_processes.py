@@ -9,12 +9,14 @@ import time
 import pytest
 
 from pretrain.data.remote.locks import lock, try_lock
+from pretrain.data.remote.store import Patience, UnavailableError
 from tests.helpers.served import (
     cached,
     cached_bytes,
     digest_shards,
     make_served,
     open_quick,
+    room_for,
     size_of,
     start_reader,
 )
@@ -54,7 +56,7 @@ def test_processes_share_each_download(data, server, tmp_path):
 
 def test_processes_share_the_limit(data, server, tmp_path):
     shards = data[1].split("train").shards
-    limit = int(0.8 * size_of(*shards))
+    limit = int(0.8 * room_for(server.folder, *shards))
     readers = [start_reader(server.url, tmp_path, limit) for _ in range(2)]
     largest = 0
     while any(reader.poll() is None for reader in readers):
@@ -76,11 +78,11 @@ def test_a_killed_downloader_leaves_nothing_that_is_believed(data, server, tmp_p
     server.faults.clear()
     server.go.set()
     # Room for one shard, if what the dead one had begun and was promised does not count.
-    store = open_quick(server.url, tmp_path, size_of(shards[-1]))
+    store = open_quick(server.url, tmp_path, room_for(server.folder, shards[-1]))
     store.path(shards[-1].name)
     assert not cached(tmp_path, "*.tmp-*") and cached(tmp_path) == {shards[-1].sha256}
     store.close()
-    store = open_quick(server.url, tmp_path, size_of(*shards))
+    store = open_quick(server.url, tmp_path, room_for(server.folder, *shards))
     store.upcoming([shard.name for shard in shards])
     for shard in shards:
         assert store.path(shard.name).read_bytes() == (data[0] / shard.name).read_bytes()
@@ -96,10 +98,36 @@ def test_a_reader_that_is_killed_holds_nothing(data, server, tmp_path):
     reader.send_signal(signal.SIGKILL)
     reader.communicate()
     server.go.set()
-    store = open_quick(server.url, tmp_path, size_of(a))
+    store = open_quick(server.url, tmp_path, room_for(server.folder, a))
     assert store.path(a.name).is_file()
     assert cached(tmp_path) == {a.sha256}
     store.close()
+
+
+def test_a_folder_is_kept_for_a_process_that_lives_and_not_for_one_that_was_killed(data, server, tmp_path):
+    other = tmp_path / "other"
+    index = make_served(other, train=(400,))
+    with serve_folder(other) as second:
+        server.faults.append(Fault(path=".tar", times=99, hold_after=100))
+        reader = start_reader(server.url, tmp_path)
+        wait_until(lambda: server.paths().count("/tokenizer.json") == 1 and len(server.paths()) > 2)
+        (folder,) = (path for path in (tmp_path / "folders").iterdir() if path.is_dir())
+
+        def visit():
+            limit = room_for(other, *index.split("train").shards)  # not for another index
+            store = open_quick(second.url, tmp_path, limit, Patience(first_s=0.01, room_s=0.1))
+            try:
+                store.path(index.split("train").shards[0].name)
+            finally:
+                store.close()
+
+        with pytest.raises(UnavailableError, match="the cache is full of shards in use"):
+            visit()
+        assert (folder / "index.json").is_file()
+        reader.send_signal(signal.SIGKILL)
+        reader.communicate()
+        visit()
+        assert not folder.exists()
 
 
 def test_a_lock_that_was_waited_for_is_that_of_the_file_that_is_there(tmp_path):
