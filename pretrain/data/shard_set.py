@@ -13,7 +13,7 @@ import numpy as np
 
 from pretrain.data.remote.store import LocalStore, ShardStore
 from pretrain.data.shards import ShardReader
-from pretrain.data.sidecars import load_lengths
+from pretrain.data.sidecars import load_lengths, load_renewed
 from pretrain.errors import DataError
 from pretrain.index import DataIndex
 
@@ -64,7 +64,7 @@ class ShardSet:
         shard = self.split.shards[number]
         self.store.path(shard.name)
         try:
-            reader = ShardReader(self.folder, shard, self.index.dtype)
+            reader = ShardReader(self.folder, shard, self.index.dtype, self.store.renew)
         except BaseException:
             self.store.release(shard.name)
             raise
@@ -74,4 +74,4 @@ class ShardSet:
     def _load_lengths(self, number: int) -> np.ndarray:
         shard = self.split.shards[number]
         self.store.sidecar(shard.lengths.name)
-        return load_lengths(self.folder, shard)
+        return load_renewed(lambda: load_lengths(self.folder, shard), self.store.renew, shard.lengths.name)

@@ -16,14 +16,18 @@ import hashlib
 import mmap
 import os
 import tarfile
+import threading
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from pretrain.data.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, load_table, npy_bytes, npy_header
+from pretrain.data.remote.store import UnavailableError
+from pretrain.data.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, load_renewed, load_table, npy_bytes, npy_header
 from pretrain.errors import DataError, DiskError
 from pretrain.index import LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
 from pretrain.io import AtomicWriter, write_file
@@ -31,6 +35,8 @@ from pretrain.io import AtomicWriter, write_file
 MEMBER_TOKENS = 2**18
 MAX_DOCUMENT_TOKENS = 2**30
 TAR_BLOCK = tarfile.BLOCKSIZE
+
+_T = TypeVar("_T")
 
 RAGGED = ("offset", "length", "docs_offset", "num_docs", "crc32", "docs_crc32")
 """Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two more (offset,
@@ -205,25 +211,31 @@ class _Column:
 class ShardReader:
     """Random access to the arrays of one shard, mapped into memory, without a copy.
 
-    A member's CRC32s are checked the first time it is asked for; after that a call is one look-up. Safe to use from
-    several threads. The mapping lives as long as the reader or any view that it handed out.
+    A member's CRC32s are checked the first time it is asked for; after that a call is one look-up. What is damaged is
+    renewed once, where it can be. Safe to use from several threads. A mapping lives as long as the reader or any view
+    that it handed out.
     """
 
-    def __init__(self, folder: Path, shard: ShardIndex, dtype: str) -> None:
+    def __init__(
+        self, folder: Path, shard: ShardIndex, dtype: str, renew: Callable[[str], bool] = lambda name: False
+    ) -> None:
         """Opens a shard.
 
         Args:
             folder: The shard folder.
             shard: Its entry in the index.
             dtype: Of its tokens.
+            renew: Replaces a damaged file, by name, if it can; returns whether it did (`ShardStore.renew`).
 
         Raises:
-            DataError: The tar or its sidecar is missing, has another size, or the sidecar is damaged.
+            DataError: The tar or its table is missing, has another size, or the table is damaged.
         """
         self.name = shard.name
+        self._folder, self._shard, self._renew, self._is_renewed = folder, shard, renew, False
+        self._lock = threading.Lock()
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._map = _map_file(folder / shard.name, shard.num_bytes)
-        table = load_table(folder, shard, self._dtype.itemsize)
+        table = load_renewed(lambda: load_table(folder, shard, self._dtype.itemsize), renew, shard.table.name)
         self._rows: list[list[int]] = table.tolist()
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -240,14 +252,16 @@ class ShardReader:
         """
         arrays = self._members.get(number)
         if arrays is None:
-            arrays = self._members[number] = self._ragged(number, 0, "tokens", "docs")
+            arrays = self._intact(lambda mapped: self._ragged(mapped, number, 0, "tokens", "docs"))
+            self._members[number] = arrays
         return arrays
 
     def source(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the same of a member's source side, in a shard of pairs. Raises: DataError: It is damaged."""
         arrays = self._sources.get(number)
         if arrays is None:
-            arrays = self._sources[number] = self._ragged(number, len(RAGGED), "source", "source_docs")
+            arrays = self._intact(lambda mapped: self._ragged(mapped, number, len(RAGGED), "source", "source_docs"))
+            self._sources[number] = arrays
         return arrays
 
     def locate(self, document: int, side: str = "tokens") -> tuple[int, int, int]:
@@ -267,16 +281,49 @@ class ShardReader:
         """Returns which tokens of a member are learned (uint8), in a shard of records. Raises: DataError: Damaged."""
         array = self._losses.get(number)
         if array is None:
-            offset, crc32 = self._rows[number][len(RAGGED) :]
-            array = np.frombuffer(self._map, "u1", self._rows[number][1], offset)
-            self._verify(f"{number:08d}.loss.npy", array, offset, crc32)
-            self._losses[number] = array
+            array = self._losses[number] = self._intact(lambda mapped: self._learned(mapped, number))
         return array
 
-    def _ragged(self, number: int, first: int, name: str, docs_name: str) -> tuple[np.ndarray, np.ndarray]:
+    def _intact(self, read: Callable[[mmap.mmap], _T]) -> _T:
+        """Returns what is read of the mapped file; if that is damaged, of the file that came in its place."""
+        mapped = self._map
+        try:
+            return read(mapped)
+        except DataError:
+            if not self._replace(mapped):
+                raise
+        return read(self._map)
+
+    def _replace(self, damaged: mmap.mmap) -> bool:
+        """Maps another file than the damaged one, if one is to be had; returns whether it did."""
+        with self._lock:
+            if self._map is not damaged:
+                return True  # another thread was faster
+            if self._is_renewed:
+                return False
+            try:
+                self._is_renewed = self._renew(self.name)
+            except UnavailableError:
+                raise
+            except DataError:
+                self._is_renewed = True  # there is no better one: not asked for again at every row
+                raise
+            if self._is_renewed:
+                self._map = _map_file(self._folder / self.name, self._shard.num_bytes)
+            return self._is_renewed
+
+    def _learned(self, mapped: mmap.mmap, number: int) -> np.ndarray:
+        offset, crc32 = self._rows[number][len(RAGGED) :]
+        array = np.frombuffer(mapped, "u1", self._rows[number][1], offset)
+        self._verify(f"{number:08d}.loss.npy", array, offset, crc32)
+        return array
+
+    def _ragged(
+        self, mapped: mmap.mmap, number: int, first: int, name: str, docs_name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         offset, length, docs_offset, num_docs, crc32, docs_crc32 = self._rows[number][first : first + len(RAGGED)]
-        values = np.frombuffer(self._map, self._dtype, length, offset)
-        docs = np.frombuffer(self._map, "<u4", num_docs, docs_offset)
+        values = np.frombuffer(mapped, self._dtype, length, offset)
+        docs = np.frombuffer(mapped, "<u4", num_docs, docs_offset)
         self._verify(f"{number:08d}.{name}.npy", values, offset, crc32)
         self._verify(f"{number:08d}.{docs_name}.npy", docs, docs_offset, docs_crc32)
         return values, docs

@@ -7,6 +7,7 @@ With them it is known which documents go into which row before a single tar is t
 """
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,20 @@ def load_lengths(folder: Path, shard: ShardIndex) -> np.ndarray:
     if not lengths.all() or int(lengths[:, 0].sum(dtype=np.int64)) != shard.num_tokens:
         raise _contradiction(folder / shard.lengths.name, "lengths")
     return lengths
+
+
+def load_renewed(load: Callable[[], np.ndarray], renew: Callable[[str], bool], name: str) -> np.ndarray:
+    """Returns what `load` does; once more after the file that it reads was renewed, where it is damaged.
+
+    Raises:
+        DataError: It still is.
+    """
+    try:
+        return load()
+    except DataError:
+        if not renew(name):
+            raise
+    return load()
 
 
 def _load(folder: Path, sidecar: Sidecar, dtype: np.dtype, num_rows: int) -> np.ndarray:

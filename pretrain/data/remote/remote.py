@@ -3,6 +3,7 @@
     path(name)    -> held in the cache, so that nobody evicts it; waits, watches the stop flag, reports long waits
     release       -> as many times as `path`, and it may be evicted
     sidecar(name) -> beside the index, as long as that is kept
+    renew(name)   -> read again and, if it has rotted on the disk, fetched again, once for all processes
 
 Deliberately not here: how and in which order shards come (fetch.py).
 """
@@ -56,7 +57,7 @@ class RemoteStore:
         self._folder_lock: int | None = folder_lock
         self._index = load_index(self.folder)
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
-        self._lengths = {shard.lengths.name: _lengths_file(shard) for shard in self._shards.values()}
+        self._owners = {name: shard for shard in self._shards.values() for name in shard.sizes}
         self._fetcher = Fetcher(self._shards, self._cache, self._fetch, self._let_go, patience.room_s)
         self._held: dict[str, _Held] = {}
         self._on_pressure: list[Callable[[], object]] = []
@@ -92,12 +93,22 @@ class RemoteStore:
 
     def sidecar(self, name: str) -> Path:
         """See `ShardStore`."""
-        path, file = self.folder / name, self._lengths[name]
+        path, file = self.folder / name, _lengths_file(self._owners[name])
         with suppress(OSError):
             if path.stat().st_size == file.num_bytes:
                 return path
         self._make_whole(file, make_dir(path.parent) / path.name)
         return path
+
+    def renew(self, name: str) -> bool:
+        """See `ShardStore`. Whoever has mapped the old file keeps it; until then it takes room, uncounted."""
+        shard = self._owners[name]
+        tar, table = self._cache.paths(shard)
+        places = ((_tar_file(shard), tar), (_table_file(shard), table), (_lengths_file(shard), self.folder / name))
+        file, path = next(place for place in places if place[0].name == name)
+        _log.warning("%s/%s is damaged on this machine; fetching it again", self._transport.url, name)
+        self._make_whole(file, path)
+        return True
 
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """See `ShardStore`."""

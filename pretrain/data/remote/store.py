@@ -72,6 +72,16 @@ class ShardStore(Protocol):
         Raises as `path`.
         """
 
+    def renew(self, name: str) -> bool:
+        """Sees to it that a file which turned out to be damaged is what the index says, whoever finds out first.
+
+        Args:
+            name: Of a shard that `path` returned and that was not released, of its table, or of its lengths.
+
+        Returns:
+            Whether it is now; False: nothing can be done, this is the only copy. Raises as `path`.
+        """
+
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """Says which shards come next, in the order of need; replaces what was said before.
 
@@ -116,6 +126,10 @@ class LocalStore:
     def sidecar(self, name: str) -> Path:
         """Returns where a sidecar is or should be."""
         return self.folder / name
+
+    def renew(self, name: str) -> bool:
+        """Can do nothing."""
+        return False
 
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
         """Does nothing."""

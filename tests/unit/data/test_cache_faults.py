@@ -8,6 +8,9 @@ import time
 import pytest
 
 from pretrain.data.remote.store import Patience, UnavailableError
+from pretrain.data.shard_set import ShardSet
+from pretrain.data.shards import ShardReader
+from pretrain.data.sidecars import load_lengths
 from pretrain.errors import DataError
 from pretrain.index import INDEX_NAME
 from tests.helpers.served import (
@@ -20,6 +23,9 @@ from tests.helpers.served import (
     size_of,
 )
 from tests.helpers.servers import Fault, serve_folder, serve_s3
+
+IN_FIRST_MEMBER = 512 + 128
+"""Behind the headers of tar and npy."""
 
 IMPATIENT = Patience(first_s=0.01, longest_s=0.05, total_s=0.2)
 
@@ -183,6 +189,99 @@ def test_a_check_lists_all_that_is_missing_before_anything_is_fetched(data, serv
         store.check()
     store.check("validation")
     assert not [path for path in server.paths() if path.endswith(".tar")]
+    store.close()
+
+
+def rot(path, place):
+    """Flips a bit of a file where it lies."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        (value,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([value ^ 4]))
+
+
+def cached_path(cache, shard, suffix=".tar"):
+    (path,) = (cache / "shards").glob(f"{shard.sha256}*{suffix}")
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "place"), [(".tar", IN_FIRST_MEMBER), (".idx.npy", 130)])
+def test_a_shard_that_rots_in_the_cache_is_fetched_again(data, server, shard, tmp_path, caplog, suffix, place):
+    store = open_quick(server.url, tmp_path / "cache")
+    for entry in data[1].split("train").shards:
+        store.path(entry.name), store.release(entry.name)
+    path = cached_path(tmp_path / "cache", shard, suffix)
+    rot(path, place)
+    server.requests.clear()
+    assert digest_stream(open_stream(store)) == digest_stream(open_stream(data[0]))
+    name = shard.name if suffix == ".tar" else shard.table.name
+    assert server.paths() == [f"/{name}"]
+    assert path.read_bytes() == (data[0] / name).read_bytes()
+    assert f"{server.url}/{name} is damaged on this machine; fetching it again" in caplog.text
+    assert not list(path.parent.glob("*.tar.lock")) and cached_bytes(tmp_path / "cache") == size_of(
+        *data[1].split("train").shards
+    )
+    store.close()
+
+
+def test_ranks_that_find_the_same_rot_fetch_the_shard_again_once(data, server, shard, tmp_path):
+    stores = [open_quick(server.url, tmp_path / "cache") for _ in range(3)]
+    readers = [ShardSet(store, data[1], "train").reader(0) for store in stores]  # all have mapped it
+    rot(cached_path(tmp_path / "cache", shard), IN_FIRST_MEMBER)
+    server.faults.append(Fault(path=shard.name, hold_after=100))
+    found = []
+    threads = [threading.Thread(target=lambda r=reader: found.append(r.member(0)[0].tolist())) for reader in readers]
+    for thread in threads:
+        thread.start()
+    while len(tar_requests(server, shard)) < 2:
+        time.sleep(0.005)
+    server.go.set()
+    for thread in threads:
+        thread.join()
+    assert found == [ShardReader(data[0], shard, "uint16").member(0)[0].tolist()] * 3
+    assert len(tar_requests(server, shard)) == 2
+    for store in stores:
+        store.close()
+
+
+def test_lengths_that_rot_are_fetched_again(data, server, shard, tmp_path):
+    name = shard.lengths.name
+    store = open_quick(server.url, tmp_path / "cache")
+    rot(store.sidecar(name), 130)
+    assert ShardSet(store, data[1], "train").lengths(0).tolist() == load_lengths(data[0], shard)[:, 0].tolist()
+    assert server.paths().count(f"/{name}") == 2
+    store.close()
+
+
+def test_only_a_shard_that_is_damaged_at_its_address_too_is_damaged(data, server, shard, tmp_path):
+    with pytest.raises(DataError, match="is damaged: CRC32"):  # a folder has nothing to fetch it from
+        copy = shutil.copytree(data[0], tmp_path / "copy")
+        rot(copy / shard.name, IN_FIRST_MEMBER)
+        ShardSet(copy, data[1], "train").reader(0).member(0)
+    store = open_quick(server.url, tmp_path / "cache")
+    reader = ShardSet(store, data[1], "train").reader(0)
+    rot(cached_path(tmp_path / "cache", shard), IN_FIRST_MEMBER)
+    rot(data[0] / shard.name, IN_FIRST_MEMBER)
+    with pytest.raises(DataError, match=rf"{server.url}/{shard.name}: is not the file of the index: .*, twice"):
+        reader.member(0)
+    with pytest.raises(DataError, match=r"00000000\.tokens\.npy is damaged: CRC32 of"):
+        reader.member(0)
+    assert reader.member(1)[0].size
+    assert len(tar_requests(server, shard)) == 3, "it is not asked for again at every row"
+    store.close()
+
+
+def test_a_rotten_shard_whose_server_is_away_is_not_called_damaged(data, server, shard, tmp_path):
+    store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
+    reader = ShardSet(store, data[1], "train").reader(0)
+    rot(cached_path(tmp_path / "cache", shard), IN_FIRST_MEMBER)
+    server.stop()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"no answer for 0\.2 s"):
+            reader.member(0)
+    server.start()
+    assert reader.member(0)[0].size
     store.close()
 
 
