@@ -38,7 +38,7 @@ from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.model import Transformer, build_model, init_weights
-from pretrain.objective import build_objective
+from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import train_flops_per_token
@@ -108,13 +108,13 @@ def build_ours(size: Size) -> tuple[Transformer, Step]:
     config = plan_model(size)
     model = build_model(config, PLAIN_ENGINE, CPU)
     init_weights(model, config, seed=0)
-    objective = build_objective(ObjectiveConfig())
+    objective = build_loss(ObjectiveConfig())
     optim = OptimConfig(lr=LR, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0)
     optimizer = build_optimizer(group_parameters(model), optim, CPU)
 
     def loss_of(batch: Batch) -> Tensor:
         output = objective(model, batch)
-        return output.loss_sum / output.num_targets
+        return output.loss_sum / batch.num_targets()
 
     return model, stepper(optimizer, loss_of)
 

@@ -56,12 +56,13 @@ from pretrain.engine.engine import Update
 from pretrain.index import DataIndex, build_split, write_index
 from pretrain.log import quiet_libraries, setup_logging
 from pretrain.model import build_model, init_weights
-from pretrain.objective import build_objective
+from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.params import count_parameters
 from pretrain.tracking.audit import read_audit
-from pretrain.train.build import Claim, Run, build_run, claim_run
+from pretrain.train.build import Run, build_run
+from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
 from pretrain.train.module import TrainModule
 from pretrain.types import Batch
@@ -263,7 +264,7 @@ def build_module(config: RunConfig) -> tuple[TrainModule, torch.optim.Optimizer]
     model = build_model(config.model, PLAIN_ENGINE, device)
     init_weights(model, config.model, config.seed)
     optimizer = build_optimizer(group_parameters(model), config.optim, device)
-    return TrainModule(model, build_objective(config.objective)), optimizer
+    return TrainModule(model, build_loss(config.objective)), optimizer
 
 
 def bare_deepspeed(run: Run, config: RunConfig, *, defaults: bool) -> Callable[[Batch, float], Tensor]:

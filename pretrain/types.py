@@ -6,6 +6,8 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
     T  target length         K  key-value heads       V  vocabulary, padded
     S  source length         H  head width            D  model width
 
+    P  chosen positions of a batch, flattened
+
 A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also reads `source`.
 """
 
@@ -16,9 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-IGNORE_INDEX = -100
-"""Target id of a position that has no loss."""
-
+from pretrain.rows import IGNORE_INDEX
 
 Moved = TypeVar("Moved", bound="Source | Batch")
 
@@ -94,6 +94,7 @@ class Batch:
         lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no padding.
         prefix_BT: bool; tokens that all of their document sees, although the model is causal. None: none.
         token_types_BT: int64 segment of each token (BERT). None: 0.
+        places_P: int64, ascending: places in `targets_BT`, flattened, that have a loss, where they are few. None: all.
         source: What the encoder reads, where the model has two stacks.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty for text that is not from shards.
     """
@@ -105,6 +106,7 @@ class Batch:
     lengths_B: Tensor | None = None
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
+    places_P: Tensor | None = None
     source: Source | None = None
     sample_ids: tuple[int, ...] = ()
 
@@ -134,11 +136,15 @@ class ModelOutput(NamedTuple):
 class Fragment:
     """A contiguous piece of one parameter's training state, as it lies on this rank.
 
+    State of another size than the parameter, such as the row factors of a variance, is a kind of its own, in a fragment
+    of its own: offset and length then count the elements of that kind.
+
     Attributes:
         name: Parameter name, as in the unwrapped model.
         offset: First element of the piece in the flattened parameter.
         shape: Shape of the whole parameter.
-        tensors: fp32 1-D live views of equal length: `weight` (the master weight) and the optimizer's moments.
+        tensors: fp32 1-D live views of equal length, at least one: `weight` (the master weight), or the optimizer's
+            moments, or both.
     """
 
     name: str
@@ -149,7 +155,7 @@ class Fragment:
     @property
     def length(self) -> int:
         """Number of elements of the piece."""
-        return self.tensors["weight"].numel()
+        return next(iter(self.tensors.values())).numel()
 
 
 class FragmentStore(Protocol):

@@ -117,8 +117,8 @@ class BatchConfig(Section):
     """The batch of one optimizer step.
 
     Attributes:
-        global_tokens: Tokens a step, over all ranks.
-        seq_len: Tokens a row, T.
+        global_tokens: Tokens a step, over all ranks: rows times `seq_len`.
+        seq_len: Tokens of a row, T: the longest that the model reads (config/lengths.py).
         source_len: Tokens of a source row, S, where the data are pairs. None: as `seq_len`.
         micro: Rows a rank runs at once; accumulation follows from it.
     """
@@ -127,6 +127,11 @@ class BatchConfig(Section):
     seq_len: int = Field(ge=1)
     source_len: int | None = Field(default=None, ge=1)
     micro: int = Field(ge=1)
+
+    @property
+    def rows(self) -> int:
+        """Rows a step, over all ranks."""
+        return self.global_tokens // self.seq_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,5 @@ def plan_batch(batch: BatchConfig, world_size: int) -> BatchPlan:
             f"{batch.micro} x ranks {world_size} = {quantum}",
             fix=f"use {sizes}",
         )
-    rows = batch.global_tokens // batch.seq_len
-    rows_per_rank = rows // world_size
-    return BatchPlan(rows, rows_per_rank, batch.micro, rows_per_rank // batch.micro)
+    rows_per_rank = batch.rows // world_size
+    return BatchPlan(batch.rows, rows_per_rank, batch.micro, rows_per_rank // batch.micro)

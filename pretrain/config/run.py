@@ -5,8 +5,9 @@ from pydantic import Field, model_validator
 from pretrain.config.base import Section
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.model import ModelConfig
-from pretrain.config.objective import SHAPE_OF_OBJECTIVE, ObjectiveConfig
+from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.train import (
     CheckpointConfig,
@@ -43,26 +44,24 @@ class RunConfig(Section):
     init: InitConfig = InitConfig()
     resume: ResumeConfig = ResumeConfig()
 
+    @property
+    def stacks(self) -> list[str]:
+        """Names of the model's stacks."""
+        return [name for name in ("encoder", "decoder") if getattr(self.model, name)]
+
+    @property
+    def lengths(self) -> RowLengths:
+        """Tokens of a row, as it is read and as the model reads it."""
+        return row_lengths(self.objective, self.batch, len(self.stacks))
+
     @model_validator(mode="after")
-    def _check(self) -> "RunConfig":
-        if self.batch.seq_len > self.model.max_seq_len:
-            raise ValueError(
-                f"batch.seq_len={self.batch.seq_len} exceeds model.max_seq_len={self.model.max_seq_len}; "
-                f"lower the first or raise the second"
-            )
+    def _check_batch(self) -> "RunConfig":
         if self.batch.global_tokens % self.batch.seq_len:
-            below = self.batch.global_tokens // self.batch.seq_len * self.batch.seq_len
+            below = self.batch.rows * self.batch.seq_len
             sizes = " or ".join(str(size) for size in (below, below + self.batch.seq_len) if size)
             raise ValueError(
                 f"batch.global_tokens={self.batch.global_tokens} must be a multiple of "
                 f"batch.seq_len={self.batch.seq_len}; use {sizes}"
-            )
-        stacks = [name for name in ("encoder", "decoder") if getattr(self.model, name)]
-        needed = SHAPE_OF_OBJECTIVE[self.objective.kind]
-        if "+".join(stacks) != needed:
-            raise ValueError(
-                f"objective.kind={self.objective.kind} needs a model with {needed}, this one has {'+'.join(stacks)}; "
-                f"choose another model.preset or objective.kind"
             )
         end = self.optim.schedule.decay_steps or self.train.steps
         if end <= self.optim.schedule.warmup_steps:
@@ -70,4 +69,41 @@ class RunConfig(Section):
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} must be less than the {end} steps "
                 f"of the schedule; lower it or raise train.steps"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> "RunConfig":
+        stacks = "+".join(self.stacks)
+        for task in self.objective.tasks:
+            needs = NEEDS[task.kind]
+            if stacks not in needs.shapes:
+                raise ValueError(
+                    f"objective.kind={task.kind} needs a model with {' or '.join(needs.shapes)}, this one has "
+                    f"{stacks}; choose another model.preset or objective.kind"
+                )
+            if needs.whole_rows and self.data.packing != "concat":
+                raise ValueError(
+                    f"objective.kind={task.kind} needs full rows, which data.packing={self.data.packing} does not "
+                    f"make; use data.packing=concat"
+                )
+            if task.kind == "ul2" and self.data.document_mask:
+                raise ValueError(
+                    "objective.kind=ul2 marks a row, not its documents, with a mode; use data.document_mask=false"
+                )
+        if not set.intersection(*(set(NEEDS[task.kind].data) for task in self.objective.tasks)):
+            kinds = ", ".join(task.kind for task in self.objective.tasks)
+            raise ValueError(f"objective.mixture: {kinds} read no kind of data in common; mix those that do")
+        if self.batch.source_len is not None and self.objective.tasks[0].kind != "seq2seq":
+            raise ValueError("batch.source_len has a meaning with objective.kind=seq2seq only; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "RunConfig":
+        for name, length in (("seq_len", self.batch.seq_len), ("source_len", self.batch.source_len or 0)):
+            if length > self.model.max_seq_len:
+                raise ValueError(
+                    f"batch.{name}={length} exceeds model.max_seq_len={self.model.max_seq_len}; "
+                    f"lower the first or raise the second"
+                )
+        _ = self.lengths  # raises where rows are too short for the objective
         return self

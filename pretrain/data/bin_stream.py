@@ -18,10 +18,10 @@ from pretrain.data.buckets import BucketOrder
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Lookahead
 from pretrain.data.order import SampleOrder, shard_order
-from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
+from pretrain.rows import PairRows, TokenRows
 
 EPOCHS_KEPT = 4
 

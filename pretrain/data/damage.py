@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.remote.store import UnavailableError
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
+from pretrain.rows import PairRows, TokenRows
 
 _log = logging.getLogger(__name__)
 

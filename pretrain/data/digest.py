@@ -10,13 +10,7 @@ halves of a digest, `join64` puts their sums together.
 
 import numpy as np
 
-
-def mix64(values: np.ndarray) -> np.ndarray:
-    """Returns a bijective scramble of uint64 values: the finaliser of splitmix64 (Steele et al. 2014)."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+from pretrain.draw import mix64
 
 
 def digest_rows(sample_ids: np.ndarray, rows: np.ndarray) -> int:

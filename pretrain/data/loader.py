@@ -2,13 +2,13 @@
 
     step at position p  -->  global batch = positions [p, p + rows)
     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
-    stream.read         -->  pack_rows  -->  Batch of tensors, on `workers` threads, `prefetch` micro-batches ahead
+    stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
 
 The cursor of a run is one integer, the position of the next step that was not trained; it is the trainer's, and what
 was prefetched beyond it is forgotten. Deliberately not here: state to save, and any order of its own (order.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from pretrain.config.data import BatchPlan
+from pretrain.data.crop import crop
 from pretrain.data.damage import count_skipped
 from pretrain.data.digest import digest_rows
-from pretrain.data.pack import PairRows, TokenRows, crop_rows, pack_pair_rows, pack_rows
 from pretrain.data.prefetch import Prefetcher
+from pretrain.rows import ModelRows, PairRows, TokenRows
 from pretrain.types import Batch, Source
+
+RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+"""Makes of rows what a model reads and predicts: an objective's part."""
 
 
 class RowSource(Protocol):
@@ -70,6 +74,7 @@ class TrainLoader:
     def __init__(
         self,
         stream: RowSource,
+        make_rows: RowMaker,
         plan: BatchPlan,
         *,
         rank: int,
@@ -77,8 +82,6 @@ class TrainLoader:
         start_position: int = 0,
         workers: int = 1,
         prefetch: int = 4,
-        document_mask: bool = True,
-        start_id: int | None = None,
         crop: bool = False,
         pin_memory: bool = False,
     ) -> None:
@@ -86,20 +89,19 @@ class TrainLoader:
 
         Args:
             stream: The training split.
+            make_rows: The objective's.
             plan: How a global batch is cut.
             rank: This rank.
             world_size: Ranks.
             start_position: The cursor: `next_position` of the last step trained.
             workers: Threads.
             prefetch: Micro-batches kept ready; at least those of one step are.
-            document_mask: See pack.py.
-            start_id: Pairs: what the decoder reads first.
             crop: Leave out the columns that are padding in all rows of a micro-batch.
             pin_memory: Pin the tensors, for asynchronous copies to a GPU.
         """
         assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
         self._stream, self._plan, self._rank, self._start = stream, plan, rank, start_position
-        self._build = _BatchBuilder(document_mask, start_id, crop, pin_memory)
+        self._build = _BatchBuilder(make_rows, crop, pin_memory)
         self._steps_taken = 0
         depth = max(prefetch, plan.accumulation)
         self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers)
@@ -163,13 +165,12 @@ class ValidationLoader:
     def __init__(
         self,
         stream: WindowSource,
+        make_rows: RowMaker,
         *,
         micro: int,
         rank: int,
         world_size: int,
         max_tokens: int | None = None,
-        document_mask: bool = True,
-        start_id: int | None = None,
         crop: bool = False,
         pin_memory: bool = False,
     ) -> None:
@@ -177,18 +178,17 @@ class ValidationLoader:
 
         Args:
             stream: The validation split.
+            make_rows: The objective's.
             micro: Rows a batch.
             rank: This rank.
             world_size: Ranks.
             max_tokens: Only the first tokens of the split. None: all.
-            document_mask: See pack.py.
-            start_id: As TrainLoader.
             crop: As TrainLoader.
             pin_memory: As TrainLoader.
         """
         self._stream, self._micro, self._rank, self._world_size = stream, micro, rank, world_size
         self._max_tokens = max_tokens
-        self._build = _BatchBuilder(document_mask, start_id, crop, pin_memory)
+        self._build = _BatchBuilder(make_rows, crop, pin_memory)
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
@@ -213,38 +213,33 @@ class ValidationLoader:
 class _BatchBuilder:
     """Makes the batch of some rows, and counts its targets."""
 
-    document_mask: bool
-    start_id: int | None
+    make_rows: RowMaker
     crop: bool
     pin_memory: bool
 
     def __call__(self, rows: TokenRows | PairRows) -> tuple[Batch, int]:
-        if isinstance(rows, PairRows):
-            if self.crop:
-                rows = PairRows(crop_rows(rows.source), crop_rows(rows.target))
-            assert self.start_id is not None, "pairs need the token that a decoder reads first"
-            source, packed = pack_pair_rows(rows, self.start_id)
-            read = Source(
-                tokens_BS=self._tensor(source.inputs),
-                positions_BS=self._optional(source.positions),
-                documents_BS=self._optional(source.documents),
+        made = self.make_rows(crop(rows) if self.crop else rows)
+        source = None
+        if made.source is not None:
+            source = Source(
+                tokens_BS=self._tensor(made.source.tokens),
+                positions_BS=self._optional(made.source.positions),
+                documents_BS=self._optional(made.source.documents),
             )
-            ids = rows.target.sample_ids
-        else:
-            rows = crop_rows(rows) if self.crop else rows
-            packed, read, ids = pack_rows(rows, self.document_mask), None, rows.sample_ids
         batch = Batch(
-            tokens_BT=self._tensor(packed.inputs),
-            targets_BT=self._tensor(packed.targets),
-            positions_BT=self._optional(packed.positions),
-            documents_BT=self._optional(packed.documents),
-            source=read,
-            sample_ids=tuple(ids.tolist()),
+            tokens_BT=self._tensor(made.inputs),
+            targets_BT=self._tensor(made.targets),
+            positions_BT=self._optional(made.positions),
+            documents_BT=self._optional(made.documents),
+            prefix_BT=self._optional(made.prefix),
+            places_P=self._optional(made.places),
+            source=source,
+            sample_ids=tuple(made.sample_ids.tolist()),
         )
-        return batch, packed.num_targets
+        return batch, made.num_targets
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        result = torch.from_numpy(array)
+        result = torch.from_numpy(np.ascontiguousarray(array))
         return result.pin_memory() if self.pin_memory else result
 
     def _optional(self, array: np.ndarray | None) -> Tensor | None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from pretrain.data.mixture import MixtureOrder
-from pretrain.data.pack import PairRows, TokenRows
+from pretrain.rows import PairRows, TokenRows
 
 SOURCE_BITS = 12
 """Bits of a sample id that tell its source, below the sign: up to 4,096 sources of 2**51 samples each."""

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.config.data import BatchConfig, DataConfig
+from pretrain.config.data import DataConfig
+from pretrain.config.lengths import RowLengths
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
-from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.remote.store import ShardStore, open_store
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.stream import TokenStream
 from pretrain.errors import ConfigError
 from pretrain.index import DataIndex
 from pretrain.index.dataset import Dataset
+from pretrain.rows import PairRows, TokenRows
 
 
 class SourceStreams:
@@ -33,7 +34,8 @@ class SourceStreams:
         dataset: The sources.
         stores: Where the shards of each are.
         data: How they are packed, ordered and mixed.
-        batch: Length of rows.
+        lengths: Of rows.
+        batch_rows: Rows of a global batch.
         seed: Of the order.
 
     Attributes:
@@ -45,17 +47,23 @@ class SourceStreams:
     """
 
     def __init__(
-        self, dataset: Dataset, stores: Sequence[ShardStore], data: DataConfig, batch: BatchConfig, seed: int
+        self,
+        dataset: Dataset,
+        stores: Sequence[ShardStore],
+        data: DataConfig,
+        lengths: RowLengths,
+        batch_rows: int,
+        seed: int,
     ) -> None:
-        self._dataset, self._batch = dataset, batch
+        self._dataset, self._row_len = dataset, lengths.row
         self.damage = DamagePolicy(data.on_error, data.max_skipped_rows)
         self._streams = [
-            _open_stream(source.index, store, data, batch, seed, self.damage)
+            _open_stream(source.index, store, data, lengths, batch_rows, seed, self.damage)
             for source, store in zip(dataset.sources, stores, strict=True)
         ]
         self._mixture: MixtureStream | None = None
         if data.mixture:
-            self._mixture = MixtureStream(self._streams, MixtureOrder(_segments(data, batch.seq_len)))
+            self._mixture = MixtureStream(self._streams, MixtureOrder(_segments(data, lengths.row)))
 
     def read(self, positions: range) -> TokenRows | PairRows:
         """Reads the samples at some positions. Raises: DataError: A shard is missing or damaged."""
@@ -85,7 +93,7 @@ class SourceStreams:
                 low, high = (middle, high) if int(self._counts(middle)[number]) <= supply else (low, middle - 1)
             raise ConfigError(
                 f"data.mixture: source {source.name!r} does not repeat, and ends after {low} of the run's "
-                f"{num_samples} samples ({low * self._batch.seq_len} tokens)",
+                f"{num_samples} samples ({low * self._row_len} tokens)",
                 fix="lower train.steps or its weight, or set its repeat=true",
             )
 
@@ -110,16 +118,27 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
 
 
 def open_windows(
-    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, damage: DamagePolicy | None = None
+    index: DataIndex,
+    store: ShardStore,
+    data: DataConfig,
+    lengths: RowLengths,
+    batch_rows: int,
+    damage: DamagePolicy | None = None,
 ) -> TokenStream | BinStream:
     """Opens the validation split of a source, which is read in a fixed order."""
     if index.kind == "text":
-        return TokenStream(store, index, "validation", seq_len=batch.seq_len, damage=damage)
-    return _open_bins(index, store, data, batch, "validation", damage=damage)
+        return TokenStream(store, index, "validation", seq_len=lengths.row, damage=damage)
+    return _open_bins(index, store, data, lengths, batch_rows, "validation", damage=damage)
 
 
 def _open_stream(
-    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, seed: int, damage: DamagePolicy
+    index: DataIndex,
+    store: ShardStore,
+    data: DataConfig,
+    lengths: RowLengths,
+    batch_rows: int,
+    seed: int,
+    damage: DamagePolicy,
 ) -> TokenStream | BinStream:
     order: dict[str, Any] = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples, "damage": damage}
     if data.packing == "concat":
@@ -128,18 +147,24 @@ def _open_stream(
                 f"data.packing=concat cuts documents, which {index.kind} must not be",
                 fix="use data.packing=bins",
             )
-        return TokenStream(store, index, "train", seq_len=batch.seq_len, **order)
-    return _open_bins(index, store, data, batch, "train", **order)
+        return TokenStream(store, index, "train", seq_len=lengths.row, **order)
+    return _open_bins(index, store, data, lengths, batch_rows, "train", **order)
 
 
 def _open_bins(
-    index: DataIndex, store: ShardStore, data: DataConfig, batch: BatchConfig, split: str, **order: Any
+    index: DataIndex,
+    store: ShardStore,
+    data: DataConfig,
+    lengths: RowLengths,
+    batch_rows: int,
+    split: str,
+    **order: Any,
 ) -> BinStream:
     return BinStream(
         ShardSet(store, index, split),
-        seq_len=batch.seq_len,
-        source_len=(batch.source_len or batch.seq_len) if index.kind == "pairs" else None,
-        bucket_rows=batch.global_tokens // batch.seq_len if data.packing == "padded" else None,
+        seq_len=lengths.row,
+        source_len=lengths.source if index.kind == "pairs" else None,
+        bucket_rows=batch_rows if data.packing == "padded" else None,
         **order,
     )
 

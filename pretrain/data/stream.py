@@ -9,6 +9,7 @@ batches, ranks and threads (loader.py).
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,11 +18,12 @@ import numpy as np
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead
 from pretrain.data.order import SampleOrder, shard_order
-from pretrain.data.pack import TokenRows
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
+from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
 from pretrain.index import DataIndex
+from pretrain.rows import TokenRows
 
 EPOCHS_KEPT = 4
 
@@ -78,7 +80,7 @@ class TokenStream:
         if self._lookahead is not None and positions:
             self._lookahead.follow(self.order, self._epoch_layout, positions.start)
         samples = self.order.samples(positions)
-        copier = _RowCopier(len(samples), self.seq_len + 1, self.index.dtype, fill=self.index.eos_id)
+        copier = _RowCopier(self.seq_len + 1, self.index.dtype, self.index.eos_id)
         for sample in samples.tolist():
             try:
                 self._copy_sample(copier, sample * self.seq_len)
@@ -104,12 +106,12 @@ class TokenStream:
         if self._lookahead is not None and windows:
             first, end = windows.start * self.seq_len, windows.stop * self.seq_len + 1
             self._lookahead.follow_fixed(self._fixed_layout, first, end, num_tokens)
-        copier = _RowCopier(len(windows), self.seq_len + 1, self.index.dtype, fill=self.index.eos_id)
+        copier = _RowCopier(self.seq_len + 1, self.index.dtype, self.index.eos_id)
         starts = np.array(windows, dtype=np.int64) * self.seq_len
         sizes = np.clip(num_tokens - starts, 0, self.seq_len + 1)
         for window, start, size in zip(windows, starts.tolist(), sizes.tolist(), strict=True):
             try:
-                self._copy(copier, self._fixed_layout, start, size)
+                copier.copy(self._reader, self._fixed_layout, start, size)
             except DataError as error:
                 self._damage.skip(error, self._shards, window)
                 copier.clear_row()
@@ -118,24 +120,13 @@ class TokenStream:
 
     def _copy_sample(self, copier: "_RowCopier", start: int) -> None:
         """Copies the T + 1 tokens of X from `start`, through as many epochs as they reach into."""
-        wanted = self.seq_len + 1
-        while wanted:
-            epoch, offset = divmod(start, self.split.num_tokens)
-            size = min(wanted, self.split.num_tokens - offset)
-            self._copy(copier, self._epoch_layout(epoch), offset, size)
-            start, wanted = start + size, wanted - size
-
-    def _copy(self, copier: "_RowCopier", layout: Layout, offset: int, wanted: int) -> None:
-        """Copies `wanted` tokens of a sequence of shards from `offset`, through members and shards."""
-        shards, shard_starts = layout
-        while wanted:
-            slot = bisect_right(shard_starts, offset) - 1
-            reader = self._reader(shards[slot])
-            within = offset - shard_starts[slot]
-            member = bisect_right(reader.member_starts, within) - 1
-            within -= reader.member_starts[member]
-            size = copier.copy(*reader.member(member), within, wanted)
-            offset, wanted = offset + size, wanted - size
+        wanted, num_tokens = self.seq_len + 1, self.split.num_tokens
+        epoch, offset = divmod(start, num_tokens)
+        while offset + wanted > num_tokens:
+            copier.copy(self._reader, self._epoch_layout(epoch), offset, num_tokens - offset)
+            wanted -= num_tokens - offset
+            epoch, offset = epoch + 1, 0
+        copier.copy(self._reader, self._epoch_layout(epoch), offset, wanted)
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return self._build_layout(shard_order(len(self._sizes), self.order.seed, epoch))
@@ -146,48 +137,62 @@ class TokenStream:
 
 
 class _RowCopier:
-    """Fills rows piece by piece and collects where documents start in them."""
+    """Collects pieces of rows, which are views of shards, and where documents start in them; copies them at once."""
 
-    def __init__(self, num_rows: int, width: int, dtype: str, fill: int) -> None:
-        self._tokens = np.full((num_rows, width), fill, dtype=dtype)
-        self._flat = self._tokens.reshape(-1)
-        self._width, self._row_end, self._at, self._fill = width, width, 0, fill
+    def __init__(self, width: int, dtype: str, fill: int) -> None:
+        self._width, self._dtype, self._fill = width, dtype, fill
+        self._at = self._num_rows = self._row_pieces = self._row_starts = 0
+        self._pieces: list[np.ndarray] = []
         self._cleared: list[int] = []
         self._starts: list[np.ndarray] = []
         self._shifts: list[int] = []
 
-    def copy(self, tokens: np.ndarray, docs: np.ndarray, within: int, wanted: int) -> int:
-        """Appends up to `wanted` tokens of a member, from `within`; returns how many."""
-        end = min(within + wanted, len(tokens))
-        size = end - within
-        self._flat[self._at : self._at + size] = tokens[within:end]
-        low = bisect_left(docs.data, within)
-        high = bisect_left(docs.data, end, low)
-        if high > low:
-            self._starts.append(docs[low:high])
-            self._shifts.append(self._at - within)
-        self._at += size
-        return size
+    def copy(self, open_shard: Callable[[int], ShardReader], layout: Layout, offset: int, wanted: int) -> None:
+        """Appends `wanted` tokens of a sequence of shards from `offset`, through members and shards."""
+        # Called for each row: what costs time is the number of steps in Python, so there is no further call.
+        shards, shard_starts = layout
+        while wanted:
+            slot = bisect_right(shard_starts, offset) - 1
+            reader = open_shard(shards[slot])
+            member_starts, within = reader.member_starts, offset - shard_starts[slot]
+            member = bisect_right(member_starts, within) - 1
+            tokens, docs = reader.member(member)
+            within -= member_starts[member]
+            piece = tokens[within : within + wanted]
+            size = len(piece)
+            places = docs.data
+            low = bisect_left(places, within)
+            high = bisect_left(places, within + size, low)
+            if low < high:
+                self._starts.append(docs[low:high])
+                self._shifts.append(self._at - within)
+            self._pieces.append(piece)
+            self._at += size
+            offset, wanted = offset + size, wanted - size
 
     def end_row(self) -> None:
-        """Moves to the start of the next row."""
-        self._at, self._row_end = self._row_end, self._row_end + self._width
+        """Pads what is left of the row, and moves to the next one."""
+        self._num_rows += 1
+        missing = self._num_rows * self._width - self._at
+        if missing:
+            self._pieces.append(np.full(missing, self._fill, dtype=self._dtype))
+            self._at += missing
+        self._row_pieces, self._row_starts = len(self._pieces), len(self._starts)
 
     def clear_row(self) -> None:
         """Takes back all of the row: it is padding."""
-        first = self._row_end - self._width
-        self._flat[first : self._row_end] = self._fill
-        while self._starts and int(self._starts[-1][0]) + self._shifts[-1] >= first:
-            self._starts.pop(), self._shifts.pop()
-        self._cleared.append(first // self._width)
+        del self._pieces[self._row_pieces :], self._starts[self._row_starts :], self._shifts[self._row_starts :]
+        self._at = self._num_rows * self._width
+        self._cleared.append(self._num_rows)
 
     def finish(self, sample_ids: np.ndarray, num_tokens: np.ndarray | None) -> TokenRows:
         """Returns the rows; `num_tokens` are those that were real, of rows that were not cleared. None: all."""
         if self._cleared:
-            num_tokens = np.full(len(self._tokens), self._width) if num_tokens is None else num_tokens
+            num_tokens = np.full(self._num_rows, self._width) if num_tokens is None else num_tokens
             num_tokens[self._cleared] = 0
+        tokens = np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
         starts = np.empty(0, np.int64)
         if self._starts:
             shifts = np.repeat(self._shifts, [len(part) for part in self._starts])
-            starts = np.concatenate(self._starts).astype(np.int64) + shifts
-        return TokenRows(self._tokens, starts, num_tokens, sample_ids)
+            starts = np.add(np.concatenate(self._starts), shifts, dtype=np.int64)
+        return TokenRows(tokens.reshape(-1, self._width), starts, num_tokens, sample_ids)

@@ -64,14 +64,14 @@ class DeepSpeedZeroEngine:
         if not self._engine.module.training:
             self._engine.train()
         self._engine.set_gradient_accumulation_boundary(is_last)
-        loss_sum = self._engine(batch)
+        loss_sum, sums = self._engine(batch)
         self._engine.backward(loss_sum * scale, scale_wrt_gas=False)
-        return loss_sum.detach()
+        return sums
 
     def update(self, learning_rate: float) -> Update:
         """See `Engine.update`."""
         for group in self._engine.basic_optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
         if self._clip is not None:
             update = clip_or_drop(self._parameters, self._clip)
             self._engine.step()
@@ -81,7 +81,7 @@ class DeepSpeedZeroEngine:
         return Update(float("nan") if skipped else float(self._engine.get_global_grad_norm()), skipped)
 
     @torch.no_grad()
-    def loss_sum(self, batch: Batch) -> Tensor:
-        """See `Engine.loss_sum`."""
+    def evaluate(self, batch: Batch) -> Tensor:
+        """See `Engine.evaluate`."""
         self._engine.eval()
-        return self._engine(batch)
+        return self._engine(batch)[1]

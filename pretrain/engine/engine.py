@@ -56,7 +56,7 @@ class Engine(Protocol):
         ...
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
-        """Runs one micro-batch and accumulates the gradient of `scale x (sum of its token losses)`.
+        """Runs one micro-batch and accumulates the gradient of `scale x (sum of its losses)`.
 
         Args:
             batch: Tensors on `device`.
@@ -64,7 +64,8 @@ class Engine(Protocol):
             is_last: Whether this is the last micro-batch of the step; gradients are then reduced over the ranks.
 
         Returns:
-            The sum of the token losses, fp32 scalar, detached, unscaled.
+            What the module shows of it: float64 [2], the sum of -log p(target) and the number of targets held for the
+            likeliest.
         """
         ...
 
@@ -72,8 +73,8 @@ class Engine(Protocol):
         """Clips, applies the optimizer, clears the gradients. A non-finite gradient changes nothing on any rank."""
         ...
 
-    def loss_sum(self, batch: Batch) -> Tensor:
-        """Returns the sum of the token losses without gradient or dropout. Collective under ZeRO 3."""
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Returns the same without gradient or dropout. Collective under ZeRO 3."""
         ...
 
 
@@ -90,7 +91,7 @@ def build_engine(
     """Wraps a module and its optimizer.
 
     Args:
-        module: Its `forward(batch)` returns the sum of the token losses.
+        module: Its `forward(batch)` returns the sum of the losses, a scalar, and what is shown of it, float64 [2].
         names: Name of each of its parameters in checkpoints, by `id(parameter)`.
         optimizer: Over its parameters.
         accelerator: From `start_accelerator`.

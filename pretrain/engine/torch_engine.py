@@ -49,21 +49,21 @@ class TorchEngine:
             self._wrapped.train()
         hold = self._wrapped.no_sync() if self._is_ddp and not is_last else contextlib.nullcontext()
         with hold:
-            loss_sum = self._wrapped(batch)
+            loss_sum, sums = self._wrapped(batch)
             (loss_sum * scale).backward()
-        return loss_sum.detach()
+        return sums
 
     def update(self, learning_rate: float) -> Update:
         """See `Engine.update`."""
         update = clip_or_drop(self._parameters, self._grad_clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return update
 
     @torch.no_grad()
-    def loss_sum(self, batch: Batch) -> Tensor:
-        """See `Engine.loss_sum`."""
+    def evaluate(self, batch: Batch) -> Tensor:
+        """See `Engine.evaluate`."""
         self._wrapped.eval()
-        return self._wrapped(batch)
+        return self._wrapped(batch)[1]

@@ -17,8 +17,8 @@ class HasLoss(Protocol):
 
     device: torch.device
 
-    def loss_sum(self, batch: Batch) -> Tensor:
-        """Returns the sum of the token losses of a batch."""
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Returns the sum of -log p(target) over a batch, and the targets held for the likeliest: float64 [2]."""
         ...
 
 
@@ -29,10 +29,17 @@ class LossReport:
     Attributes:
         loss: Mean over target tokens, nats.
         num_targets: Tokens it was taken over.
+        num_correct: Of these, those that the model held for the likeliest.
     """
 
     loss: float
     num_targets: int
+    num_correct: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the targets that the model held for the likeliest."""
+        return self.num_correct / max(self.num_targets, 1)
 
     @property
     def perplexity(self) -> float:
@@ -55,12 +62,12 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
     Returns:
         The mean over all ranks' targets, or None when it was given up.
     """
-    loss_sum, num_targets = 0.0, 0
+    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
     for number, batch in enumerate(batches):
         if number % 16 == 15 and should_stop():
             return None
-        loss_sum += float(engine.loss_sum(batch.to(engine.device)))
-        num_targets += batch.num_targets()
-    mine = torch.tensor([loss_sum, float(num_targets)], dtype=torch.float64, device=engine.device)
-    total_loss, total = dist.all_reduce_sum(mine).tolist()
-    return LossReport(total_loss / max(total, 1.0), int(total))
+        num_targets = batch.num_targets()
+        sums[:2] += engine.evaluate(batch.to(engine.device))
+        sums[2] += num_targets
+    loss_sum, num_correct, num_targets = dist.all_reduce_sum(sums).tolist()
+    return LossReport(loss_sum / max(num_targets, 1.0), int(num_targets), int(num_correct))

@@ -1,15 +1,38 @@
-"""Training objectives by name. A new one: a file with a function `(model, batch) -> LossOutput`, and a line here."""
+"""Training objectives by name. A new one: a file that makes its rows, and a line here and in `NEEDS`."""
 
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.objective.causal import causal_loss
-from pretrain.objective.contract import LossOutput, Objective
+from pretrain.objective.causal import build_causal, build_supervised
+from pretrain.objective.contract import Loss, LossOutput, ObjectiveKind, RowContext, RowMaker
+from pretrain.objective.fim import build_fim
+from pretrain.objective.masked import build_masked
+from pretrain.objective.mixed import mix
+from pretrain.objective.prefix import build_prefix
+from pretrain.objective.seq2seq import build_seq2seq
+from pretrain.objective.span import build_span
+from pretrain.objective.ul2 import build_ul2
 
-OBJECTIVES: dict[str, Objective] = {"causal": causal_loss}
+OBJECTIVES: dict[str, ObjectiveKind] = {
+    "causal": ObjectiveKind(build_causal),
+    "masked": ObjectiveKind(build_masked),
+    "span": ObjectiveKind(build_span),
+    "prefix": ObjectiveKind(build_prefix),
+    "ul2": ObjectiveKind(build_ul2),
+    "fim": ObjectiveKind(build_fim),
+    "seq2seq": ObjectiveKind(build_seq2seq),
+    "supervised": ObjectiveKind(build_supervised),
+}
 
 
-def build_objective(config: ObjectiveConfig) -> Objective:
-    """Returns the objective that the config names; call it inside the module that the engine wraps."""
-    return OBJECTIVES[config.kind]
+def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
+    """Returns what makes the rows of a run. Raises: ConfigError: The tokenizer lacks a token that they need."""
+    makers = [OBJECTIVES[task.kind].build_rows(task, context) for task in config.tasks]
+    weights = [task.weight for task in config.mixture] or [1.0]
+    return mix(makers, weights, "objective", context.seed, context.lengths, context.vocabulary.eos)
 
 
-__all__ = ["OBJECTIVES", "LossOutput", "Objective", "build_objective"]
+def build_loss(config: ObjectiveConfig) -> Loss:
+    """Returns the loss of a run; call it inside the module that the engine wraps."""
+    return OBJECTIVES[config.tasks[0].kind].build_loss(config)
+
+
+__all__ = ["OBJECTIVES", "Loss", "LossOutput", "ObjectiveKind", "RowContext", "RowMaker", "build_loss", "build_rows"]

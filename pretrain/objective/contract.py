@@ -1,12 +1,23 @@
-"""What an objective asks of a model, and what it gives back."""
+"""What an objective is: rows of tokens into rows for a model, and a loss of what the model makes of them.
+
+    TokenRows or PairRows  --make_rows-->  ModelRows       numpy, in the loader's threads, a pure function
+    Model, Batch           --loss------->  LossOutput      torch, inside the module that the engine wraps
+
+Nothing here, nor what makes rows, imports torch: looking at data does without it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
+from pretrain.config.lengths import RowLengths
+from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.rows import ModelRows, PairRows, TokenRows, Vocabulary
 
-from pretrain.types import Batch, ModelOutput
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretrain.types import Batch, ModelOutput
 
 
 class Model(Protocol):
@@ -19,21 +30,62 @@ class Model(Protocol):
     head: Any
     vocab_size: int
 
-    def __call__(self, batch: Batch, *, logits: bool) -> ModelOutput:
+    def __call__(self, batch: "Batch", *, logits: bool) -> "ModelOutput":
         """Reads a batch; with `logits=False` hidden states only."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossOutput:
+class LossOutput(NamedTuple):
     """The loss of one micro-batch, before the division that makes it a mean over the global batch.
 
     Attributes:
-        loss_sum: Scalar fp32: sum of the token losses over the targets.
-        num_targets: Scalar int64 on the same device: how many targets there were.
+        loss_sum: Scalar fp32, differentiable: what is minimised, summed over the targets.
+        nll_sum: Scalar fp32, detached: -log p(target) summed, what is shown and compared.
+        num_correct: Scalar int64: targets that the model holds for the likeliest.
     """
 
-    loss_sum: Tensor
-    num_targets: Tensor
+    loss_sum: "Tensor"
+    nll_sum: "Tensor"
+    num_correct: "Tensor"
 
 
-Objective = Callable[[Model, Batch], LossOutput]
+RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+Loss = Callable[[Model, "Batch"], LossOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What making rows needs beside the rows.
+
+    Attributes:
+        seed: Of the run: corruption depends on it and a row's sample id, on nothing else.
+        vocabulary: Of the tokenizer.
+        lengths: What the rows have, and what is made of them must have.
+        num_stacks: Of the model: 1 or 2.
+        document_mask: Documents of a row do not see each other, and do not predict each other.
+    """
+
+    seed: int
+    vocabulary: Vocabulary
+    lengths: RowLengths
+    num_stacks: int = 1
+    document_mask: bool = True
+
+
+def token_loss(config: ObjectiveConfig) -> Loss:
+    """Returns the loss of objectives that predict tokens."""
+    from pretrain.objective.token_loss import build_token_loss
+
+    return build_token_loss(config)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveKind:
+    """An entry of the registry.
+
+    Attributes:
+        build_rows: Returns what makes its rows. Raises: ConfigError: The tokenizer lacks a token that it needs.
+        build_loss: Returns its loss.
+    """
+
+    build_rows: Callable[[TaskConfig, RowContext], RowMaker]
+    build_loss: Callable[[ObjectiveConfig], Loss] = token_loss

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.config.data import BatchConfig, DataConfig
+from pretrain.config.data import DataConfig
+from pretrain.config.lengths import RowLengths
 from pretrain.data.buckets import GROUP_BATCHES
-from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.source_streams import SourceStreams, open_windows
@@ -24,6 +24,7 @@ from pretrain.data.stream import TokenStream
 from pretrain.errors import ConfigError
 from pretrain.index.dataset import ONLY, Dataset
 from pretrain.report.data_hash import TokenSums
+from pretrain.rows import PairRows, TokenRows
 
 Read = Callable[[range], TokenRows | PairRows]
 Owned = Callable[[TokenRows], tuple[np.ndarray, np.ndarray]]
@@ -65,9 +66,10 @@ class Order:
         values: dict[str, Any] = {"packing": self.packing or choose_packing(kind)}
         return DataConfig(path=path, lanes=self.lanes, block_samples=self.block_samples, **values)
 
-    def batch(self, rows: int) -> BatchConfig:
-        """Returns the section of a config, with `rows` rows in a global batch."""
-        return BatchConfig(global_tokens=rows * self.seq_len, seq_len=self.seq_len, source_len=self.source_len, micro=1)
+    @property
+    def lengths(self) -> RowLengths:
+        """Tokens of rows that no objective has changed."""
+        return RowLengths(self.seq_len, self.seq_len, self.source_len or self.seq_len)
 
 
 def choose_packing(kind: str) -> str:
@@ -129,7 +131,7 @@ def train_course(
     data, num_tokens = order.data(path, index.kind), index.split("train").num_tokens
     quantum = lcm(*world_sizes)
     rows = quantum * -(-PADDED_ROWS // quantum)
-    samples = SourceStreams(dataset, [store], data, order.batch(rows), order.seed)
+    samples = SourceStreams(dataset, [store], data, order.lengths, rows, order.seed)
     if data.packing == "concat":
         num_samples = -(-num_tokens // order.seq_len)
     else:  # a bin is this part of an epoch
@@ -153,7 +155,7 @@ def train_course(
         num_tokens=num_tokens,
         token_sum=token_sum,
         num_left_out=num_left_out,
-        open=lambda: SourceStreams(dataset, [store], data, order.batch(rows), order.seed).read,
+        open=lambda: SourceStreams(dataset, [store], data, order.lengths, rows, order.seed).read,
         owned=owned,
     )
 
@@ -163,8 +165,8 @@ def validation_course(
 ) -> Course:
     """Returns the validation split in its fixed order. Arguments and errors as of `train_course`."""
     index = dataset.index
-    data, batch = order.data(path, index.kind), order.batch(PADDED_ROWS)
-    stream = open_windows(index, store, data, batch)
+    data = order.data(path, index.kind)
+    stream = open_windows(index, store, data, order.lengths, PADDED_ROWS)
     num_samples, num_tokens = stream.num_windows(), index.split("validation").num_tokens
     num_left_out = 0
     if index.kind == "pairs":
@@ -177,7 +179,7 @@ def validation_course(
         num_tokens=num_tokens,
         token_sum=token_sum,
         num_left_out=num_left_out,
-        open=lambda: open_windows(index, store, data, batch).read_windows,
+        open=lambda: open_windows(index, store, data, order.lengths, PADDED_ROWS).read_windows,
         owned=_owned_by_windows if isinstance(stream, TokenStream) else partial(_owned_by_documents, num_samples),
     )
 

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pretrain.data.digest import mix64
-from pretrain.data.pack import PairRows, TokenRows
+from pretrain.draw import mix64
+from pretrain.rows import PairRows, TokenRows
 
 CHUNK_TOKENS = 1 << 20
 """Tokens that are looked up at once, eight bytes each."""

@@ -19,12 +19,12 @@ import numpy as np
 
 from pretrain.config.data import BatchPlan
 from pretrain.data.order import random_bits, rank_bits
-from pretrain.data.pack import PairRows
 from pretrain.data.prefetch import Prefetcher
 from pretrain.errors import DataError
 from pretrain.report.data_course import MAX_MICRO, Course, Read
 from pretrain.report.data_hash import RowHashes, TokenSums, hash_rows
 from pretrain.report.data_progress import Tick
+from pretrain.rows import PairRows
 
 THREADS = 2
 PREFETCH = 4

@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer
 
-from pretrain.data.pack import PairRows, TokenRows, pack_pair_rows, pack_rows
-from pretrain.types import IGNORE_INDEX
+from pretrain.objective.causal import causal_rows
+from pretrain.objective.seq2seq import pair_rows
+from pretrain.rows import IGNORE_INDEX, PairRows, TokenRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def describe_rows(rows: TokenRows | PairRows, tokenizer: Tokenizer, document_mas
     """
     target = rows.target if isinstance(rows, PairRows) else rows
     # What the decoder reads first is no part of the data.
-    packed = pack_pair_rows(rows, 0)[1] if isinstance(rows, PairRows) else pack_rows(rows, document_mask)
+    packed = pair_rows(rows, 0) if isinstance(rows, PairRows) else causal_rows(rows, document_mask)
     shown = []
     for number in range(len(target.tokens)):
         mine = _Row(target, number)

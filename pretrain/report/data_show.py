@@ -7,17 +7,17 @@ validation            -> the rows of one source from a number on, in their fixed
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
 
 from pretrain.config.base import Section
-from pretrain.config.data import BatchConfig, DataConfig
+from pretrain.config.data import DataConfig
+from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.load import load_config
 from pretrain.data.mixture_stream import SOURCE_BITS, source_of
-from pretrain.data.pack import PairRows, TokenRows
 from pretrain.data.remote.store import ShardStore, is_remote
 from pretrain.data.source_streams import SourceStreams, open_windows
 from pretrain.data.tokenizer import load_tokenizer
@@ -27,6 +27,7 @@ from pretrain.index.dataset import Dataset
 from pretrain.report.data_course import PADDED_ROWS, Order, choose_packing
 from pretrain.report.data_open import open_data
 from pretrain.report.data_rows import ShownRow, describe_rows
+from pretrain.rows import PairRows, TokenRows
 from pretrain.rundir import RunDir
 
 SPLITS = ("train", "validation")
@@ -108,11 +109,12 @@ def show(what: str, overrides: Sequence[str], choice: Choice) -> Shown:
         ConfigError: Options that do not go together.
         DataError: A shard is missing or damaged.
     """
-    data, batch, seed, is_config = _configure(what, overrides, choice)
+    setup = _configure(what, overrides, choice)
+    data = setup.data
     with open_data(data) as (dataset, stores):
-        if not is_config and choice.packing is None:
+        if not setup.is_config and choice.packing is None:
             data = _with(data, packing=choose_packing(dataset.index.kind))
-        rows = _read_rows(dataset, stores, data, batch, seed, choice)
+        rows = _read_rows(dataset, stores, replace(setup, data=data), choice)
         tokenizer = load_tokenizer(dataset.tokenizer_path)
     numbers = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
     names: tuple[str, ...] = ()
@@ -132,33 +134,37 @@ def show(what: str, overrides: Sequence[str], choice: Choice) -> Shown:
     )
 
 
-def _configure(what: str, overrides: Sequence[str], choice: Choice) -> tuple[DataConfig, BatchConfig, int, bool]:
-    """Returns data, batch and seed, and whether they come from a config."""
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """How rows are read, and whether a config says so."""
+
+    data: DataConfig
+    lengths: RowLengths
+    batch_rows: int
+    seed: int
+    is_config: bool
+
+
+def _configure(what: str, overrides: Sequence[str], choice: Choice) -> _Setup:
     path = Path(what)
     run = RunDir(path)
     if not is_remote(what) and (run.config.is_file() or not path.is_dir()):
         config = load_config(run.config if run.config.is_file() else what, overrides)
         batch = _with(config.batch, seq_len=choice.seq_len, source_len=choice.source_len)
+        lengths = row_lengths(config.objective, batch, len(config.stacks))
         data, seed = _with(config.data, packing=choice.packing), config.seed
-        return data, batch, seed if choice.seed is None else choice.seed, True
+        return _Setup(data, lengths, config.batch.rows, seed if choice.seed is None else choice.seed, True)
     if overrides:
         raise ConfigError(f"{overrides[0]}: a shard folder has no config to lay this over", fix="leave it out")
     order = Order(choice.seq_len or DEFAULT_SEQ_LEN, choice.source_len, choice.packing)
     seed = order.seed if choice.seed is None else choice.seed
-    return order.data(what, "text"), order.batch(PADDED_ROWS), seed, False
+    return _Setup(order.data(what, "text"), order.lengths, PADDED_ROWS, seed, False)
 
 
-def _read_rows(
-    dataset: Dataset,
-    stores: Sequence[ShardStore],
-    data: DataConfig,
-    batch: BatchConfig,
-    seed: int,
-    choice: Choice,
-) -> TokenRows | PairRows:
+def _read_rows(dataset: Dataset, stores: Sequence[ShardStore], setup: _Setup, choice: Choice) -> TokenRows | PairRows:
     positions = range(choice.position, choice.position + choice.rows)
     if choice.split == "train":
-        return SourceStreams(dataset, stores, data, batch, seed).read(positions)
+        return SourceStreams(dataset, stores, setup.data, setup.lengths, setup.batch_rows, setup.seed).read(positions)
     held = {
         source.name: (source.index, store)
         for source, store in zip(dataset.sources, stores, strict=True)
@@ -171,7 +177,7 @@ def _read_rows(
         raise ConfigError(
             f"{name!r} is no source with a validation split", where="--source", fix=f"use {', '.join(held)}"
         )
-    windows = open_windows(*held[name], data, batch)
+    windows = open_windows(*held[name], setup.data, setup.lengths, setup.batch_rows)
     end = windows.num_windows()
     if choice.position >= end:
         raise ConfigError(f"there is no row {choice.position}, the split has {end}", fix="lower --position")

@@ -8,41 +8,37 @@ Each step calls one builder. Siblings meet here and nowhere else.
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from pretrain import dist
 from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
-from pretrain.config.load import dump_config, load_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.remote.store import ShardStore
-from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
+from pretrain.data.source_streams import SourceStreams, open_windows
+from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import builds_sharded, fill_sharded
 from pretrain.engine.start import start_accelerator
-from pretrain.errors import ConfigError
-from pretrain.index.dataset import Dataset, open_dataset
-from pretrain.io import write_file
+from pretrain.index.dataset import Dataset
 from pretrain.model import build_model, init_weights
 from pretrain.model.init import initial_weight
-from pretrain.objective import build_objective
+from pretrain.objective import RowContext, RowMaker, build_loss, build_rows
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import train_flops_per_token
 from pretrain.plan.params import count_parameters
-from pretrain.rundir import Lock, RunDir, begin_attempt
+from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, peak_flops
 from pretrain.tracking.tracker import Tracker
+from pretrain.train.claim import Claim, begin
 from pretrain.train.module import TrainModule
-from pretrain.train.resume import check_config, check_data
+from pretrain.train.resume import check_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,52 +79,6 @@ class Run:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A run folder that is ours: its paths, its lock (rank 0), and the data it is about."""
-
-    folder: RunDir
-    lock: Lock | None
-    dataset: Dataset
-    stores: list[ShardStore]
-    config: RunConfig
-
-
-def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
-    """Checks config and data, and takes the run folder. Needs no process group, so bad input is told within seconds.
-
-    Raises:
-        LockedError: Another live run holds the folder.
-        ConfigError: The config contradicts the data or the run that is resumed.
-        DataError: Shards are missing or damaged.
-    """
-    plan_batch(config.batch, world.size)
-    stores = open_stores(config.data, lambda: bool(stop))
-    folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}
-    dataset = open_dataset(config.data, folders.__getitem__)
-    for store in stores:
-        if world.is_main or not store.fetches:  # one rank is enough to ask a server about every shard
-            store.check()
-    config = _with_vocabulary(config, dataset)
-    folder = RunDir(Path(config.run.dir) / config.run.name)
-    if folder.config.is_file():
-        check_config(load_config(folder.config, import_extensions=False), config)
-    lock = Lock(folder.path / ".lock") if world.is_main else None
-    return Claim(folder, lock, dataset, stores, config)
-
-
-def _with_vocabulary(config: RunConfig, dataset: Dataset) -> RunConfig:
-    vocab_size, index = config.model.vocab_size, dataset.index
-    if vocab_size is not None and vocab_size < index.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={vocab_size} is smaller than the {index.vocab_size} tokens of the shards",
-            where=str(dataset.sources[0].folder),
-            fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
-        )
-    model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size})
-    return config.model_copy(update={"model": model})
-
-
 def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
@@ -145,7 +95,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     else:
         init_weights(model, config.model, config.seed)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    module = TrainModule(model, build_objective(config.objective))
+    module = TrainModule(model, build_loss(config.objective))
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
     engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
 
@@ -154,20 +104,19 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     state = _restore(config, dataset, engine, checkpoints)
 
     on_cuda = accelerator.device.type == "cuda"
-    record = _begin(claim, world, {**topology, "from_step": state.step})
-    samples = SourceStreams(dataset, claim.stores, config.data, config.batch, config.seed)
+    record = begin(claim, world, {**topology, "from_step": state.step})
+    samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     samples.check_supply(config.train.last_step * plan.rows)
-    start_id = config.model.special_tokens.start
+    make_rows = _row_maker(config, dataset)
     loader = TrainLoader(
         samples,
+        make_rows,
         plan,
         rank=world.rank,
         world_size=world.size,
         start_position=state.position,
         workers=config.data.workers,
         prefetch=config.data.prefetch,
-        document_mask=config.data.document_mask,
-        start_id=start_id,
         crop=config.data.packing == "padded",
         pin_memory=on_cuda,
     )
@@ -200,7 +149,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,
-        validation=_validation(claim, plan, world, on_cuda),
+        validation=_validation(claim, make_rows, plan, world, on_cuda),
         tracker=tracker,
         audit=audit,
         meter=meter,
@@ -210,7 +159,21 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     return run, state
 
 
-def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
+def _row_maker(config: RunConfig, dataset: Dataset) -> RowMaker:
+    """Returns the part of the objective that makes rows. Raises: ConfigError: The tokenizer lacks what it needs."""
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in config.objective.tasks)
+    context = RowContext(
+        seed=config.seed,
+        vocabulary=describe_vocabulary(tokenizer, config.model.special_tokens, whole_words=whole_words),
+        lengths=config.lengths,
+        num_stacks=len(config.stacks),
+        document_mask=config.data.document_mask,
+    )
+    return build_rows(config.objective, context)
+
+
+def _validation(claim: Claim, make_rows: RowMaker, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
     held, config = [], claim.config
     damage = DamagePolicy(config.data.on_error, config.data.max_skipped_rows)
     for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
@@ -218,13 +181,12 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
         if not config.eval.every_steps or split is None:
             continue
         loader = ValidationLoader(
-            open_windows(source.index, store, config.data, config.batch, damage),
+            open_windows(source.index, store, config.data, config.lengths, plan.rows, damage),
+            make_rows,
             micro=plan.micro,
             rank=world.rank,
             world_size=world.size,
             max_tokens=config.eval.max_tokens,
-            document_mask=config.data.document_mask,
-            start_id=config.model.special_tokens.start,
             crop=config.data.packing == "padded",
             pin_memory=pin_memory,
         )
@@ -244,16 +206,3 @@ def _restore(config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: C
 
         load_checkpoint(find_checkpoint(Path(config.init.from_)), engine.state, weights_only=True)
     return fresh
-
-
-def _begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
-    """Writes what the run folder says of this attempt (rank 0); returns run.json on every rank."""
-    record = None
-    if world.is_main:
-        write_file(claim.folder.config, dump_config(claim.config).encode())
-        if not claim.folder.tokenizer.is_file():
-            write_file(claim.folder.tokenizer, claim.dataset.tokenizer_path.read_bytes())
-        record = begin_attempt(claim.folder, claim.config.run.name, facts)
-    result = dist.broadcast_object(record)
-    assert isinstance(result, dict)
-    return result

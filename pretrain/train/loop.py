@@ -51,21 +51,21 @@ def train(run: Run, state: TrainState) -> TrainState:
         batch, num_targets = upcoming, agreed.next_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, config.optim.schedule, config.train.steps)
 
-        loss_sum = _accumulate(run, state.step, batch, num_targets)
+        sums = _accumulate(run, state.step, batch, num_targets)
         upcoming = _fetch(run) if state.step + 1 < target else None
-        pending = _start_exchange(run, loss_sum, batch, upcoming)
+        pending = _start_exchange(run, sums, batch, upcoming)
         update = run.engine.update(learning_rate)
         agreed = pending()
         skipped_rows += agreed.num_skipped
         run.samples.damage.check(skipped_rows)
 
         state = _advance(state, batch, num_targets, update)
-        loss = agreed.loss_sum / max(num_targets, 1)
+        loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
         _record(run, state, agreed, update, num_targets, loss)
         run.meter.end_step(num_targets)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
-            run.tracker.log(state.step, _metrics(run, state, skipped_rows, loss, learning_rate, update))
+            run.tracker.log(state.step, _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update))
         bad_steps = bad_steps + 1 if update.skipped else 0
         if bad_steps:
             _report_bad_step(run, state, batch, loss, bad_steps)
@@ -106,18 +106,18 @@ def _fetch(run: Run) -> StepBatch | None:
 
 
 def _start_exchange(
-    run: Run, loss_sum: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
+    run: Run, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
 ) -> Callable[[], Agreed]:
     digest, num_skipped = (ending.digest, ending.num_skipped) if ending else (0, 0)
-    return start_exchange(loss_sum, digest, num_skipped, upcoming.num_targets if upcoming else 0, bool(run.stop))
+    return start_exchange(sums, digest, num_skipped, upcoming.num_targets if upcoming else 0, bool(run.stop))
 
 
 def _zero(run: Run) -> Tensor:
-    return torch.zeros((), dtype=torch.float64, device=run.engine.device)
+    return torch.zeros(2, dtype=torch.float64, device=run.engine.device)
 
 
 def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tensor:
-    """Runs the micro-batches of a step; returns this rank's sum of token losses, float64, on the device."""
+    """Runs the micro-batches of a step; returns what the engine gave for each, added up (`Engine.forward_backward`)."""
     scale = run.world.size / max(num_targets, 1)
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
@@ -160,9 +160,10 @@ def _record(run: Run, state: TrainState, agreed: Agreed, update: Update, num_tar
 
 
 def _metrics(
-    run: Run, state: TrainState, skipped_rows: int, loss: float, learning_rate: float, update: Update
+    run: Run, state: TrainState, skipped_rows: int, loss: float, accuracy: float, learning_rate: float, update: Update
 ) -> dict[str, float]:
-    metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm, "tokens": float(state.tokens)}
+    metrics = {"loss": loss, "accuracy": accuracy, "lr": learning_rate, "grad_norm": update.grad_norm}
+    metrics["tokens"] = float(state.tokens)
     metrics["skipped_steps"] = float(state.step - state.optimizer_step)
     if skipped_rows:
         metrics["skipped_rows"] = float(skipped_rows)
@@ -195,21 +196,24 @@ def _validate(run: Run, state: TrainState) -> None:
         return bool(dist.all_reduce_sum(flag).item() > 0)
 
     metrics: dict[str, float] = {}
-    loss_sum = num_targets = bits = 0.0
+    loss_sum = bits = 0.0
+    num_targets = num_correct = 0
     for held in run.validation:
         report = evaluate_loss(run.engine, held.loader, should_stop)
         if report is None:
             return
         loss_sum += report.loss * report.num_targets
         num_targets += report.num_targets
+        num_correct += report.num_correct
         bits += report.bits_per_byte(held.tokens_per_byte) * report.num_targets
         if len(run.validation) > 1:
             metrics[f"val_loss_{held.name}"] = report.loss
     damage = run.validation[0].damage
     damaged = torch.tensor([float(damage.num_skipped_rows)], dtype=torch.float64, device=run.engine.device)
     damage.check(int(dist.all_reduce_sum(damaged).item()))
-    whole = LossReport(loss_sum / max(num_targets, 1.0), int(num_targets))
-    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_tokens": num_targets}
+    whole = LossReport(loss_sum / max(num_targets, 1), num_targets, num_correct)
+    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_accuracy": whole.accuracy}
+    metrics["val_tokens"] = float(num_targets)
     if bits:
         metrics["val_bits_per_byte"] = bits / num_targets
     run.tracker.log(state.step, metrics)

@@ -8,7 +8,8 @@ from pretrain.dist import World
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, PretrainError
 from pretrain.log import setup_logging
 from pretrain.rundir import RunDir, end_attempt
-from pretrain.train.build import Claim, Run, build_run, claim_run
+from pretrain.train.build import Run, build_run
+from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
 
 log = logging.getLogger(__name__)

@@ -53,11 +53,11 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
 
 def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
     (tmp_path / "lab.py").write_text(
-        "from pretrain.config.objective import SHAPE_OF_OBJECTIVE\n"
+        "from pretrain.config.objective import NEEDS\n"
         "from pretrain.config.optim import OPTIMIZER_KINDS\n"
         "from pretrain.objective import OBJECTIVES\n"
         "from pretrain.optim import OPTIMIZERS\n"
-        "SHAPE_OF_OBJECTIVE['next'] = 'decoder'\n"
+        "NEEDS['next'] = NEEDS['causal']\n"
         "OBJECTIVES['next'] = OBJECTIVES['causal']\n"
         "OPTIMIZER_KINDS.add('adam')\n"
         "OPTIMIZERS['adam'] = OPTIMIZERS['adamw']\n"
@@ -70,5 +70,5 @@ def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
     assert run.returncode == 0, run.stdout + run.stderr
     refused = subprocess.run([*command, *names], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 64
-    assert "unknown name 'next'; use causal, or add it by a module under extend" in refused.stderr
-    assert "unknown name 'adam'; use adamw, or add it by a module under extend" in refused.stderr
+    assert "unknown name 'next'; use prefix, or add it by a module under extend" in refused.stderr
+    assert "unknown name 'adam'; use adamw or adafactor, or add it by a module under extend" in refused.stderr

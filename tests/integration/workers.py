@@ -22,7 +22,7 @@ from pretrain.engine.sharded import fill_sharded
 from pretrain.engine.start import start_accelerator
 from pretrain.model import build_model, init_weights
 from pretrain.model.init import initial_weight
-from pretrain.objective import build_objective
+from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.train.exchange import start_exchange
@@ -102,7 +102,7 @@ def build(
     else:
         init_weights(built, model_config, seed=5)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
-    module = TrainModule(built, build_objective(ObjectiveConfig()))
+    module = TrainModule(built, build_loss(ObjectiveConfig()))
     optimizer = build_optimizer(groups, optim, torch.device("cpu"))
     return build_engine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
 
@@ -120,7 +120,7 @@ def train(
         if step == poison and world.rank == 0:
             scale = float("inf")
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
-        pending = start_exchange(sum(losses, torch.zeros((), dtype=torch.float64)), 0, 0, False)
+        pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), 0, 0, 0, False)
         update = engine.update(1e-2)
         agreed = pending()
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.model import KVCache
-from pretrain.objective.causal import causal_loss
+from pretrain.objective.token_loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
@@ -90,8 +90,8 @@ def check_loss_and_gradients(lent, batch, logits):
     """Asserts that losses over the targets of a batch agree, and their gradients."""
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten())
     expected.backward()
-    found = causal_loss(lent.ours, batch)
-    mean = found.loss_sum / found.num_targets
+    found = sum_token_loss(lent.ours, batch)
+    mean = found.loss_sum / batch.num_targets()
     mean.backward()
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=0)
     check_gradients(lent)

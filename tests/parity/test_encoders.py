@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pretrain.interop.read import open_release
-from pretrain.objective.causal import causal_loss
+from pretrain.objective.token_loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import build_imported, check_gradients, lend
 from tests.parity.exchange import check_round_trip
@@ -115,8 +115,8 @@ def test_outputs_loss_and_gradients_agree(lent):
         ours, theirs = bare_losses(lent, batch, extra)
     else:
         theirs = torch.nn.functional.cross_entropy(expected.flatten(0, 1), batch.targets_BT.flatten())
-        loss = causal_loss(lent.ours, batch)
-        ours = loss.loss_sum / loss.num_targets
+        loss = sum_token_loss(lent.ours, batch)
+        ours = loss.loss_sum / batch.num_targets()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     ours.backward()
     theirs.backward()

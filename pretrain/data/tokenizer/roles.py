@@ -2,11 +2,14 @@
 
 import re
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
+from pretrain.data.tokenizer.begins import begins_word
 from pretrain.data.tokenizer.layout import EOS
 from pretrain.errors import DataError
+from pretrain.rows import Vocabulary
 
 KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 """Special tokens that released tokenizers end a document with, the most specific first."""
@@ -66,3 +69,29 @@ def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     found = {int(match[1]): number for match, number in matches if match}
     last = next(number for number in range(len(found) + 1) if number not in found)
     return tuple(found[number] for number in range(last))
+
+
+def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_words: bool = False) -> Vocabulary:
+    """Returns what the ids of a tokenizer mean to an objective.
+
+    Args:
+        tokenizer: Of the data.
+        special: Ids with a meaning, `eos` among them.
+        whole_words: Tell which tokens begin a word.
+    """
+    assert special.eos is not None, "documents end"
+    named, size = _special_ids(tokenizer), tokenizer.get_vocab_size(with_added_tokens=True)
+    is_special = np.zeros(size, dtype=bool)
+    is_special[list(named.values())] = True
+    return Vocabulary(
+        size=size,
+        eos=special.eos,
+        special=is_special,
+        pad=special.pad,
+        bos=special.bos,
+        start=special.start,
+        mask=special.mask,
+        sentinels=sentinel_ids(tokenizer),
+        named=named,
+        begins_word=begins_word(tokenizer) if whole_words else None,
+    )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.load import changed_keys, dump_config, find_config, known_keys, load_config
-from pretrain.config.objective import SHAPE_OF_OBJECTIVE
+from pretrain.config.objective import NEEDS
 from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
 
@@ -260,13 +260,13 @@ def test_a_module_under_extend_may_add_names_before_they_are_checked(write, tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab_names.py").write_text(
         "from pretrain.config.presets import PRESETS\n"
-        "from pretrain.config.objective import SHAPE_OF_OBJECTIVE\n"
+        "from pretrain.config.objective import NEEDS\n"
         "PRESETS['lab-tiny'] = PRESETS['llama-tiny'] | {'max_seq_len': 77}\n"
-        "SHAPE_OF_OBJECTIVE['lab'] = 'decoder'\n"
+        "NEEDS['lab'] = NEEDS['causal']\n"
     )
     config = load_config(write(BASE), ["extend=[lab_names]", "model={preset: lab-tiny}", "objective.kind=lab"])
     assert config.objective.kind == "lab"
     with pytest.raises(ConfigError, match=r"objective.kind: unknown name 'labb'; use lab, or add it by a module"):
         load_config(write(BASE), ["extend=[lab_names]", "objective.kind=labb"])
     monkeypatch.delitem(PRESETS, "lab-tiny")
-    monkeypatch.delitem(SHAPE_OF_OBJECTIVE, "lab")
+    monkeypatch.delitem(NEEDS, "lab")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.pack import pack_rows
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.shards import ShardReader, ShardWriter
 from pretrain.errors import DataError
 from pretrain.index import DataIndex, build_split, write_index
+from pretrain.objective.causal import causal_rows
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, make_shards
 
@@ -71,7 +71,7 @@ def make_documents_of(folder, index):
 def test_targets_stay_inside_documents_and_padding_is_a_document_without_loss(tmp_path):
     index = make_shards(tmp_path, train=(700,), longest=40)
     rows = stream_of(tmp_path, index).read(range(20))
-    packed = pack_rows(rows, document_mask=True)
+    packed = causal_rows(rows, document_mask=True)
     for row in range(20):
         filled = int(rows.num_tokens[row])
         for place in range(SEQ_LEN):
@@ -131,7 +131,7 @@ def test_pairs_lie_side_by_side_under_the_same_numbers(tmp_path):
 def test_only_what_is_learned_of_records_has_a_target(tmp_path):
     index, _ = make_pairs(tmp_path, [(1, t) for t in range(2, 20)], kind="records")
     rows = stream_of(tmp_path, index).read(range(10))
-    packed = pack_rows(rows, document_mask=True)
+    packed = causal_rows(rows, document_mask=True)
     for row in range(10):
         kept = packed.targets[row] != IGNORE_INDEX
         places = packed.positions[row][kept] + 1

@@ -15,6 +15,7 @@ from pretrain.data.remote.store import LocalStore, Patience, UnavailableError, W
 from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DataError, DiskError, LaunchError
 from pretrain.index import load_index
+from tests.helpers.rows import CAUSAL
 from tests.helpers.served import (
     PLENTY,
     QUICK,
@@ -113,8 +114,8 @@ def test_ranks_with_threads_read_the_same_steps_through_one_small_cache(data, op
     plan = plan_batch(BatchConfig(global_tokens=24 * 16, seq_len=16, micro=3), 2)
     options = {"world_size": 2, "workers": 3, "prefetch": 6}
     limit = int(0.9 * size_of(*train_shards(data)))
-    ranks = [TrainLoader(open_stream(opened(limit)), plan, rank=rank, **options) for rank in (0, 1)]
-    expected = [TrainLoader(open_stream(data[0]), plan, rank=rank, **options) for rank in (0, 1)]
+    ranks = [TrainLoader(open_stream(opened(limit)), CAUSAL, plan, rank=rank, **options) for rank in (0, 1)]
+    expected = [TrainLoader(open_stream(data[0]), CAUSAL, plan, rank=rank, **options) for rank in (0, 1)]
     for _ in range(12):
         assert [next(rank).digest for rank in ranks] == [next(rank).digest for rank in expected]
     for loader in (*ranks, *expected):

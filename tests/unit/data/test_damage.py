@@ -11,13 +11,15 @@ from pretrain.data.bin_stream import BinStream
 from pretrain.data.damage import DamagePolicy, count_skipped
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
-from pretrain.data.pack import PairRows, pack_pair_rows, pack_rows
 from pretrain.data.remote.store import LocalStore
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.shards import ShardReader, ShardWriter
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.index import DataIndex, build_split, write_index
+from pretrain.objective.causal import causal_rows
+from pretrain.objective.seq2seq import pair_rows
+from pretrain.rows import PairRows
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, make_shards
 
@@ -40,7 +42,7 @@ def damage_member(folder, index, shard=1, member=2, split="train", column=0):
 
 def targets_of(rows):
     """What the model learns from rows."""
-    return pack_pair_rows(rows, 0)[1].targets if isinstance(rows, PairRows) else pack_rows(rows, True).targets
+    return (pair_rows(rows, 0) if isinstance(rows, PairRows) else causal_rows(rows, True)).targets
 
 
 def ids_of(rows):

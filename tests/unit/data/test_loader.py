@@ -13,6 +13,7 @@ from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.types import IGNORE_INDEX
+from tests.helpers.rows import CAUSAL, DENSE
 from tests.helpers.shards import make_shards, read_split
 
 SEQ_LEN = 16
@@ -29,9 +30,19 @@ def build_stream(data, split="train") -> TokenStream:
     return TokenStream(*data, split, seq_len=SEQ_LEN, seed=3, lanes=4, block_samples=8)
 
 
-def load_steps(data, num_steps, *, rank=0, world_size=1, micro=1, start=0, **options) -> list[StepBatch]:
+def load_steps(
+    data, num_steps, *, rank=0, world_size=1, micro=1, start=0, document_mask=True, **options
+) -> list[StepBatch]:
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world_size)
-    loader = TrainLoader(build_stream(data), plan, rank=rank, world_size=world_size, start_position=start, **options)
+    loader = TrainLoader(
+        build_stream(data),
+        CAUSAL if document_mask else DENSE,
+        plan,
+        rank=rank,
+        world_size=world_size,
+        start_position=start,
+        **options,
+    )
     steps = list(islice(loader, num_steps))
     loader.close()
     return steps
@@ -130,7 +141,7 @@ def test_a_damaged_member_surfaces_at_next_as_itself(tmp_path):
 def test_a_closed_loader_ends_and_leaves_no_thread(data):
     before = threading.active_count()
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=8), 1)
-    loader = TrainLoader(build_stream(data), plan, rank=0, world_size=1, workers=3)
+    loader = TrainLoader(build_stream(data), CAUSAL, plan, rank=0, world_size=1, workers=3)
     next(loader)
     loader.close()
     assert list(loader) == []
@@ -142,8 +153,7 @@ def test_a_closed_loader_ends_and_leaves_no_thread(data):
 def test_validation_reads_each_target_once_in_as_many_batches_on_every_rank(data, world_size, micro):
     stream = build_stream(data, "validation")
     loaders = [
-        ValidationLoader(stream, micro=micro, rank=rank, world_size=world_size, document_mask=False)
-        for rank in range(world_size)
+        ValidationLoader(stream, DENSE, micro=micro, rank=rank, world_size=world_size) for rank in range(world_size)
     ]
     ranks = [list(loader) for loader in loaders]
     assert {len(batches) for batches in ranks} == {len(loaders[0])}
@@ -156,14 +166,12 @@ def test_validation_reads_each_target_once_in_as_many_batches_on_every_rank(data
 
 
 def test_validation_can_be_cut_short(data):
-    loader = ValidationLoader(
-        build_stream(data, "validation"), micro=2, rank=0, world_size=1, max_tokens=50, document_mask=False
-    )
+    loader = ValidationLoader(build_stream(data, "validation"), DENSE, micro=2, rank=0, world_size=1, max_tokens=50)
     assert sum(batch.num_targets() for batch in loader) == 49
 
 
 def test_leaving_validation_early_leaves_no_thread(data):
     before = threading.active_count()
-    for _ in ValidationLoader(build_stream(data, "validation"), micro=1, rank=0, world_size=1):
+    for _ in ValidationLoader(build_stream(data, "validation"), CAUSAL, micro=1, rank=0, world_size=1):
         break
     assert threading.active_count() == before

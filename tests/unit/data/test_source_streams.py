@@ -1,5 +1,7 @@
 """From the sources of a config to one stream: packing, mixtures, curricula, sources that end."""
 
+from functools import partial
+
 import numpy as np
 import pydantic
 import pytest
@@ -7,12 +9,14 @@ import pytest
 from pretrain.config.data import BatchConfig, DataConfig, plan_batch
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.mixture_stream import source_of
-from pretrain.data.pack import PairRows
 from pretrain.data.remote.store import LocalStore
 from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.index.dataset import open_dataset
+from pretrain.objective.seq2seq import pair_rows
+from pretrain.rows import PairRows
 from pretrain.types import IGNORE_INDEX
+from tests.helpers.rows import CAUSAL, lengths_of
 from tests.helpers.shards import make_shards
 from tests.unit.data.test_bin_stream import make_pairs
 
@@ -29,7 +33,9 @@ def mixture(tmp_path):
 
 def streams(config, batch=BATCH, seed=1):
     data = DataConfig.model_validate(config)
-    return SourceStreams(open_dataset(data), open_stores(data, lambda: False), data, batch, seed)
+    return SourceStreams(
+        open_dataset(data), open_stores(data, lambda: False), data, lengths_of(batch), batch.rows, seed
+    )
 
 
 @pytest.mark.parametrize("packing", ["concat", "bins"])
@@ -50,7 +56,7 @@ def test_a_batch_does_not_depend_on_the_number_of_ranks(mixture):
     for world_size in (1, 2, 4):
         plan = plan_batch(BATCH, world_size)
         loaders = [
-            TrainLoader(streams(mixture | {"packing": "bins"}), plan, rank=rank, world_size=world_size)
+            TrainLoader(streams(mixture | {"packing": "bins"}), CAUSAL, plan, rank=rank, world_size=world_size)
             for rank in range(world_size)
         ]
         steps = [[next(loader) for loader in loaders] for _ in range(6)]
@@ -77,7 +83,7 @@ def test_pairs_become_batches_of_two_stacks(tmp_path):
     data = DataConfig(path=str(tmp_path), packing="bins")
     pairs = streams(data.model_dump())
     assert isinstance(pairs.read(range(3)), PairRows)
-    loader = TrainLoader(pairs, plan_batch(BATCH, 1), rank=0, world_size=1, start_id=999)
+    loader = TrainLoader(pairs, partial(pair_rows, start_id=999), plan_batch(BATCH, 1), rank=0, world_size=1)
     batch = next(loader).micro_batches[0]
     loader.close()
     written = {tuple(target.tolist()): tuple(source.tolist()) for source, target in documents}
@@ -100,11 +106,11 @@ def test_validation_of_pairs_covers_every_pair_once(tmp_path):
     index, documents = make_pairs(tmp_path, sizes)
     index.splits["validation"] = index.splits["train"]
     loader = ValidationLoader(
-        open_windows(index, LocalStore(tmp_path), DataConfig(path="x"), BATCH),
+        open_windows(index, LocalStore(tmp_path), DataConfig(path="x"), lengths_of(BATCH), BATCH.rows),
+        partial(pair_rows, start_id=5),
         micro=2,
         rank=0,
         world_size=1,
-        start_id=5,
     )
     targets = [b.targets_BT[b.targets_BT != IGNORE_INDEX] for b in loader]
     found = np.sort(np.concatenate([t.numpy() for t in targets]))
@@ -165,8 +171,8 @@ def test_padded_rows_hold_one_document_and_batches_of_similar_length(tmp_path, k
 def test_a_padded_batch_is_as_wide_as_its_longest_row(tmp_path):
     make_shards(tmp_path, train=(6000,), longest=16)
     padded = streams({"path": str(tmp_path), "packing": "padded"})
-    loader = TrainLoader(padded, plan_batch(BATCH, 1), rank=0, world_size=1, crop=True)
-    whole = TrainLoader(padded, plan_batch(BATCH, 1), rank=0, world_size=1)
+    loader = TrainLoader(padded, CAUSAL, plan_batch(BATCH, 1), rank=0, world_size=1, crop=True)
+    whole = TrainLoader(padded, CAUSAL, plan_batch(BATCH, 1), rank=0, world_size=1)
     widths = set()
     for _ in range(30):
         for cropped, full in zip(next(loader).micro_batches, next(whole).micro_batches, strict=True):

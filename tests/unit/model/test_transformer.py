@@ -9,7 +9,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
-from pretrain.objective.causal import causal_loss
+from pretrain.objective.token_loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
     CPU,
@@ -38,7 +38,7 @@ def logits_of(model, batch):
 
 def gradients(model, batch):
     model.zero_grad()
-    output = causal_loss(model, batch)
+    output = sum_token_loss(model, batch)
     output.loss_sum.backward()
     return output.loss_sum.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 

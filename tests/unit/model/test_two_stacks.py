@@ -7,7 +7,7 @@ import torch
 
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.model import KVCache
-from pretrain.objective.causal import causal_loss
+from pretrain.objective.token_loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
     build,
@@ -42,7 +42,7 @@ def logits_of(model, batch):
 
 def gradients(model, batch):
     model.zero_grad()
-    causal_loss(model, batch).loss_sum.backward()
+    sum_token_loss(model, batch).loss_sum.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
@@ -186,7 +186,7 @@ def test_a_head_with_a_transform_reads_it_before_the_scores():
         pooled = model.pooler(hidden)
     torch.testing.assert_close(logits[..., :61], expected, **EXACT)
     torch.testing.assert_close(pooled, (hidden[:, 0] @ model.pooler.weight.t() + model.pooler.bias).tanh(), **EXACT)
-    loss = causal_loss(model, batch).loss_sum
+    loss = sum_token_loss(model, batch).loss_sum
     expected_loss = torch.nn.functional.cross_entropy(
         expected.flatten(0, 1), batch.targets_BT.flatten(), reduction="sum"
     )

@@ -3,8 +3,7 @@
 import torch
 from torch.nn import functional
 
-from pretrain.config.objective import ObjectiveConfig
-from pretrain.objective import OBJECTIVES, build_objective
+from pretrain.objective.token_loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.model.tiny import build, random_batch, tiny_config
 
@@ -17,30 +16,26 @@ def ragged_batch():
     return Batch(batch.tokens_BT, targets)
 
 
-def test_the_configured_objective_is_built():
-    assert build_objective(ObjectiveConfig(kind="causal")) is OBJECTIVES["causal"]
-
-
 def test_loss_is_the_sum_over_the_targets_that_count():
     model, batch = build(tiny_config(), dtype=torch.float64), ragged_batch()
-    output = OBJECTIVES["causal"](model, batch)
+    output = sum_token_loss(model, batch)
     logits = model(batch).logits_BTV
     expected = functional.cross_entropy(
         logits.flatten(0, 1), batch.targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
     torch.testing.assert_close(output.loss_sum, expected, rtol=1e-12, atol=0)
-    assert output.num_targets.item() == batch.num_targets() == 14
-    assert output.num_targets.dtype == torch.int64
+    torch.testing.assert_close(output.nll_sum, expected.detach(), rtol=1e-12, atol=0)
+    assert output.num_correct == ((logits.argmax(-1) == batch.targets_BT) & (batch.targets_BT >= 0)).sum()
 
 
 def test_rows_add_up_to_the_batch_in_loss_and_gradient():
     model, batch = build(tiny_config(), dtype=torch.float64), ragged_batch()
-    OBJECTIVES["causal"](model, batch).loss_sum.backward()
+    sum_token_loss(model, batch).loss_sum.backward()
     whole = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     for row in range(3):
         part = Batch(batch.tokens_BT[row : row + 1], batch.targets_BT[row : row + 1])
-        OBJECTIVES["causal"](model, part).loss_sum.backward()
+        sum_token_loss(model, part).loss_sum.backward()
     torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, whole, rtol=1e-10, atol=1e-12)
 
 
@@ -52,5 +47,5 @@ def test_padding_the_vocabulary_does_not_change_the_loss():
         with torch.no_grad():
             for name, parameter in narrow.named_parameters():
                 dict(model.named_parameters())[name][: parameter.shape[0]] = parameter
-        losses.append(OBJECTIVES["causal"](model, ragged_batch()).loss_sum)
+        losses.append(sum_token_loss(model, ragged_batch()).loss_sum)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)

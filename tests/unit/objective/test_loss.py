@@ -1,134 +1,249 @@
-"""Chunked cross-entropy against materialised logits."""
+"""Chunked cross-entropy against materialised logits, torch's own formula and autograd in float64."""
+
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional
 
 from pretrain.objective import loss as loss_module
-from pretrain.objective.loss import linear_cross_entropy
+from pretrain.objective.loss import TokenLoss, linear_cross_entropy
 from pretrain.types import IGNORE_INDEX
 
 
-def case(dtype=torch.float64, *, vocab=37, padded=48, rows=3, length=11, width=8):
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(rows, length, width, generator=generator, dtype=dtype).requires_grad_()
-    weight = torch.randn(padded, width, generator=generator, dtype=dtype).requires_grad_()
-    targets = torch.randint(vocab, (rows, length), generator=generator)
-    targets[1, 3:9] = IGNORE_INDEX
-    return hidden, weight, targets, vocab
+class Case(NamedTuple):
+    """Inputs of the loss; all but the targets want gradients."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    vocab: int
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What gradients are taken of."""
+        return [self.hidden, self.weight] if self.bias is None else [self.hidden, self.weight, self.bias]
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        """Returns the same values in another precision."""
+        hidden, weight = (x.detach().to(dtype).requires_grad_() for x in (self.hidden, self.weight))
+        bias = None if self.bias is None else self.bias.detach().to(dtype).requires_grad_()
+        return self._replace(hidden=hidden, weight=weight, bias=bias)
 
 
-def plain(hidden, weight, targets, vocab):
-    logits = functional.linear(hidden, weight[:vocab]).flatten(0, 1)
-    return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+def case(
+    dtype: torch.dtype = torch.float64,
+    *,
+    shape: tuple[int, ...] = (3, 11),
+    vocab: int = 37,
+    padded: int = 48,
+    width: int = 8,
+    bias: bool = False,
+    ignored: float = 0.2,
+    seed: int = 0,
+) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (
+        torch.randn(*size, width, generator=generator, dtype=torch.float64) for size in (shape, (padded,))
+    )
+    targets = torch.randint(vocab, shape, generator=generator)
+    targets[torch.rand(shape, generator=generator) < ignored] = IGNORE_INDEX
+    added = torch.randn(padded, generator=generator, dtype=torch.float64) if bias else None
+    return Case(hidden, weight, added, targets, vocab).to(dtype)
 
 
-def run(function, hidden, weight, targets, vocab, factor=1.0):
-    loss = function(hidden, weight, targets, vocab)
-    return loss.detach(), *torch.autograd.grad(loss * factor, (hidden, weight))
+def chunked(case: Case, **options: Any) -> TokenLoss:
+    return linear_cross_entropy(
+        case.hidden, case.weight, case.targets, vocab_size=case.vocab, bias_V=case.bias, **options
+    )
 
 
-def chunked(hidden, weight, targets, vocab):
-    return linear_cross_entropy(hidden, weight, targets, vocab_size=vocab)
+def plain(case: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None) -> TokenLoss:
+    bias = None if case.bias is None else case.bias[: case.vocab]
+    logits = functional.linear(case.hidden, case.weight[: case.vocab], bias).flatten(0, -2)
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    targets = case.targets.flatten()
+    sums = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
+    squares = logits.logsumexp(-1).square()[targets != IGNORE_INDEX].sum()
+    return TokenLoss(
+        functional.cross_entropy(logits, targets, label_smoothing=label_smoothing, **sums) + z_loss * squares,
+        functional.cross_entropy(logits, targets, **sums).detach(),
+        (logits.argmax(-1) == targets).sum(),
+    )
 
 
-@pytest.mark.parametrize("tokens_a_chunk", [1, 4, 33, 1000])
-@pytest.mark.parametrize("padded", [37, 48])
-def test_loss_and_gradients_are_those_of_materialised_logits(monkeypatch, tokens_a_chunk, padded):
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", tokens_a_chunk * padded)
-    expected, found = run(plain, *case(padded=padded), 0.3), run(chunked, *case(padded=padded), 0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+def values_of(sums: TokenLoss, case: Case, factor: float = 0.3) -> list[Tensor]:
+    """Returns both losses, and the gradients of `factor` times the one that is minimised."""
+    gradients = torch.autograd.grad(sums.loss_sum * factor, case.inputs)
+    return [sums.loss_sum.detach(), sums.nll_sum, *gradients]
 
 
-@pytest.mark.parametrize("tokens_a_chunk", [4, 1000])
-def test_a_bias_of_the_head_is_added_and_gets_its_gradient(monkeypatch, tokens_a_chunk):
-    hidden, weight, targets, vocab = case()
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", tokens_a_chunk * len(weight))
-    bias = torch.randn(len(weight), generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
-    found = linear_cross_entropy(hidden, weight, targets, vocab_size=vocab, bias_V=bias)
-    logits = functional.linear(hidden, weight[:vocab], bias[:vocab]).flatten(0, 1)
-    expected = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-    inputs = (hidden, weight, bias)
-    found_grads, expected_grads = torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
-    torch.testing.assert_close((found, *found_grads), (expected, *expected_grads), rtol=1e-12, atol=1e-12)
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", {"cpu": 4 * 48})
 
 
-def test_fp32_is_as_close_to_float64_as_materialised_logits_are():
-    found = run(chunked, *case(torch.float32))
-    hidden, weight, targets, vocab = case(torch.float32)
-    exact = run(plain, hidden.double(), weight.double(), targets, vocab)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "label_smoothing": st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        "z_loss": st.sampled_from([0.0, 1e-4, 0.1]),
+        "soft_cap": st.sampled_from([None, 1.5, 30.0]),
+    }
+)
+ALL_OPTIONS = {"label_smoothing": 0.1, "z_loss": 1e-2, "soft_cap": 5.0}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    vocab = draw(st.integers(2, 60))
+    return case(
+        shape=draw(st.sampled_from([(1,), (17,), (2, 9), (5, 1), (0,), (2, 3, 4)])),
+        vocab=vocab,
+        padded=vocab + draw(st.sampled_from([0, 1, 71])),
+        width=draw(st.integers(1, 9)),
+        bias=draw(st.booleans()),
+        ignored=draw(st.sampled_from([0.0, 0.4, 1.0])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(cases(), OPTIONS, st.integers(1, 20))
+def test_losses_and_gradients_are_those_of_materialised_logits(case, options, tokens_a_chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "CHUNK_LOGITS", {"cpu": tokens_a_chunk * len(case.weight)})
+        found = chunked(case, **options)
+    expected = plain(case, **options)
+    assert found.num_correct == expected.num_correct
+    torch.testing.assert_close(values_of(found, case), values_of(expected, case), rtol=1e-11, atol=1e-11)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(cases(), OPTIONS)
+def test_fp32_is_within_1e_5_of_float64(case, options):
+    exact = values_of(plain(case, **options), case)
+    short = case.to(torch.float32)
+    for value, expected in zip(values_of(chunked(short, **options), short), exact, strict=True):
+        assert value.dtype == torch.float32
+        largest = max([1.0, *expected.abs().flatten().tolist()])
+        torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-5 * largest)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(cases(), OPTIONS)
+def test_autocast_runs_the_products_in_bf16_and_the_softmax_in_fp32(case, options):
+    case = case.to(torch.float32)
+    exact = values_of(plain(case, **options), case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = values_of(chunked(case, **options), case)
     for value, expected in zip(found, exact, strict=True):
         assert value.dtype == torch.float32
-        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-5)
+        # bf16 rounds by up to 2**-9, what goes into each product and what comes out; small cases average little of it
+        # away. Materialised logits under autocast are as far off: 0.03 in the worst of 3,000 cases, 0.02 here.
+        assert (value - expected).norm() <= 0.04 * max(1.0, float(expected.norm()))
+    # Of the logits in bf16 the losses are exact to fp32.
+    rounded = functional.linear(*(x if x is None else x.bfloat16() for x in (case.hidden, case.weight, case.bias)))
+    logits = Case(rounded.float().detach().requires_grad_(), torch.eye(len(case.weight)), None, *case[3:])
+    torch.testing.assert_close(found[:2], [x.detach() for x in plain(logits, **options)[:2]], rtol=1e-5, atol=1e-5)
 
 
-def test_bf16_inputs_give_an_fp32_loss():
-    hidden, weight, targets, vocab = case(torch.bfloat16)
-    found = run(chunked, hidden, weight, targets, vocab)
-    exact = run(plain, hidden.double(), weight.double(), targets, vocab)
-    assert [value.dtype for value in found] == [torch.float32, torch.bfloat16, torch.bfloat16]
-    for value, expected in zip(found, exact, strict=True):
+def test_bf16_inputs_give_an_fp32_loss_and_bf16_gradients():
+    inputs = case(torch.bfloat16, bias=True)
+    exact = inputs.to(torch.float64)
+    found = values_of(chunked(inputs, **ALL_OPTIONS), inputs)
+    assert [value.dtype for value in found] == [torch.float32] * 2 + [torch.bfloat16] * 3
+    for value, expected in zip(found, values_of(plain(exact, **ALL_OPTIONS), exact), strict=True):
         assert (value.double() - expected).norm() < 0.01 * expected.norm()
 
 
-def test_autocast_runs_the_products_in_its_dtype():
-    arguments = case(torch.float32)
-    exact = run(plain, *arguments)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = run(chunked, *arguments)
-    assert [value.dtype for value in found] == [torch.float32] * 3
-    assert not torch.equal(found[1], run(chunked, *arguments)[1])
-    for value, expected in zip(found, exact, strict=True):
-        assert (value - expected).norm() < 0.01 * expected.norm()
+def test_fp16_gradients_that_only_the_loss_scale_brings_into_range_survive():
+    inputs = case(torch.float16, shape=(200,), ignored=0.0)
+    inputs = inputs._replace(hidden=(inputs.hidden.abs() * 2500).detach().requires_grad_(), targets=inputs.targets * 0)
+    exact = inputs.to(torch.float64)
+    found, expected = (values_of(f(c), c, 1e-4)[3].double() for f, c in ((chunked, inputs), (plain, exact)))
+    assert expected.abs().max() * 1e4 > torch.finfo(torch.float16).max
+    assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-def test_padded_rows_of_the_weight_take_no_part():
-    hidden, weight, targets, vocab = case()
-    loss, _, grad_weight = run(chunked, hidden, weight, targets, vocab)
-    with torch.no_grad():
-        weight[vocab:] = 1e3
-    assert torch.equal(run(chunked, hidden, weight, targets, vocab)[0], loss)
-    assert (grad_weight[vocab:] == 0).all()
+@pytest.mark.parametrize("options", [{}, ALL_OPTIONS])
+def test_padding_the_vocabulary_to_a_multiple_of_128_changes_no_loss_and_gets_no_gradient(options):
+    narrow = case(vocab=100, padded=100, bias=True)
+    wide = [torch.full((128, *x.shape[1:]), 1e3, dtype=x.dtype) for x in (narrow.weight, narrow.bias)]
+    for padding, values in zip(wide, (narrow.weight, narrow.bias), strict=True):
+        padding[:100] = values.detach()
+    padded = narrow._replace(weight=wide[0].requires_grad_(), bias=wide[1].requires_grad_())
+    found, expected = values_of(chunked(padded, **options), padded), values_of(chunked(narrow, **options), narrow)
+    torch.testing.assert_close([*found[:3], *(x[:100] for x in found[3:])], expected, rtol=1e-12, atol=1e-12)
+    assert all((gradient[100:] == 0).all() for gradient in found[3:])
 
 
-def test_scores_too_large_for_exp_do_not_overflow():
-    hidden, weight, targets, vocab = case(torch.float32)
-    found = run(chunked, (hidden * 1e3).detach().requires_grad_(), weight, targets, vocab)
+@pytest.mark.parametrize("soft_cap", [None, 30.0])
+def test_scores_too_large_for_exp_do_not_overflow(soft_cap):
+    inputs = case(torch.float32)
+    inputs = inputs._replace(hidden=(inputs.hidden * 1e3).detach().requires_grad_())
+    found = values_of(chunked(inputs, soft_cap=soft_cap, z_loss=1e-4, label_smoothing=0.1), inputs)
     assert all(value.isfinite().all() for value in found)
 
 
-def test_no_targets_is_no_loss_and_no_gradient():
-    hidden, weight, targets, vocab = case()
-    values = run(chunked, hidden, weight, torch.full_like(targets, IGNORE_INDEX), vocab)
-    assert all((value == 0).all() for value in values)
+def test_positions_without_a_target_add_nothing_whatever_they_hold():
+    inputs = case(ignored=0.5)
+    kept = inputs.targets != IGNORE_INDEX
+    chosen = inputs._replace(hidden=inputs.hidden[kept].detach().requires_grad_(), targets=inputs.targets[kept])
+    found, expected = chunked(inputs, **ALL_OPTIONS), chunked(chosen, **ALL_OPTIONS)
+    assert found.num_correct == expected.num_correct
+    found, expected = values_of(found, inputs), values_of(expected, chosen)
+    assert (found[2][~kept] == 0).all()
+    torch.testing.assert_close([*found[:2], found[2][kept], found[3]], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_frozen_weight_gets_no_gradient():
-    hidden, weight, targets, vocab = case()
-    expected = run(chunked, hidden, weight, targets, vocab)[1]
-    (found,) = torch.autograd.grad(chunked(hidden, weight.detach(), targets, vocab), (hidden,))
+@pytest.mark.parametrize("shape", [(3, 11), (0,)])
+def test_no_targets_is_no_loss_and_gradients_of_zero(shape):
+    # Zero and not None: an engine that reduces gradients over ranks waits for every parameter's.
+    inputs = case(shape=shape, bias=True, ignored=1.0)
+    sums = chunked(inputs, **ALL_OPTIONS)
+    assert sums.num_correct == 0
+    assert all((value == 0).all() for value in values_of(sums, inputs))
+
+
+def test_of_equally_likely_tokens_the_first_is_the_answer():
+    inputs = case(ignored=0.0)
+    with torch.no_grad():
+        inputs.weight.zero_()
+    inputs.targets[0] = 0
+    sums = chunked(inputs)
+    assert sums.num_correct == (inputs.targets == 0).sum() < inputs.targets.numel()
+
+
+def test_only_what_is_minimised_can_be_differentiated():
+    sums = chunked(case(), **ALL_OPTIONS)
+    assert [value.requires_grad for value in sums] == [True, False, False]
+    assert [value.dtype for value in sums] == [torch.float64, torch.float64, torch.int64]
+    assert all(value.shape == () for value in sums)
+
+
+def test_a_frozen_weight_gets_no_gradient_and_the_hidden_states_theirs():
+    inputs = case()
+    frozen = inputs._replace(weight=inputs.weight.detach())
+    (found,) = torch.autograd.grad(chunked(frozen).loss_sum, [inputs.hidden])
+    (expected, _) = torch.autograd.grad(chunked(inputs).loss_sum, inputs.inputs)
     assert torch.equal(found, expected)
 
 
-def test_without_gradients_the_loss_is_the_same_and_nothing_is_kept():
-    hidden, weight, targets, vocab = case()
+def test_without_gradients_the_losses_are_the_same():
+    inputs = case(bias=True)
     with torch.no_grad():
-        loss = chunked(hidden, weight, targets, vocab)
-    assert not loss.requires_grad
-    assert torch.equal(loss, chunked(hidden, weight, targets, vocab).detach())
+        found = chunked(inputs, **ALL_OPTIONS)
+    assert not found.loss_sum.requires_grad
+    assert all(map(torch.equal, found, chunked(inputs, **ALL_OPTIONS)))
 
 
 def test_a_second_backward_pass_is_an_error_and_not_a_wrong_gradient():
-    loss = chunked(*case())
+    loss = chunked(case()).loss_sum
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_full_logits_are_never_held(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", 2 * 48)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        chunked(*case())
-    # The gradients of the hidden states (33 x 8) and of the weight (48 x 8); the logits would be 33 x 48.
-    assert sorted(kept) == [33 * 8, 48 * 8]

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pretrain.data.pack import PairRows, TokenRows
 from pretrain.report.data_hash import RowHashes, TokenSums, hash_rows
+from pretrain.rows import PairRows, TokenRows
 
 
 def make_rows(seed=0, num_rows=6, learned=False):

@@ -16,6 +16,7 @@ from pretrain.index.dataset import ONLY, Dataset, Source
 from pretrain.report.data_course import Order, plan_rows, train_course
 from pretrain.report.data_hash import TokenSums
 from pretrain.report.data_replay import choose_kills, plan_ranks, rank_rows, read_course
+from tests.helpers.rows import CAUSAL
 from tests.helpers.shards import make_shards
 
 ORDER = Order(seq_len=16, lanes=3, block_samples=8, seed=3)
@@ -58,7 +59,7 @@ def test_ranks_read_what_the_loader_of_a_run_reads(data, world_size):
     stream = TokenStream(folder, index, "train", seq_len=16, lanes=3, block_samples=8, seed=3)
     plan = plan_ranks(24, world_size)
     for rank in range(world_size):
-        loader = TrainLoader(stream, plan, rank=rank, world_size=world_size)
+        loader = TrainLoader(stream, CAUSAL, plan, rank=rank, world_size=world_size)
         loaded = [step.sample_ids for step in (next(loader), next(loader), next(loader))]
         loader.close()
         mine = [

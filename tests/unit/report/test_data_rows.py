@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.pack import TokenRows
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.stream import TokenStream
 from pretrain.data.tokenizer import load_tokenizer, train_bpe
 from pretrain.report.data_rows import Stretch, describe_rows
+from pretrain.rows import TokenRows
 from tests.unit.report.data_folders import make_folder, make_texts
 
 EOS = "<|endoftext|>"
@@ -115,7 +115,7 @@ def test_a_character_that_a_border_cuts_does_not_move_what_follows():
 
 @pytest.mark.parametrize("packing", ["concat", "bins"])
 def test_targets_are_counted_as_the_loader_counts_them(tmp_path, packing):
-    from pretrain.data.pack import pack_rows
+    from pretrain.objective.causal import causal_rows
 
     rows, shown = described(tmp_path / "data", make_texts(30), packing=packing)
-    assert sum(row.num_targets for row in shown) == pack_rows(rows, True).num_targets
+    assert sum(row.num_targets for row in shown) == causal_rows(rows, True).num_targets

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data.pack import TokenRows, pack_rows
-from pretrain.types import IGNORE_INDEX
+from pretrain.objective.causal import causal_rows
+from pretrain.rows import IGNORE_INDEX, TokenRows
 
 
 def make_rows(num_rows: int, seq_len: int, starts: set[int], num_tokens: list[int] | None = None) -> TokenRows:
@@ -46,7 +46,7 @@ def rows(draw, padded: bool = False) -> TokenRows:
 
 @given(st.one_of(rows(), rows(padded=True)))
 def test_packing_equals_the_slow_reference(raw):
-    packed = pack_rows(raw, document_mask=True)
+    packed = causal_rows(raw, document_mask=True)
     inputs, targets, positions, documents = pack_slowly(raw)
     assert packed.inputs.tolist() == inputs
     assert packed.targets.tolist() == targets
@@ -63,7 +63,7 @@ def test_packing_equals_the_slow_reference(raw):
 
 @given(rows())
 def test_without_a_document_mask_rows_are_shifted_and_nothing_else(raw):
-    packed = pack_rows(raw, document_mask=False)
+    packed = causal_rows(raw, document_mask=False)
     assert packed.inputs.tolist() == raw.tokens[:, :-1].tolist()
     assert packed.targets.tolist() == raw.tokens[:, 1:].tolist()
     assert packed.positions is None and packed.documents is None
@@ -71,20 +71,20 @@ def test_without_a_document_mask_rows_are_shifted_and_nothing_else(raw):
 
 
 def test_a_border_is_never_a_target():
-    packed = pack_rows(make_rows(1, 6, {0, 3}), document_mask=True)
+    packed = causal_rows(make_rows(1, 6, {0, 3}), document_mask=True)
     assert packed.targets.tolist() == [[2, 3, IGNORE_INDEX, 5, 6, 7]]
     assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert packed.documents.tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
 def test_a_document_that_starts_right_after_a_row_leaves_the_dense_path():
-    packed = pack_rows(make_rows(2, 3, {0, 3, 4}), document_mask=True)
+    packed = causal_rows(make_rows(2, 3, {0, 3, 4}), document_mask=True)
     assert packed.targets.tolist() == [[2, 3, IGNORE_INDEX], [6, 7, 8]]
     assert packed.positions is None and packed.documents is None
 
 
 def test_dtypes_and_layout_are_those_of_the_batch_contract():
-    packed = pack_rows(make_rows(3, 5, {2, 9}), document_mask=True)
+    packed = causal_rows(make_rows(3, 5, {2, 9}), document_mask=True)
     dtypes = [array.dtype for array in (packed.inputs, packed.targets, packed.positions, packed.documents)]
     assert dtypes == [np.int64, np.int64, np.int64, np.int32]
     assert all(array.flags.c_contiguous for array in (packed.inputs, packed.targets, packed.positions))

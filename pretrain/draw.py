@@ -1,0 +1,36 @@
+"""Random numbers that are a pure function of what they are for: no generator, no state, any order, any rank.
+
+    number i of a row = splitmix64's i-th, from a key of (purpose, seed, sample id)
+
+splitmix64 (Steele et al. 2014) passes the usual batteries; its arithmetic is a few integer operations over whole
+arrays. Not here: permutations of a run's samples (data/order.py), which must not repeat.
+"""
+
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix64(values: np.ndarray) -> np.ndarray:
+    """Returns a bijective scramble of uint64 values: the step and the finaliser of splitmix64."""
+    values = values + _GOLDEN
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def draw_uniform(purpose: str, seed: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
+    """Returns `count` numbers in [0, 1) for each sample, float64 [B, count].
+
+    Args:
+        purpose: What they decide; other purposes draw independent numbers.
+        seed: Of the run.
+        sample_ids: int64 [B].
+        count: Numbers a row. The first ones do not depend on it.
+    """
+    digest = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest()
+    keys_B = mix64(mix64(sample_ids.astype(np.uint64)) ^ np.frombuffer(digest, np.uint64))
+    bits = mix64(keys_B[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,42 @@
+"""Where documents lie in rows: numbers, positions, and the padding behind them."""
+
+import numpy as np
+
+from pretrain.rows import TokenRows
+
+
+def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns positions (int64) and document numbers (int32) [num_rows, seq_len].
+
+    Args:
+        row: Of each document start that is not the first of its row, ascending with its column.
+        column: Likewise, in [1, seq_len).
+        num_rows: B.
+        seq_len: T.
+    """
+    # Both are running sums over the flattened rows, of steps that are special only where a segment (a row or a
+    # document) starts: no temporary of the size of the batch.
+    row_starts = np.arange(num_rows) * seq_len
+    borders = row * seq_len + column
+    starts = np.sort(np.concatenate((row_starts, borders)), kind="stable")
+    positions = np.ones(num_rows * seq_len, dtype=np.int64)
+    positions[starts[1:]] = 1 - (starts[1:] - starts[:-1])
+    positions[0] = 0
+    documents = np.zeros(num_rows * seq_len, dtype=np.int32)
+    documents[borders] = 1
+    documents[row_starts[1:]] = -np.bincount(row, minlength=num_rows)[:-1]
+    np.cumsum(positions, out=positions)
+    np.cumsum(documents, out=documents)
+    return positions.reshape(num_rows, seq_len), documents.reshape(num_rows, seq_len)
+
+
+def inner_starts(rows: TokenRows, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns row and column of the documents that start inside the first `seq_len` columns, not at a row's start."""
+    row, column = np.divmod(rows.starts, rows.tokens.shape[1])
+    inner = (column > 0) & (column < seq_len)
+    return row[inner], column[inner]
+
+
+def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
+    """Returns which of the first `seq_len` columns are not padding, bool [B, seq_len]; None: all."""
+    return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]

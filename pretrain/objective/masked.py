@@ -1,0 +1,89 @@
+"""Masked language modelling (Devlin et al. 2019, 3.1): some tokens are hidden, and predicted from both sides.
+
+    ordinary tokens  --drawn, by token or by word-->  predicted  -->  mask token, another token, or left as they are
+
+The draw is independent for each token (or word), so that the rate is exact on average. The head is computed at the
+predicted places only.
+"""
+
+import numpy as np
+
+from pretrain.config.objective import MaskedConfig, TaskConfig
+from pretrain.draw import draw_uniform
+from pretrain.errors import ConfigError
+from pretrain.objective.contract import RowContext, RowMaker
+from pretrain.objective.documents import inner_starts, number_documents, real_tokens
+from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary
+
+
+def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
+    """Raises: ConfigError: The tokenizer has no mask token."""
+    if context.vocabulary.mask is None:
+        raise ConfigError(
+            "objective.kind=masked needs a mask token, which the tokenizer does not have",
+            fix="prepare with [MASK] among tokenizer.special_tokens",
+        )
+
+    def make(rows: TokenRows | PairRows) -> ModelRows:
+        assert isinstance(rows, TokenRows), "pairs are not masked"
+        return masked_rows(rows, config.masked, context.vocabulary, context.seed, context.document_mask)
+
+    return make
+
+
+def masked_rows(
+    rows: TokenRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
+) -> ModelRows:
+    """Hides tokens of raw rows.
+
+    Args:
+        rows: From the stream; their last column belongs to other rows and is not read.
+        config: Rate and replacements.
+        vocabulary: With `mask`; with `begins_word` for whole words.
+        seed: Of the run.
+        document_mask: Documents do not see each other.
+    """
+    seq_len = rows.tokens.shape[1] - 1
+    tokens = rows.tokens[:, :-1].astype(np.int64)
+    chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)
+    places = np.flatnonzero(chosen)
+    (ordinary,) = np.nonzero(~vocabulary.special)
+    fate, other = (draw_uniform(f"masked {name}", seed, rows.sample_ids, seq_len)[chosen] for name in ("fate", "other"))
+    hidden = np.where(fate < config.random, ordinary[(other * len(ordinary)).astype(np.int64)], vocabulary.mask)
+    inputs = tokens.copy()
+    inputs[chosen] = np.where(fate >= 1 - config.keep, tokens[chosen], hidden)
+    positions = documents = None
+    row, column = inner_starts(rows, seq_len)
+    if document_mask and len(row):
+        positions, documents = number_documents(row, column, len(tokens), seq_len)
+    return ModelRows(
+        inputs=inputs,
+        targets=np.where(chosen, tokens, IGNORE_INDEX),
+        num_targets=len(places),
+        sample_ids=rows.sample_ids,
+        positions=positions,
+        documents=documents,
+        places=places,
+    )
+
+
+def _draw_chosen(
+    rows: TokenRows, tokens: np.ndarray, config: MaskedConfig, vocabulary: Vocabulary, seed: int
+) -> np.ndarray:
+    """Returns which tokens are predicted, bool [B, T]."""
+    seq_len = tokens.shape[1]
+    number = draw_uniform("masked", seed, rows.sample_ids, seq_len)
+    candidates = ~vocabulary.special[tokens]
+    real = real_tokens(rows, seq_len)
+    if real is not None:
+        candidates &= real
+    if config.whole_words:
+        assert vocabulary.begins_word is not None, "asked for when the vocabulary is read"
+        # A special token ends the word before it, and what follows it begins one.
+        begins = vocabulary.begins_word[tokens] | ~candidates
+        begins[:, 1:] |= ~candidates[:, :-1]
+        begins[:, 0] = True
+        row, column = inner_starts(rows, seq_len)
+        begins[row, column] = True
+        number = np.take_along_axis(number, np.cumsum(begins, axis=1) - 1, axis=1)
+    return candidates & (number < config.rate)

@@ -1,0 +1,100 @@
+"""Several objectives in one run: each row is of one of them, drawn by (seed, sample id) and weight."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pretrain.config.lengths import RowLengths
+from pretrain.draw import draw_uniform
+from pretrain.objective.contract import RowMaker
+from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows, select_rows
+
+
+def mix(
+    makers: Sequence[RowMaker], weights: Sequence[float], purpose: str, seed: int, lengths: RowLengths, fill: int
+) -> RowMaker:
+    """Returns what hands each row to one of `makers`.
+
+    Args:
+        makers: Of the objectives.
+        weights: In the same order; any scale.
+        purpose: Of the draw (draw.py).
+        seed: Of the run.
+        lengths: Of what comes out; what is shorter is padded.
+        fill: Token of padding.
+    """
+    if len(makers) == 1:
+        return makers[0]
+    bounds = np.cumsum(weights) / np.sum(weights)
+
+    def make(rows: TokenRows | PairRows) -> ModelRows:
+        assert isinstance(rows, TokenRows), "objectives of pairs are not mixed"
+        number = draw_uniform(purpose, seed, rows.sample_ids, 1)[:, 0]
+        chosen = np.minimum(np.searchsorted(bounds, number, side="right"), len(makers) - 1)
+        found = np.unique(chosen).tolist()
+        parts = [makers[kind](select_rows(rows, chosen == kind)) for kind in found]
+        places = np.concatenate([np.flatnonzero(chosen == kind) for kind in found])
+        return merge(parts, np.argsort(places), lengths, fill)
+
+    return make
+
+
+def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fill: int) -> ModelRows:
+    """Puts rows one after another, pads them to the same length, and takes them in `order`."""
+    sources = [part.source for part in parts if part.source is not None]
+    assert len(sources) in (0, len(parts)), "objectives of one run need the same stacks"
+    shape = [part.inputs.shape for part in parts]
+    targets = _stack([part.targets for part in parts], lengths.target, IGNORE_INDEX)[order]
+    prefix = None
+    if any(part.prefix is not None for part in parts):
+        prefixes = [
+            np.zeros(size, dtype=bool) if part.prefix is None else part.prefix
+            for part, size in zip(parts, shape, strict=True)
+        ]
+        prefix = _stack(prefixes, lengths.target, False)[order]
+    positions, documents = _merge_documents(
+        [(part.positions, part.documents) for part in parts], shape, lengths.target, order
+    )
+    source = None
+    if sources:
+        assert lengths.source is not None
+        of_source = [(part.positions, part.documents) for part in sources]
+        of_shape = [part.tokens.shape for part in sources]
+        tokens = _stack([part.tokens for part in sources], lengths.source, fill)[order]
+        source = SourceRows(tokens, *_merge_documents(of_source, of_shape, lengths.source, order))
+    return ModelRows(
+        inputs=_stack([part.inputs for part in parts], lengths.target, fill)[order],
+        targets=targets,
+        num_targets=sum(part.num_targets for part in parts),
+        sample_ids=np.concatenate([part.sample_ids for part in parts])[order],
+        positions=positions,
+        documents=documents,
+        prefix=prefix,
+        places=None if any(part.places is None for part in parts) else np.flatnonzero(targets != IGNORE_INDEX),
+        source=source,
+    )
+
+
+def _merge_documents(
+    parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]],
+    shapes: Sequence[tuple[int, ...]],
+    length: int,
+    order: np.ndarray,
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns positions and documents of all rows; None where no row is padded or holds several documents."""
+    if all(documents is None and shape[1] == length for (_, documents), shape in zip(parts, shapes, strict=True)):
+        return None, None
+    positions = [
+        np.broadcast_to(np.arange(shape[1]), shape) if part is None else part
+        for (part, _), shape in zip(parts, shapes, strict=True)
+    ]
+    documents = [
+        np.zeros(shape, dtype=np.int32) if part is None else part
+        for (_, part), shape in zip(parts, shapes, strict=True)
+    ]
+    return _stack(positions, length, 0)[order], _stack(documents, length, -1)[order]
+
+
+def _stack(arrays: Sequence[np.ndarray], length: int, fill: int) -> np.ndarray:
+    padded = [np.pad(a, ((0, 0), (0, length - a.shape[1])), constant_values=fill) for a in arrays]
+    return np.concatenate(padded)

@@ -1,0 +1,77 @@
+"""Sequence to sequence: a decoder predicts each target of a pair after reading its source (Sutskever et al. 2014).
+
+    source tokens [B, S+1]  ->  encoder inputs, the last column dropped
+    target tokens [B, T+1]  ->  targets; inputs are the same shifted by one behind a start token (teacher forcing)
+
+Document n of a target row sees document n of its source row, and no other.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from pretrain.config.objective import TaskConfig
+from pretrain.errors import ConfigError
+from pretrain.objective.contract import RowContext, RowMaker
+from pretrain.objective.documents import inner_starts, number_documents
+from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
+
+
+def build_seq2seq(config: TaskConfig, context: RowContext) -> RowMaker:
+    """Pairs, one or several a row. Raises: ConfigError: There is no token that a decoder reads first."""
+    return partial(pair_rows, start_id=start_of(context))
+
+
+def start_of(context: RowContext) -> int:
+    """Returns what a decoder reads first. Raises: ConfigError: The tokenizer has no token for it."""
+    if context.vocabulary.start is None:
+        raise ConfigError(
+            "the tokenizer has no token that a decoder reads first",
+            fix="prepare with a <pad> or <s> token (tokenizer.special_tokens), or set model.special_tokens.start",
+        )
+    return context.vocabulary.start
+
+
+def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
+    """Makes what an encoder-decoder takes.
+
+    Args:
+        rows: Pairs from the stream.
+        start_id: What the decoder reads before a target's first token.
+
+    Returns:
+        Rows whose inputs are `start_id` and all tokens of a document but its last, and whose targets are all tokens;
+        padding has none.
+    """
+    assert isinstance(rows, PairRows), "texts have no source"
+    tokens = rows.target.tokens
+    num_rows, width = tokens.shape
+    seq_len = width - 1
+    targets = tokens[:, :-1].astype(np.int64)
+    inputs = np.empty_like(targets)
+    inputs[:, 1:] = targets[:, :-1]
+    row, column = np.divmod(rows.target.starts, width)
+    inside = column < seq_len
+    inputs[row[inside], column[inside]] = start_id
+    inputs[:, 0] = start_id
+    assert rows.target.num_tokens is not None, "rows of pairs are padded"
+    targets[np.arange(seq_len) >= rows.target.num_tokens[:, None]] = IGNORE_INDEX
+    positions, documents = number_documents(*inner_starts(rows.target, seq_len), num_rows, seq_len)
+    return ModelRows(
+        inputs=inputs,
+        targets=targets,
+        num_targets=int((targets != IGNORE_INDEX).sum()),
+        sample_ids=rows.target.sample_ids,
+        positions=positions,
+        documents=documents,
+        source=_source_rows(rows.source),
+    )
+
+
+def _source_rows(rows: TokenRows) -> SourceRows:
+    source_len = rows.tokens.shape[1] - 1
+    row, column = inner_starts(rows, source_len)
+    positions = documents = None
+    if len(row):
+        positions, documents = number_documents(row, column, len(rows.tokens), source_len)
+    return SourceRows(rows.tokens[:, :-1].astype(np.int64), positions, documents)
