@@ -1,6 +1,7 @@
 # install      .venv with pretrain and its development tools; redone only when pyproject.toml has changed
 # quickstart   the whole path on two CPU ranks: prepare, train, stop, resume, generate
-# test         the fast tests           check   format, lint, types, repository rules
+# test         the fast tests, in JOBS processes (2)
+# check        format, lint, types, repository rules
 # bench        every benchmark, --quick unless BENCH says otherwise
 # clean        removes .venv and caches; data/ and runs/ stay
 #
@@ -9,6 +10,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 BENCH ?= --quick
+JOBS ?= 2
 # decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
 BENCHMARKS := $(filter-out common decoder_step,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
@@ -27,7 +29,7 @@ quickstart: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh configs/run/quickstart.sh
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope
 
 check: install
 	$(BIN)/ruff format --check .
