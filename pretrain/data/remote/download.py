@@ -1,6 +1,6 @@
 """One remote file to one local file: resumed, verified while it comes, and visible only when it is whole.
 
-    attempt -> pieces -> hash and AtomicWriter        broken off: wait (longer each time, with jitter), go on by range
+    attempt -> pieces -> hash and AtomicWriter        broken off: wait (network.py), go on by range
             -> the hash is that of the index: fsync, rename            it is not: thrown away, fetched once more
 
 Deliberately not here: who downloads, and when (fetch.py); where to (cache.py).
@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import random
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,21 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pretrain.data.network import POLL_S, AbandonedError, Attempts
 from pretrain.data.remote.locks import try_lock
 from pretrain.data.remote.store import Patience, UnavailableError
 from pretrain.data.remote.transport import PIECE_BYTES, TransientError, Transport
 from pretrain.errors import DataError
 from pretrain.io import AtomicWriter
 
-POLL_S = 0.1
 MAX_SMALL_BYTES = 2**28
 """Of a file whose size is not known beforehand: an index or a tokenizer."""
 
 _log = logging.getLogger(__name__)
-
-
-class AbandonedError(Exception):
-    """What was being done is no longer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,34 +60,6 @@ class Progress:
     def __str__(self) -> str:
         text = f"{self.received / 2**20:.1f} of {self.num_bytes / 2**20:.1f} MiB"
         return f"{text}, {self.trouble}" if self.trouble else text
-
-
-class Attempts:
-    """Waits between attempts at one thing, until there have been `total_s` without success."""
-
-    def __init__(self, url: str, patience: Patience, abandoned: Callable[[], bool]) -> None:
-        self._url, self._patience, self._abandoned = url, patience, abandoned
-        self.succeed()
-
-    def succeed(self) -> None:
-        """Starts to count anew: bytes came."""
-        self._since, self._wait_s = time.monotonic(), self._patience.first_s
-
-    def fail(self, error: TransientError) -> None:
-        """Waits before the next attempt. Raises: UnavailableError: There is none. AbandonedError."""
-        # Jitter, so that the nodes of a job do not come back in step.
-        until = time.monotonic() + self._wait_s * random.uniform(0.5, 1)
-        if until > self._since + self._patience.total_s:
-            raise UnavailableError(
-                f"cannot be fetched: {error}, and no answer for {self._patience.total_s:g} s",
-                where=self._url,
-                fix="start again when the server is back",
-            ) from None
-        self._wait_s = min(2 * self._wait_s, self._patience.longest_s)
-        while time.monotonic() < until:
-            if self._abandoned():
-                raise AbandonedError
-            time.sleep(min(POLL_S, self._patience.first_s))
 
 
 def download_once(
@@ -204,7 +171,7 @@ def _receive(
 ) -> str:
     """Writes a file's bytes through as many attempts as it takes; returns what is wrong with them, or nothing."""
     hasher = file.hasher()
-    attempts = Attempts(f"{transport.url}/{file.name}", patience, abandoned)
+    attempts = Attempts(patience, abandoned)
     progress.num_bytes, progress.received = file.num_bytes, 0
     while progress.received < file.num_bytes:
         try:
@@ -226,7 +193,8 @@ def _receive(
                 raise TransientError(f"broken off after {progress.received} of {file.num_bytes} bytes")
         except TransientError as error:
             progress.trouble = str(error)
-            attempts.fail(error)
+            if not attempts.again():
+                raise unavailable(f"{transport.url}/{file.name}", error, patience) from None
     found = hasher.hexdigest()
     return "" if found == file.digest else f"its hash is {found} instead of {file.digest}"
 
@@ -238,17 +206,27 @@ def read_small(transport: Transport, name: str, *, patience: Patience, abandoned
         DataError: As `download`; or it has more than `MAX_SMALL_BYTES`.
         AbandonedError: It was.
     """
-    attempts = Attempts(f"{transport.url}/{name}", patience, abandoned)
+    url, attempts = f"{transport.url}/{name}", Attempts(patience, abandoned)
     while True:
         try:
             body = transport.open(name, 0)
-            content = b"".join(_limited(body.pieces, f"{transport.url}/{name}"))
+            content = b"".join(_limited(body.pieces, url))
             if body.num_bytes not in (None, len(content)):
                 raise TransientError(f"broken off after {len(content)} of {body.num_bytes} bytes")
             return content
         except TransientError as error:
-            _log.warning("%s/%s: %s; trying again", transport.url, name, error)
-            attempts.fail(error)
+            _log.warning("%s: %s; trying again", url, error)
+            if not attempts.again():
+                raise unavailable(url, error, patience) from None
+
+
+def unavailable(url: str, error: TransientError, patience: Patience) -> UnavailableError:
+    """Returns the error to raise where there is no further attempt."""
+    return UnavailableError(
+        f"cannot be fetched: {error}, and no answer for {patience.total_s:g} s",
+        where=url,
+        fix="start again when the server is back",
+    )
 
 
 def _limited(pieces: Iterator[bytes], url: str) -> Iterator[bytes]:

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from pretrain.data.network import POLL_S, AbandonedError
 from pretrain.data.remote.cache import Fill, ShardCache
-from pretrain.data.remote.download import POLL_S, AbandonedError, Progress
+from pretrain.data.remote.download import Progress
 from pretrain.data.remote.store import UnavailableError
 from pretrain.index import ShardIndex
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pretrain.data.network import AbandonedError, Attempts
 from pretrain.data.remote.cache import ShardCache
-from pretrain.data.remote.download import AbandonedError, Attempts, read_small
+from pretrain.data.remote.download import read_small, unavailable
 from pretrain.data.remote.store import Patience
 from pretrain.data.remote.transport import TransientError, Transport
 from pretrain.errors import DataError
@@ -90,13 +91,14 @@ def check_remote(
 
 
 def _ask(transport: Transport, name: str, patience: Patience, stop: Callable[[], bool]) -> int | DataError | None:
-    attempts = Attempts(f"{transport.url}/{name}", patience, stop)
+    attempts = Attempts(patience, stop)
     while True:
         if stop():
             raise AbandonedError
         try:
             return transport.num_bytes(name)
         except TransientError as error:
-            attempts.fail(error)
+            if not attempts.again():
+                raise unavailable(f"{transport.url}/{name}", error, patience) from None
         except DataError as error:
             return error

@@ -17,9 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.data.network import AbandonedError
 from pretrain.data.remote.cache import ShardCache, stamp
 from pretrain.data.remote.contents import tree_bytes
-from pretrain.data.remote.download import AbandonedError, Progress, RemoteFile, download, download_once
+from pretrain.data.remote.download import Progress, RemoteFile, download, download_once
 from pretrain.data.remote.fetch import Fetcher, gib
 from pretrain.data.remote.folder import check_remote, fetch_folder
 from pretrain.data.remote.store import Patience, UnavailableError, WaitStoppedError

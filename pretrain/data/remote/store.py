@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from pretrain.data.network import Waits
 from pretrain.errors import DataError
 from pretrain.index import check_shards, load_index
 
@@ -23,20 +24,14 @@ class WaitStoppedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Waits):
     """How long a server, or room in the cache, may be waited for.
 
     Attributes:
-        first_s: Wait after the first failure; doubled with each one, until bytes come again.
-        longest_s: The longest wait.
-        total_s: Given up after so long without a byte.
         room_s: Given up after so long with all of the cache in use: other ranks may be about to let go of some.
         report_s: A wait is logged when it has lasted so long, and each time that it has doubled.
     """
 
-    first_s: float = 0.5
-    longest_s: float = 20.0
-    total_s: float = 300.0
     room_s: float = 30.0
     report_s: float = 30.0
 

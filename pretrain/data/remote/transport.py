@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pretrain.data.network import Failure, describe, failure_of, is_of_network
 from pretrain.data.remote.store import UnavailableError
 from pretrain.errors import DataError, LaunchError
 
@@ -30,9 +31,6 @@ TIMEOUT_S = 30.0
 PIECE_BYTES = 2**18
 RANGE_BYTES = 2**23
 """Bytes that one request of s3 or gs asks for."""
-
-_PASSING_STATUS = {408, 425, 429}
-_LASTING_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "InvalidAccessKeyId")
 
 
 class TransientError(Exception):
@@ -150,10 +148,7 @@ class HttpTransport:
             if error.code == 416:
                 total = error.headers.get("Content-Range", "").rpartition("/")[2]
                 return int(total) if total.isdigit() else 0
-            what = f"HTTP {error.code} {error.reason}"
-            if 400 <= error.code < 500 and error.code not in _PASSING_STATUS:
-                raise _lasting(url, what, is_missing=error.code in (404, 410)) from None
-            raise TransientError(what) from None
+            raise _failed(url, error, f"HTTP {error.code} {error.reason}") from None
         except urllib.error.URLError as error:
             raise TransientError(str(error.reason)) from None
         except (OSError, http.client.HTTPException) as error:
@@ -218,17 +213,16 @@ class ObjectTransport:
     def _call(self, function: Any, url: str, **arguments: int) -> Any:
         try:
             return function(url, **arguments)
-        except (FileNotFoundError, PermissionError) as error:
-            what = str(error) or type(error).__name__
-            raise _lasting(url, what, is_missing=isinstance(error, FileNotFoundError)) from None
         except Exception as error:
-            # Each of these libraries has a family of errors of its own, most of them of the network.
-            what = f"{type(error).__name__}: {error}"
-            if type(error).__name__ in _LASTING_ERRORS:
-                raise _lasting(url, what, is_missing=False) from None
-            raise TransientError(what) from None
+            if not is_of_network(error):
+                raise
+            raise _failed(url, error, describe(error)) from None
 
 
-def _lasting(url: str, what: str, *, is_missing: bool) -> DataError:
-    kind = DataError if is_missing else UnavailableError
+def _failed(url: str, error: Exception, what: str) -> TransientError | DataError:
+    """Returns the error to raise of an attempt."""
+    failure = failure_of(error)
+    if failure is Failure.PASSING:
+        return TransientError(what)
+    kind = DataError if failure is Failure.MISSING else UnavailableError
     return kind(f"cannot be fetched: {what}", where=url, fix="correct data.path, or give access to it")

@@ -9,6 +9,7 @@ import pytest
 import s3fs
 
 from pretrain.config.prepare import InputConfig
+from pretrain.data.network import Waits
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import plan_parts
 from pretrain.errors import DataError
@@ -111,12 +112,12 @@ def test_missing_credentials_are_told_at_once(bucket, monkeypatch, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_one_error(bucket, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.RETRY_DELAYS_S", (0.0,))
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.0, 0.0, 0.0))
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: .*\(tried 2 times in 0 s\); mend that, or copy"):
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: .*, and no answer for 0 s; mend that, or copy"):
         listing(f"{bucket}/a.jsonl")
     s3fs.S3FileSystem.clear_instance_cache()
 
