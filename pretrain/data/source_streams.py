@@ -77,6 +77,15 @@ class SourceStreams:
             for source, stream, count in zip(self._dataset.sources, self._streams, counts, strict=True)
         }
 
+    def left_out(self) -> dict[str, int]:
+        """Returns how many pairs of each source are longer than a row and never trained on, where there are any."""
+        counts = {
+            source.name: stream.num_left_out()
+            for source, stream in zip(self._dataset.sources, self._streams, strict=True)
+            if isinstance(stream, BinStream) and source.index.kind == "pairs"
+        }
+        return {name: count for name, count in counts.items() if count}
+
     def check_supply(self, num_samples: int) -> None:
         """Refuses a run of so many samples that a source which does not repeat would have to.
 

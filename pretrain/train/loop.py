@@ -88,6 +88,8 @@ def _due(step: int, every: int) -> bool:
 
 def _announce(run: Run, state: TrainState, target: int) -> None:
     if run.world.is_main:
+        for name, count in run.samples.left_out().items():
+            log.warning("%d pairs of %s are longer than batch.seq_len or batch.source_len, and left out", count, name)
         if state.step >= target:
             log.info("%s is complete: %d steps", run.folder.path, state.step)
         elif state.step:

@@ -77,6 +77,13 @@ def test_a_source_that_would_have_to_repeat_is_refused_by_where_it_ends(mixture)
         mixed.check_supply(60)
 
 
+def test_pairs_that_no_row_holds_are_counted(tmp_path):
+    make_pairs(tmp_path, [(3, 4), (40, 2), (2, 17), (5, 16)])
+    data = {"path": str(tmp_path), "packing": "bins"}
+    assert streams(data).left_out() == {"data": 2}
+    assert streams(data, BATCH.model_copy(update={"seq_len": 64, "global_tokens": 128})).left_out() == {}
+
+
 def test_pairs_become_batches_of_two_stacks(tmp_path):
     rng = np.random.default_rng(2)
     _, documents = make_pairs(tmp_path, [(int(s), int(t)) for s, t in rng.integers(1, 12, (80, 2))])
