@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pretrain.data.documents import Document
 from pretrain.data.split import SplitRule
-from pretrain.data.tokenizer import cut_text
+from pretrain.data.tokenizer import PIECE_CHARS, cut_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,12 @@ def cut_document(spans: list[Span], split: str, cut_long: bool, consumed_bytes: 
         consumed_bytes: Of the input.
     """
     for number, span in enumerate(spans, 1):
-        cuts = list(cut_text(span.text)) if cut_long else [span.text]
+        ends = number == len(spans)
+        if not cut_long or len(span.text) <= PIECE_CHARS:
+            yield Piece(split, span.text, ends, consumed_bytes, span.is_source, span.is_learned)
+            consumed_bytes = 0
+            continue
+        cuts = list(cut_text(span.text))
         for place, text in enumerate(cuts, 1):
-            is_last = number == len(spans) and place == len(cuts)
-            yield Piece(split, text, is_last, consumed_bytes, span.is_source, span.is_learned)
+            yield Piece(split, text, ends and place == len(cuts), consumed_bytes, span.is_source, span.is_learned)
             consumed_bytes = 0
