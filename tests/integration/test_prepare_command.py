@@ -74,12 +74,6 @@ def test_what_is_too_long_is_refused_by_the_limit_of_the_short_form(folder):
     assert result.stderr.startswith("error: --max-document-bytes: inputs.0.max_document_bytes=0: input should be gr")
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(folder):
-    result = run_cli("prepare", "--input", "in", "--output", "a.yaml", cwd=folder)
-    assert (result.code, result.stderr) == (64, "error: a.yaml: a file, not a folder; use another --output\n")
-    assert (folder / "a.yaml").read_text() == CONFIG
-
-
 def test_ctrl_c_says_that_the_same_command_goes_on_and_it_does(folder, monkeypatch, capsys):
     def interrupt(operation, path):
         if path.name == "part-00002.json":

@@ -334,7 +334,11 @@ def test_folder_where_no_lock_file_can_be_made_is_refused(tmp_path, corpus):
 
 def test_output_that_is_a_file_is_refused(tmp_path, corpus):
     (tmp_path / "out").write_text("")
-    with pytest.raises(DiskError, match="cannot create the folder: File exists"):
+    with pytest.raises(ConfigError, match="out: a file, not a folder; use another --output"):
+        prepare(options(tmp_path))
+    (tmp_path / "out").unlink()
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere/at/all")
+    with pytest.raises(DiskError, match="out: cannot create the folder: File exists"):
         prepare(options(tmp_path))
 
 
