@@ -87,7 +87,6 @@ class TokenStream:
             except DataError as error:
                 self._damage.skip(error, self._shards, sample)
                 copier.clear_row()
-            copier.end_row()
         return copier.finish(samples, None)
 
     def num_windows(self, max_tokens: int | None = None) -> int:
@@ -115,7 +114,8 @@ class TokenStream:
             except DataError as error:
                 self._damage.skip(error, self._shards, window)
                 copier.clear_row()
-            copier.end_row()
+            else:
+                copier.pad(self.seq_len + 1 - size)
         return copier.finish(np.array(windows, dtype=np.int64), sizes)
 
     def _copy_sample(self, copier: "_RowCopier", start: int) -> None:
@@ -141,7 +141,7 @@ class _RowCopier:
 
     def __init__(self, width: int, dtype: str, fill: int) -> None:
         self._width, self._dtype, self._fill = width, dtype, fill
-        self._at = self._num_rows = self._row_pieces = self._row_starts = 0
+        self._at = 0
         self._pieces: list[np.ndarray] = []
         self._cleared: list[int] = []
         self._starts: list[np.ndarray] = []
@@ -170,25 +170,27 @@ class _RowCopier:
             self._at += size
             offset, wanted = offset + size, wanted - size
 
-    def end_row(self) -> None:
-        """Pads what is left of the row, and moves to the next one."""
-        self._num_rows += 1
-        missing = self._num_rows * self._width - self._at
+    def pad(self, missing: int) -> None:
+        """Appends padding."""
         if missing:
             self._pieces.append(np.full(missing, self._fill, dtype=self._dtype))
             self._at += missing
-        self._row_pieces, self._row_starts = len(self._pieces), len(self._starts)
 
     def clear_row(self) -> None:
-        """Takes back all of the row: it is padding."""
-        del self._pieces[self._row_pieces :], self._starts[self._row_starts :], self._shifts[self._row_starts :]
-        self._at = self._num_rows * self._width
-        self._cleared.append(self._num_rows)
+        """Takes back what there is of a row that is not complete, and makes all of it padding."""
+        row, done = divmod(self._at, self._width)
+        self._at -= done
+        while done:
+            done -= len(self._pieces.pop())
+        while self._starts and int(self._starts[-1][0]) + self._shifts[-1] >= self._at:
+            self._starts.pop(), self._shifts.pop()
+        self._cleared.append(row)
+        self.pad(self._width)
 
     def finish(self, sample_ids: np.ndarray, num_tokens: np.ndarray | None) -> TokenRows:
         """Returns the rows; `num_tokens` are those that were real, of rows that were not cleared. None: all."""
         if self._cleared:
-            num_tokens = np.full(self._num_rows, self._width) if num_tokens is None else num_tokens
+            num_tokens = np.full(self._at // self._width, self._width) if num_tokens is None else num_tokens
             num_tokens[self._cleared] = 0
         tokens = np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
         starts = np.empty(0, np.int64)
