@@ -77,6 +77,7 @@ class ModelRows:
             computed there only. None: everywhere.
         source: What the encoder reads, where the model has two stacks.
         num_targets: Targets that are not IGNORE_INDEX.
+        num_padding: Positions that are padding, those of the source with them.
         sample_ids: int64 [B].
     """
 
@@ -89,6 +90,12 @@ class ModelRows:
     prefix: np.ndarray | None = None
     places: np.ndarray | None = None
     source: SourceRows | None = None
+    num_padding: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model reads: of two stacks source and target, and no padding."""
+        return self.inputs.size + (0 if self.source is None else self.source.tokens.size) - self.num_padding
 
 
 @dataclass(frozen=True, slots=True)

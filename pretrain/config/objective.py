@@ -190,6 +190,20 @@ class ObjectiveConfig(TaskConfig):
         """The objectives: those of the mixture, or the one."""
         return [*self.mixture] or [self]
 
+    @property
+    def weights(self) -> list[float]:
+        """Of the objectives, any scale."""
+        return [task.weight for task in self.mixture] or [1.0]
+
+    @property
+    def head_share(self) -> float:
+        """Expected share of the positions at which the head is computed: few where all objectives are masked."""
+        if any(task.kind != "masked" for task in self.tasks):
+            return 1.0
+        weights = [task.weight for task in self.mixture] or [1.0]
+        rates = [task.masked.rate for task in self.tasks]
+        return sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
+
     @model_validator(mode="after")
     def _check_mixture(self) -> Self:
         alone = [name for name in ("kind", *SECTIONS) if self.differs(name)]

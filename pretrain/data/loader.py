@@ -54,6 +54,7 @@ class StepBatch:
         next_position: The cursor once this step is trained.
         micro_batches: To accumulate over.
         num_targets: Targets with a loss in this rank's micro-batches.
+        num_tokens: Tokens that the model reads of them: of two stacks source and target, and no padding.
         sample_ids: Of this rank's rows, in order.
         digest: Of this rank's rows; the sum over the ranks mod 2**64 is the step's (digest.py).
         num_skipped: Of this rank's rows, those that could not be read and have no targets (damage.py).
@@ -63,6 +64,7 @@ class StepBatch:
     next_position: int
     micro_batches: list[Batch]
     num_targets: int
+    num_tokens: int
     sample_ids: tuple[int, ...]
     digest: int
     num_skipped: int
@@ -125,34 +127,43 @@ class TrainLoader:
         position = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
         self._steps_taken += 1
-        micro_batches = [batch for batch, _, _, _ in parts]
+        micro_batches = [part.batch for part in parts]
         return StepBatch(
             position=position,
             next_position=position + plan.rows,
             micro_batches=micro_batches,
-            num_targets=sum(num_targets for _, num_targets, _, _ in parts),
+            num_targets=sum(part.num_targets for part in parts),
+            num_tokens=sum(part.num_tokens for part in parts),
             sample_ids=tuple(sample for batch in micro_batches for sample in batch.sample_ids),
-            digest=sum(digest for _, _, digest, _ in parts) % 2**64,
-            num_skipped=sum(num_skipped for _, _, _, num_skipped in parts),
+            digest=sum(part.digest for part in parts) % 2**64,
+            num_skipped=sum(part.num_skipped for part in parts),
         )
 
     def close(self) -> None:
         """Stops the threads and joins them."""
         self._prefetcher.close()
 
-    def _assemble(self, number: int) -> tuple[Batch, int, int, int]:
-        """Reads the micro-batch `number` of this rank, counted from where the loader started.
-
-        Returns:
-            The batch, its number of targets, its share of the digest, and how many of its rows were skipped.
-        """
+    def _assemble(self, number: int) -> "_MicroBatch":
+        """Reads the micro-batch `number` of this rank, counted from where the loader started."""
         step, micro = divmod(number, self._plan.accumulation)
         first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
         first = self._start + step * self._plan.rows + first_row
         rows = self._stream.read(range(first, first + self._plan.micro))
         ids = rows.target.sample_ids if isinstance(rows, PairRows) else rows.sample_ids
         digest = digest_rows(ids, np.arange(first_row, first_row + self._plan.micro))
-        return *self._build(rows), digest, count_skipped(rows)
+        batch, made = self._build(rows)
+        return _MicroBatch(batch, made.num_targets, made.num_tokens, digest, count_skipped(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatch:
+    """A micro-batch, and its part of what a step says of itself."""
+
+    batch: Batch
+    num_targets: int
+    num_tokens: int
+    digest: int
+    num_skipped: int
 
 
 class ValidationLoader:
@@ -211,13 +222,13 @@ class ValidationLoader:
 
 @dataclass(frozen=True, slots=True)
 class _BatchBuilder:
-    """Makes the batch of some rows, and counts its targets."""
+    """Makes the batch of some rows: the objective's arrays, and tensors of them."""
 
     make_rows: RowMaker
     crop: bool
     pin_memory: bool
 
-    def __call__(self, rows: TokenRows | PairRows) -> tuple[Batch, int]:
+    def __call__(self, rows: TokenRows | PairRows) -> tuple[Batch, ModelRows]:
         made = self.make_rows(crop(rows) if self.crop else rows)
         source = None
         if made.source is not None:
@@ -236,7 +247,7 @@ class _BatchBuilder:
             source=source,
             sample_ids=tuple(made.sample_ids.tolist()),
         )
-        return batch, made.num_targets
+        return batch, made
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         result = torch.from_numpy(np.ascontiguousarray(array))

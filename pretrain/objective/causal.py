@@ -14,7 +14,7 @@ import numpy as np
 
 from pretrain.config.objective import TaskConfig
 from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import number_documents
+from pretrain.objective.documents import count_padding, number_documents
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows
 
 
@@ -68,4 +68,5 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, learned_only: b
         sample_ids=rows.sample_ids,
         positions=positions,
         documents=documents,
+        num_padding=count_padding(rows, seq_len),
     )

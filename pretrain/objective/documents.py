@@ -37,6 +37,11 @@ def inner_starts(rows: TokenRows, seq_len: int) -> tuple[np.ndarray, np.ndarray]
     return row[inner], column[inner]
 
 
+def count_padding(rows: TokenRows, seq_len: int) -> int:
+    """Returns how many of the first `seq_len` columns of all rows are padding."""
+    return 0 if rows.num_tokens is None else int(np.maximum(seq_len - rows.num_tokens, 0).sum())
+
+
 def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
     """Returns which of the first `seq_len` columns are not padding, bool [B, seq_len]; None: all."""
     return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]

@@ -12,7 +12,7 @@ from pretrain.config.objective import MaskedConfig, TaskConfig
 from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import inner_starts, number_documents, real_tokens
+from pretrain.objective.documents import count_padding, inner_starts, number_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary
 
 
@@ -64,6 +64,7 @@ def masked_rows(
         positions=positions,
         documents=documents,
         places=places,
+        num_padding=count_padding(rows, seq_len),
     )
 
 

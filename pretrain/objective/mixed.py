@@ -72,7 +72,16 @@ def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fi
         prefix=prefix,
         places=None if any(part.places is None for part in parts) else np.flatnonzero(targets != IGNORE_INDEX),
         source=source,
+        num_padding=sum(_num_added(part, lengths) + part.num_padding for part in parts),
     )
+
+
+def _num_added(part: ModelRows, lengths: RowLengths) -> int:
+    """Returns how many positions of padding `merge` adds."""
+    added = lengths.target - part.inputs.shape[1]
+    if part.source is not None and lengths.source is not None:
+        added += lengths.source - part.source.tokens.shape[1]
+    return len(part.inputs) * added
 
 
 def _merge_documents(

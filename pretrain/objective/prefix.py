@@ -57,4 +57,5 @@ def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
         positions=whole.positions,
         documents=whole.documents,
         prefix=prefix,
+        num_padding=whole.num_padding,
     )

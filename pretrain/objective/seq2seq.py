@@ -13,7 +13,7 @@ import numpy as np
 from pretrain.config.objective import TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import inner_starts, number_documents
+from pretrain.objective.documents import count_padding, inner_starts, number_documents
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
 
 
@@ -65,6 +65,7 @@ def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
         positions=positions,
         documents=documents,
         source=_source_rows(rows.source),
+        num_padding=count_padding(rows.target, seq_len) + count_padding(rows.source, rows.source.tokens.shape[1] - 1),
     )
 
 

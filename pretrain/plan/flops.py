@@ -57,10 +57,23 @@ def _self_attention_flops(stack: StackConfig, length: int, *, causal: bool, halv
 
 
 def train_flops_per_row(
-    model: ModelConfig, seq_len: int, *, source_len: int | None = None, halve_causal: bool = False
+    model: ModelConfig,
+    seq_len: int,
+    *,
+    source_len: int | None = None,
+    halve_causal: bool = False,
+    head_share: float = 1.0,
 ) -> int:
-    """Returns the FLOPs of forward and backward on one row; arguments as for `train_flops_per_token`."""
-    flops = 6 * _head_weights(model) * seq_len
+    """Returns the FLOPs of forward and backward on one row.
+
+    Args:
+        model: As the others for `train_flops_per_token`.
+        seq_len: Likewise.
+        source_len: Likewise.
+        halve_causal: Likewise.
+        head_share: Of the row's positions, those at which the head is computed: a masked language model's are few.
+    """
+    flops = round(6 * _head_weights(model) * seq_len * head_share)
     if model.decoder is not None:
         flops += 6 * _stack_weights(model.decoder) * seq_len
         flops += _self_attention_flops(model.decoder, seq_len, causal=True, halve_causal=halve_causal)

@@ -1,9 +1,12 @@
 """Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
 
     with meter.data_wait(): batch = next(batches)
-    meter.end_step(tokens)
+    meter.end_step(tokens)                     # that the model read, over all ranks
     with meter.excluded(): evaluate()          # neither a step's time nor its wait
     metrics |= meter.read(step)
+
+A token is one that the model reads: padding is none, positions without a loss are, and of two stacks source and target
+both count. What is useful work is the same whatever the objective predicts.
 
 Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are host times, right
 over a window once the queue of a device is full.
@@ -36,7 +39,8 @@ class Meter:
 
     Args:
         total_steps: Steps of the run, for the time left.
-        flops_per_token: Training FLOPs of one token. None: no MFU.
+        flops_per_token: Training FLOPs of one token that is read: those of a whole row over its tokens, so that rows
+            with padding count in proportion to what they hold. None: no MFU.
         peak: FLOP/s of all devices of the job together. None: no MFU.
         window_steps: Steps over which figures are averaged.
         clock: Monotonic seconds.
@@ -73,7 +77,7 @@ class Meter:
         self._mark += self._clock() - start
 
     def end_step(self, tokens: int) -> None:
-        """Ends a step that trained on `tokens` tokens over all ranks; the next one starts now."""
+        """Ends a step whose model read `tokens` tokens over all ranks; the next one starts now."""
         now = self._clock()
         self._steps.append(_Step(now - self._mark, self._wait, tokens))
         self._mark, self._wait = now, 0.0

@@ -30,7 +30,7 @@ from pretrain.model.init import initial_weight
 from pretrain.objective import RowContext, RowMaker, build_loss, build_rows
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.plan.flops import train_flops_per_token
+from pretrain.plan.flops import train_flops_per_row
 from pretrain.plan.params import count_parameters
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
@@ -136,7 +136,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     peak = peak_flops(torch.cuda.get_device_name()) if on_cuda else None
     meter = Meter(
         config.train.steps,
-        flops_per_token=train_flops_per_token(config.model, config.batch.seq_len),
+        flops_per_token=_flops_per_token(config),
         peak=peak * world.size if peak else None,
     )
     run = Run(
@@ -171,6 +171,15 @@ def _row_maker(config: RunConfig, dataset: Dataset) -> RowMaker:
         document_mask=config.data.document_mask,
     )
     return build_rows(config.objective, context)
+
+
+def _flops_per_token(config: RunConfig) -> float:
+    """Returns the training FLOPs of a token that is read, of a whole row."""
+    lengths = config.lengths
+    flops = train_flops_per_row(
+        config.model, lengths.target, source_len=lengths.source, head_share=config.objective.head_share
+    )
+    return flops / (lengths.target + (lengths.source or 0))
 
 
 def _validation(claim: Claim, make_rows: RowMaker, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:

@@ -24,6 +24,7 @@ class Agreed:
         num_correct: Its targets that the model held for the likeliest.
         digest: Digest of its global sample ids, 64 bits.
         num_skipped: Its rows that could not be read.
+        num_tokens: Tokens that it read.
         next_targets: Target tokens of the coming step.
         stop: Whether any rank was asked to stop.
     """
@@ -32,29 +33,34 @@ class Agreed:
     num_correct: int
     digest: int
     num_skipped: int
+    num_tokens: int
     next_targets: int
     stop: bool
 
 
-def start_exchange(sums: Tensor, digest: int, num_skipped: int, next_targets: int, stop: bool) -> Callable[[], Agreed]:
-    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of seven float64 values.
+def start_exchange(
+    sums: Tensor, digest: int, num_skipped: int, num_tokens: int, next_targets: int, stop: bool
+) -> Callable[[], Agreed]:
+    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of eight float64 values.
 
     Args:
         sums: What the engine gave for this rank's micro-batches, added up: float64 [2] on its device; not read here.
         digest: Of this rank's rows.
         num_skipped: Of this rank's rows, those that could not be read.
+        num_tokens: That this rank's micro-batches read.
         next_targets: Of this rank's rows in the coming step; 0 where none comes.
         stop: Whether this rank was asked to stop.
     """
     high, low = split64(digest)
-    host = torch.tensor([0.0, 0.0, high, low, num_skipped, next_targets, float(stop)], dtype=torch.float64)
+    counts = [high, low, num_skipped, num_tokens, next_targets, float(stop)]
+    host = torch.tensor([0.0, 0.0, *counts], dtype=torch.float64)
     values = host.to(sums.device, non_blocking=True)
     values[:2] = sums
     wait = dist.start_all_reduce_sum(values)
 
     def finish() -> Agreed:
         wait()
-        total, correct, high, low, skipped, targets, stops = values.tolist()
-        return Agreed(total, int(correct), join64(high, low), int(skipped), int(targets), stops > 0)
+        total, correct, high, low, skipped, tokens, targets, stops = values.tolist()
+        return Agreed(total, int(correct), join64(high, low), int(skipped), int(tokens), int(targets), stops > 0)
 
     return finish

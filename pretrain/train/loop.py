@@ -62,7 +62,7 @@ def train(run: Run, state: TrainState) -> TrainState:
         state = _advance(state, batch, num_targets, update)
         loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
         _record(run, state, agreed, update, num_targets, loss)
-        run.meter.end_step(num_targets)
+        run.meter.end_step(agreed.num_tokens)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
             run.tracker.log(state.step, _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update))
@@ -110,8 +110,8 @@ def _fetch(run: Run) -> StepBatch | None:
 def _start_exchange(
     run: Run, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
 ) -> Callable[[], Agreed]:
-    digest, num_skipped = (ending.digest, ending.num_skipped) if ending else (0, 0)
-    return start_exchange(sums, digest, num_skipped, upcoming.num_targets if upcoming else 0, bool(run.stop))
+    done = (ending.digest, ending.num_skipped, ending.num_tokens) if ending else (0, 0, 0)
+    return start_exchange(sums, *done, upcoming.num_targets if upcoming else 0, bool(run.stop))
 
 
 def _zero(run: Run) -> Tensor:

@@ -120,7 +120,7 @@ def train(
         if step == poison and world.rank == 0:
             scale = float("inf")
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
-        pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), 0, 0, 0, False)
+        pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), 0, 0, 0, 0, False)
         update = engine.update(1e-2)
         agreed = pending()
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])

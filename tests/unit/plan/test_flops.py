@@ -124,3 +124,15 @@ def test_planning_imports_no_torch():
     code = "import sys, pretrain.plan.flops, pretrain.plan.memory, pretrain.plan.params; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("num_places", "transform"), [(1, False), (16, True), (3, True), (0, True)])
+def test_a_head_at_some_positions_has_as_many_flops_as_torch_counts(num_places, transform):
+    config = ModelConfig(encoder=TINY, head=HeadConfig(transform=transform), vocab_size=100, max_seq_len=16)
+    tokens = torch.randint(0, 100, (1, 16))
+    model = build_model(config, PLAIN_ENGINE.model_copy(update={"attention": "eager"}), torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    with FlopCounterMode(display=False) as counter:
+        hidden = model(Batch(tokens, tokens), logits=False).hidden_BTD[0, :num_places]
+        model.head(hidden)[..., :100].sum().backward()
+    assert counter.get_total_flops() == train_flops_per_row(config, 16, head_share=num_places / 16)

@@ -1,0 +1,27 @@
+"""The share of positions at which the head is computed, which the speed of a run is reported with."""
+
+import pytest
+
+from pretrain.config.objective import ObjectiveConfig
+
+
+@pytest.mark.parametrize(
+    ("objective", "share"),
+    [
+        ({"kind": "causal"}, 1.0),
+        ({"kind": "masked"}, 0.15),
+        ({"kind": "masked", "masked": {"rate": 0.3}}, 0.3),
+        ({"mixture": [{"kind": "causal", "weight": 1}, {"kind": "masked", "weight": 9}]}, 1.0),
+        (
+            {
+                "mixture": [
+                    {"kind": "masked", "masked": {"rate": 0.2}, "weight": 3},
+                    {"kind": "masked", "masked": {"rate": 0.6}, "weight": 1},
+                ]
+            },
+            0.3,
+        ),
+    ],
+)
+def test_only_masked_objectives_leave_positions_out(objective, share):
+    assert ObjectiveConfig.model_validate(objective).head_share == pytest.approx(share)
