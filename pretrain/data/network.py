@@ -96,12 +96,13 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def describe(error: BaseException) -> str:
-    """Returns one line, without the query of any URL in it, which may be a secret."""
+    """Returns one line, without the user, password and query of any URL in it, which may be secrets."""
     status = _status(error)
     if status is not None:
         return f"the server answers {status} {getattr(error, 'message', '') or type(error).__name__}"
     text = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return re.sub(r"\?\S+", "?...", f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    text = re.sub(r"\?\S+", "?...", re.sub(r"//[^/@\s]*@", "//", text))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _status(error: BaseException) -> int | None:

@@ -47,8 +47,12 @@ def name_of(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """Returns `path` without the user, password and query of an http URL, which may be secrets."""
-    if not path.startswith(("http://", "https://")):
+    """Returns `path` without what may be a secret in a URL: user and password, and the query of all but s3 and gs,
+    where a question mark is part of a name."""
+    if "://" not in path:
         return path
-    parts = urlsplit(path)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    scheme, _, rest = path.partition("://")
+    place, slash, name = rest.partition("/")
+    if scheme not in ("s3", "gs"):
+        place, name = place.partition("?")[0], name.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{name}"

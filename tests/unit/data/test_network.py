@@ -7,10 +7,6 @@ import pytest
 from pretrain.data.network import AbandonedError, Attempts, Failure, Waits, describe, failure_of
 
 
-class ProfileNotFound(Exception):
-    """As that of botocore."""
-
-
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
@@ -18,7 +14,7 @@ class ProfileNotFound(Exception):
         (TimeoutError(), Failure.PASSING),
         (FileNotFoundError(), Failure.MISSING),
         (PermissionError(), Failure.FORBIDDEN),
-        (ProfileNotFound(), Failure.FORBIDDEN),
+        (type("ProfileNotFound", (Exception,), {})(), Failure.FORBIDDEN),
         (OSError(errno.ENAMETOOLONG, "too long"), Failure.REFUSED),
     ],
 )
@@ -49,5 +45,5 @@ def test_attempts_are_abandoned_while_they_wait():
 
 
 def test_no_secret_of_an_address_is_in_a_description():
-    error = ConnectionError("no answer of https://host/a.txt?X-Amz-Signature=secret\nin time")
+    error = ConnectionError("no answer of https://lab:secret@host/a.txt?X-Amz-Signature=secret\nin time")
     assert describe(error) == "ConnectionError: no answer of https://host/a.txt?... in time"
