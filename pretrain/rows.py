@@ -6,7 +6,7 @@ Rows are raw: whole documents side by side, or text that is cut where a row ends
 of a run, so that whatever depends on (seed, sample id) changes from epoch to epoch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,11 @@ class ModelRows:
         return self.inputs.size + (0 if self.source is None else self.source.tokens.size) - self.num_padding
 
 
+WordFinder = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""`find(ids_BT, apart_BT)`: whether each token begins a word, bool [B, T]. Ids int64 [B, T]; apart, bool [B, T]: the
+token begins a text. A row's first token begins both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """What the ids of a tokenizer mean.
@@ -109,7 +114,7 @@ class Vocabulary:
         pad, bos, start, mask: As `model.special_tokens`; None: there is no such token.
         sentinels: Ids of <extra_id_0>, <extra_id_1>, ...
         named: Id of each special token by its content.
-        begins_word: bool [size]: whether a token is the first of a word. None: not asked for.
+        find_words: Tells which tokens of rows begin a word. None: not asked for.
     """
 
     size: int
@@ -121,7 +126,7 @@ class Vocabulary:
     mask: int | None = None
     sentinels: tuple[int, ...] = ()
     named: Mapping[str, int] = field(default_factory=dict)
-    begins_word: np.ndarray | None = None
+    find_words: WordFinder | None = None
 
 
 def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:

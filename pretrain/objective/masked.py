@@ -39,7 +39,7 @@ def masked_rows(
     Args:
         rows: From the stream; their last column belongs to other rows and is not read.
         config: Rate and replacements.
-        vocabulary: With `mask`; with `begins_word` for whole words.
+        vocabulary: With `mask`; with `find_words` for whole words.
         seed: Of the run.
         document_mask: Documents do not see each other.
     """
@@ -79,12 +79,9 @@ def _draw_chosen(
     if real is not None:
         candidates &= real
     if config.whole_words:
-        assert vocabulary.begins_word is not None, "asked for when the vocabulary is read"
-        # A special token ends the word before it, and what follows it begins one.
-        begins = vocabulary.begins_word[tokens] | ~candidates
-        begins[:, 1:] |= ~candidates[:, :-1]
-        begins[:, 0] = True
-        row, column = inner_starts(rows, seq_len)
-        begins[row, column] = True
+        assert vocabulary.find_words is not None, "asked for when the vocabulary is read"
+        apart = np.zeros(tokens.shape, dtype=bool)
+        apart[inner_starts(rows, seq_len)] = True
+        begins = vocabulary.find_words(tokens, apart)
         number = np.take_along_axis(number, np.cumsum(begins, axis=1) - 1, axis=1)
     return candidates & (number < config.rate)

@@ -6,8 +6,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
-from pretrain.data.tokenizer.begins import begins_word
+from pretrain.data.tokenizer.begins import build_word_finder
 from pretrain.data.tokenizer.layout import EOS
+from pretrain.data.tokenizer.vocabulary import vocabulary_size
 from pretrain.errors import DataError
 from pretrain.rows import Vocabulary
 
@@ -80,8 +81,9 @@ def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_word
         whole_words: Tell which tokens begin a word.
     """
     assert special.eos is not None, "documents end"
-    named, size = _special_ids(tokenizer), tokenizer.get_vocab_size(with_added_tokens=True)
-    is_special = np.zeros(size, dtype=bool)
+    named, size = _special_ids(tokenizer), vocabulary_size(tokenizer)
+    is_special = np.ones(size, dtype=bool)  # an id that no token has is not one that a text may hold
+    is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
     is_special[list(named.values())] = True
     return Vocabulary(
         size=size,
@@ -93,5 +95,5 @@ def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_word
         mask=special.mask,
         sentinels=sentinel_ids(tokenizer),
         named=named,
-        begins_word=begins_word(tokenizer) if whole_words else None,
+        find_words=build_word_finder(tokenizer) if whole_words else None,
     )
