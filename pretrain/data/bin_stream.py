@@ -18,8 +18,8 @@ from pretrain.data.buckets import BucketOrder
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Lookahead
 from pretrain.data.order import SampleOrder, shard_order
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
 from pretrain.rows import PairRows, TokenRows
 

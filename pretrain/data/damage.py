@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from pretrain.data.remote.store import UnavailableError
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
 from pretrain.rows import PairRows, TokenRows
 

@@ -12,7 +12,7 @@ from weakref import finalize
 import numpy as np
 
 from pretrain.data.remote.store import LocalStore, ShardStore
-from pretrain.data.shards import ShardReader
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.sidecars import load_lengths, load_renewed
 from pretrain.errors import DataError
 from pretrain.index import DataIndex

@@ -19,8 +19,8 @@ from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.remote.store import ShardStore
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
-from pretrain.data.shards import ShardReader
 from pretrain.errors import DataError
 from pretrain.index import DataIndex
 from pretrain.rows import TokenRows

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.data.remote.store import ShardStore
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardReader
 from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.errors import DataError
 from pretrain.index import DataIndex

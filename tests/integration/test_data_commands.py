@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.shards import ShardReader
+from pretrain.data.shard_reader import ShardReader
 from pretrain.index import load_index
 from tests.helpers.cli import Result, WarmCli, run_cli
 from tests.helpers.servers import serve_folder

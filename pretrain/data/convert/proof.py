@@ -16,7 +16,7 @@ import numpy as np
 from pretrain.data.convert.part import load_runs
 from pretrain.data.convert.token_file import TokenFile
 from pretrain.data.part import PartRecord
-from pretrain.data.shards import ShardReader
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.sources import Part
 from pretrain.index import ShardIndex
 

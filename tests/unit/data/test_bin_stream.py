@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.data.bin_stream import BinStream
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardReader, ShardWriter
+from pretrain.data.shards import ShardWriter
 from pretrain.errors import DataError
 from pretrain.index import DataIndex, build_split, write_index
 from pretrain.objective.causal import causal_rows

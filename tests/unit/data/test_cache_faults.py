@@ -8,8 +8,8 @@ import time
 import pytest
 
 from pretrain.data.remote.store import Patience, UnavailableError
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardReader
 from pretrain.data.sidecars import load_lengths
 from pretrain.errors import DataError
 from pretrain.index import INDEX_NAME

@@ -12,8 +12,9 @@ from pretrain.data.damage import DamagePolicy, count_skipped
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
 from pretrain.data.remote.store import LocalStore
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardReader, ShardWriter
+from pretrain.data.shards import ShardWriter
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.index import DataIndex, build_split, write_index

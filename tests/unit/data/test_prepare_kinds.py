@@ -13,7 +13,7 @@ from pretrain.data.documents import Document
 from pretrain.data.filters import FilterRule
 from pretrain.data.pieces import document_key
 from pretrain.data.prepare import prepare
-from pretrain.data.shards import ShardReader
+from pretrain.data.shard_reader import ShardReader
 from pretrain.data.split import TRAIN, VALIDATION
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import ConfigError

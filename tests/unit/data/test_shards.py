@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain import io
-from pretrain.data.shards import MAX_DOCUMENT_TOKENS, ShardReader, ShardWriter
+from pretrain.data.shard_reader import ShardReader
+from pretrain.data.shards import MAX_DOCUMENT_TOKENS, ShardWriter
 from pretrain.data.sidecars import load_lengths, npy_bytes
 from pretrain.errors import DataError, DiskError
 from tests.helpers.shards import make_documents, write_shard
