@@ -1,0 +1,106 @@
+"""Run folders of tiny translators without the seconds of training: prepared pairs, a config, checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.checkpoint.state import TrainState
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.load import dump_config, load_config
+from pretrain.config.model import SpecialTokens
+from pretrain.config.prepare import NormalizeConfig, PrepareConfig
+from pretrain.config.run import RunConfig
+from pretrain.data.prepare import prepare
+from pretrain.data.tokenizer import load_tokenizer, special_tokens_of
+from pretrain.dist import World
+from pretrain.index import load_index
+from pretrain.model import build_model, init_weights
+from pretrain.types import Fragment
+
+TEXTS = [
+    "A little girl climbing into a wooden playhouse.",
+    "Two young, white males are outside near many bushes.",
+    "Several men in hard hats are operating a giant pulley system.",
+    "A man in a blue shirt is standing on a ladder cleaning a window.",
+]
+NORMALIZE = NormalizeConfig(steps=["lowercase", "punctuation", "moses"], language="en", target_language="de")
+
+CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: {name}}}
+data: {{path: {data}, packing: bins}}
+model: {{preset: t5-tiny, encoder: {{ff_width: {ff_width}, dropout: 0.0}}, decoder: {{ff_width: {ff_width}, dropout: 0.0}}}}
+objective: {{kind: seq2seq}}
+batch: {{global_tokens: 128, seq_len: 64, source_len: 64, micro: 2}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 1}}}}
+train: {{steps: 100}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu}}
+checkpoint: {{keep: 10}}
+tracking: {{wandb: off}}
+"""  # noqa: E501
+
+
+class _Weights:
+    """A model's parameters as one rank's fragments, without an optimizer."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def owned_fragments(self):
+        for name, parameter in self._model.named_parameters():
+            yield Fragment(name, 0, tuple(parameter.shape), {"weight": parameter.detach().reshape(-1)})
+
+    held_fragments = owned_fragments
+
+    def finish_load(self, optimizer_step):
+        """There is nothing that follows the weights."""
+
+
+def write_pairs(folder: Path, texts: Sequence[str] = TEXTS) -> Path:
+    """Prepares pairs, each text with itself in capitals; all of them are in both splits."""
+    source, target = folder.with_suffix(".en"), folder.with_suffix(".de")
+    source.write_text("".join(f"{text}\n" for text in texts))
+    target.write_text("".join(f"{text.swapcase()}\n" for text in texts))
+    one = {
+        "path": str(source),
+        "paired_path": str(target),
+        "format": "lines",
+        "normalize": NORMALIZE.model_dump(exclude_none=True),
+    }
+    values = {
+        "output": str(folder),
+        "kind": "pairs",
+        "inputs": [one, one | {"split": "validation"}],
+        "tokenizer": {"kind": "bpe", "vocab_size": 300, "roles": "t5", "sentinels": 0},
+        "split": "hash:0",
+    }
+    prepare(PrepareConfig.model_validate(values), processes=1)
+    return folder
+
+
+def write_run(folder: Path, *, steps: Sequence[int], texts: Sequence[str] = TEXTS, ff_width: int = 64) -> Path:
+    """Writes a run of a tiny T5 over pairs, with a checkpoint of random weights at each step."""
+    data = write_pairs(folder.with_name(f"{folder.name}-data"), texts)
+    file = folder.with_name(f"{folder.name}.yaml")
+    file.write_text(CONFIG.format(runs=folder.parent, name=folder.name, data=data, ff_width=ff_width))
+    config = _complete(load_config(file), data)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_config(config))
+    (folder / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
+    manager = CheckpointManager(folder / "checkpoints", 10, World(0, 1, 0), {"world_size": 1})
+    for step in steps:
+        model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
+        init_weights(model, config.model, seed=step)
+        manager.save(_Weights(model), TrainState(step, step, 10 * step, 2 * step, "data", "tokenizer"))
+    return folder
+
+
+def _complete(config: RunConfig, data: Path) -> RunConfig:
+    """Fills in what a run takes from its data when it starts."""
+    index = load_index(data)
+    found = special_tokens_of(load_tokenizer(data / "tokenizer.json")).model_copy(update={"eos": index.eos_id})
+    special = SpecialTokens.model_validate(found.model_dump())
+    model = config.model.model_copy(update={"vocab_size": index.vocab_size, "special_tokens": special})
+    return config.model_copy(update={"model": model})
