@@ -3,10 +3,13 @@
     batch.seq_len  -->  row: tokens that are read     -->  source: what the encoder reads (two stacks)
                                                       -->  target: what the decoder, or the only stack, reads
 
-The longest of source and target is as long as `batch.seq_len` says; with two stacks that is the source's side for
-corrupted text, and the target's for pairs, whose source has `batch.source_len`.
+The longest of source and target is as long as `batch.seq_len` says, or as near below as rounding leaves it; with two
+stacks that is the source's side for corrupted text, and the target's for pairs, whose source has `batch.source_len`.
+Where objectives are mixed, the one that makes most of a row decides what is read, and the others are padded.
 """
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pretrain.config.data import BatchConfig
@@ -73,13 +76,28 @@ def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int)
         num_stacks: 1 or 2: denoisers put what they make in two sequences, or in one after another.
 
     Raises:
-        ValueError: Rows of `batch.seq_len` are too short to be corrupted.
+        ValueError: Rows of `batch.seq_len` are too short for the objective.
     """
     tasks = objective.tasks
     row = min(_longest_row(task, batch.seq_len, num_stacks) for task in tasks)
-    found = [_lengths(task, row, batch, num_stacks) for task in tasks]
+    found = [lengths for task in tasks for _, lengths in _lengths(task, row, batch, num_stacks)]
     sources = [lengths.source for lengths in found if lengths.source is not None]
     return RowLengths(row, max(lengths.target for lengths in found), max(sources) if sources else None)
+
+
+def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> float:
+    """Returns the mean share of what the model reads that is padding because rows of several kinds are of one length.
+
+    Padding that depends on documents (of bins, and of fill in the middle) is not counted.
+    """
+    whole = row_lengths(objective, batch, num_stacks)
+    total = read = 0.0
+    for task, weight in zip(objective.tasks, objective.weights, strict=True):
+        kinds = list(_lengths(task, whole.row, batch, num_stacks))
+        share = weight / sum(part for part, _ in kinds)
+        read += sum(share * part * (lengths.target + (lengths.source or 0)) for part, lengths in kinds)
+        total += weight * (whole.target + (whole.source or 0))
+    return 1 - read / total
 
 
 def spans_of(task: TaskConfig) -> list[SpanConfig]:
@@ -95,16 +113,15 @@ def _longest_row(task: TaskConfig, seq_len: int, num_stacks: int) -> int:
         row = seq_len - 3 * task.fim.max_documents
     else:
         row = min((_longest_corrupted(span, seq_len, num_stacks) for span in spans_of(task)), default=seq_len)
-    if row < 2:
+    if row < 2 and (spans_of(task) or task.kind == "fim"):
         raise ValueError(f"batch.seq_len={seq_len} is too short for objective.kind={task.kind}; raise it")
     return row
 
 
 def _longest_corrupted(span: SpanConfig, seq_len: int, num_stacks: int) -> int:
-    row = 2
-    while _needed(corruption_of(row + 1, span), num_stacks) <= seq_len:
-        row += 1
-    return row if _needed(corruption_of(row, span), num_stacks) <= seq_len else 0
+    """Returns 1 where there is none. What a row becomes never shrinks as the row grows, and is never half of it."""
+    rows = range(2, 2 * seq_len + 1)
+    return 1 + bisect_right(rows, seq_len, key=lambda row: _needed(corruption_of(row, span), num_stacks))
 
 
 def _needed(found: Corruption, num_stacks: int) -> int:
@@ -112,10 +129,18 @@ def _needed(found: Corruption, num_stacks: int) -> int:
     return max(found.source, found.target) if num_stacks == 2 else found.source + found.target - 1
 
 
-def _lengths(task: TaskConfig, row: int, batch: BatchConfig, num_stacks: int) -> RowLengths:
-    found = [corruption_of(row, span) for span in spans_of(task)]
-    if found and num_stacks == 2:
-        return RowLengths(row, max(one.target for one in found), max(one.source for one in found))
+def _lengths(task: TaskConfig, row: int, batch: BatchConfig, num_stacks: int) -> Iterator[tuple[float, RowLengths]]:
+    """Yields the lengths that rows of a task have, and how often, in proportion."""
     if task.kind == "seq2seq":
-        return RowLengths(row, batch.seq_len, batch.source_len or batch.seq_len)
-    return RowLengths(row, batch.seq_len)
+        yield 1.0, RowLengths(row, batch.seq_len, batch.source_len or batch.seq_len)
+    elif task.kind == "fim":
+        yield 1.0, RowLengths(row, row + 3 * task.fim.max_documents)
+    elif not spans_of(task):
+        yield 1.0, RowLengths(row, row)
+    for span in spans_of(task):
+        found = corruption_of(row, span)
+        weight = span.weight if isinstance(span, DenoiserConfig) else 1.0
+        if num_stacks == 2:
+            yield weight, RowLengths(row, found.target, found.source)
+        else:
+            yield weight, RowLengths(row, _needed(found, num_stacks))

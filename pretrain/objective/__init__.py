@@ -26,8 +26,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
     """Returns what makes the rows of a run. Raises: ConfigError: The tokenizer lacks a token that they need."""
     makers = [OBJECTIVES[task.kind].build_rows(task, context) for task in config.tasks]
-    weights = [task.weight for task in config.mixture] or [1.0]
-    return mix(makers, weights, "objective", context.seed, context.lengths, context.vocabulary.eos)
+    return mix(makers, config.weights, "objective", context.seed, context.lengths, context.vocabulary.eos)
 
 
 def build_loss(config: ObjectiveConfig) -> Loss:

@@ -8,7 +8,7 @@ read shorter than the model's by the special tokens of `max_documents` documents
 cropped, and what a row does not need of that room is padding.
 """
 
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.contract import RowContext, RowMaker
+from pretrain.objective.documents import inner_starts
 from pretrain.rows import ModelRows, PairRows, TokenRows
 
 LEAST_TOKENS = 3
@@ -31,79 +32,125 @@ def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
             f"objective.kind=fim needs the special tokens {', '.join(missing)}, which the tokenizer does not have",
             fix="prepare with them among tokenizer.special_tokens, or name its own in objective.fim.tokens",
         )
-    prefix, suffix, middle = (context.vocabulary.named[token] for token in config.fim.tokens)
+    marks = np.array([context.vocabulary.named[token] for token in config.fim.tokens])
 
     def make(rows: TokenRows | PairRows) -> ModelRows:
         assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
-        moved = rearrange(rows, config.fim, (prefix, suffix, middle), context)
-        return causal_rows(moved, context.document_mask)
+        return causal_rows(rearrange(rows, config.fim, marks, context), context.document_mask)
 
     return make
 
 
-def rearrange(rows: TokenRows, config: FimConfig, tokens: tuple[int, int, int], context: RowContext) -> TokenRows:
-    """Returns rows of `context.lengths.target` tokens, some of whose documents are rearranged.
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Documents as far as they lie in a row, one after another; the first token of the next row is one by itself.
+
+    Attributes:
+        row: int64 [pieces].
+        first: int64 [pieces]: column at which it begins.
+        size: int64 [pieces]: its tokens.
+        begins: bool [pieces]: it is the beginning of a document.
+    """
+
+    row: np.ndarray
+    first: np.ndarray
+    size: np.ndarray
+    begins: np.ndarray
+
+    def select(self, chosen: np.ndarray) -> "_Pieces":
+        return _Pieces(self.row[chosen], self.first[chosen], self.size[chosen], self.begins[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """What becomes of each piece.
+
+    Attributes:
+        moved: bool [pieces].
+        cuts: int64 [3, pieces]: offsets at which middle, suffix and end begin.
+        shifts: int64 [4, pieces]: how far prefix, middle, suffix and end move within the piece.
+        marks: int64 [3, pieces]: offsets of the three special tokens.
+    """
+
+    moved: np.ndarray
+    cuts: np.ndarray
+    shifts: np.ndarray
+    marks: np.ndarray
+
+    def select(self, chosen: np.ndarray) -> "_Moves":
+        return _Moves(self.moved[chosen], self.cuts[:, chosen], self.shifts[:, chosen], self.marks[:, chosen])
+
+
+def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: RowContext) -> TokenRows:
+    """Returns rows with room for three tokens more for each of `config.max_documents`.
+
+    The token after a row, the target of its last one, goes on being that, unless the last document was rearranged.
 
     Args:
         rows: From the stream, `context.lengths.row` + 1 tokens wide.
         config: Rates.
-        tokens: Ids that begin prefix, suffix and middle.
+        marks: Ids that begin prefix, suffix and middle, [3].
         context: Seed, lengths, end-of-document token.
     """
+    num_rows, width = len(rows.tokens), context.lengths.row + 3 * config.max_documents + 1
+    pieces = _find_pieces(rows, context.lengths.row)
+    moves = _draw_moves(pieces, rows, config, context)
+    is_needed = ~((pieces.first == context.lengths.row) & np.append(False, moves.moved[:-1]))
+    pieces, moves = pieces.select(is_needed), moves.select(is_needed)
+
+    # Each piece is pushed on by the special tokens of those before it in its row.
+    base = pieces.row * width + pieces.first + 3 * _sum_before(moves.moved, pieces.row)
+    piece = np.repeat(np.arange(len(base)), pieces.size)
+    offset = _sum_before(np.ones_like(piece), piece)
+    part = (offset >= moves.cuts[:, piece]).sum(axis=0)
+    result = np.full(num_rows * width, context.vocabulary.eos, dtype=np.int64)
+    result[base[piece] + offset + moves.shifts[part, piece]] = rows.tokens[
+        pieces.row[piece], pieces.first[piece] + offset
+    ]
+    result[(base + moves.marks)[:, moves.moved]] = marks[:, None]
+
+    filled = np.bincount(pieces.row, pieces.size + 3 * moves.moved, num_rows).astype(np.int64)
+    (short,) = np.nonzero(filled < width - 1)
+    starts = np.concatenate((base[pieces.begins], short * width + filled[short]))
+    return TokenRows(result.reshape(num_rows, width), np.sort(starts), filled, rows.sample_ids)
+
+
+def _find_pieces(rows: TokenRows, row_len: int) -> _Pieces:
     num_rows, width = rows.tokens.shape
-    row_len, seq_len = context.lengths.row, context.lengths.target
-    eos = context.vocabulary.eos
-    moved = np.full((num_rows, seq_len + 1), eos, dtype=np.int64)
-    filled = np.zeros(num_rows, dtype=np.int64)
-    starts: list[int] = []
-    numbers = draw_uniform("fim", context.seed, rows.sample_ids, 4 * width).reshape(num_rows, width, 4)
-    borders = np.searchsorted(rows.starts, np.arange(num_rows + 1) * width)
-    for row in range(num_rows):
-        inside = rows.starts[borders[row] : borders[row + 1]] - row * width
-        end = width if rows.num_tokens is None else int(rows.num_tokens[row])
-        edges = [0, *inside[(inside > 0) & (inside < min(end, row_len))].tolist(), min(end, row_len)]
-        room, at = config.max_documents, 0
-        for first, last in pairwise(edges):
-            if first in inside:
-                starts.append(row * (seq_len + 1) + at)
-            piece = rows.tokens[row, first:last].astype(np.int64)
-            whether, *places = numbers[row, first]
-            if room and whether < config.rate and _num_movable(piece, eos) >= LEAST_TOKENS:
-                piece, room = _move(piece, places, config.spm_rate, tokens, eos), room - 1
-                is_moved = True
-            else:
-                is_moved = False
-            moved[row, at : at + len(piece)] = piece
-            at += len(piece)
-        if end > row_len and not is_moved:
-            # The first token of the next row is still the target of this one's last, or the start of a document.
-            moved[row, at] = rows.tokens[row, row_len]
-            if row_len in inside:
-                starts.append(row * (seq_len + 1) + at)
-            at += 1
-        filled[row] = at
-        if at < seq_len:
-            starts.append(row * (seq_len + 1) + at)
-    return TokenRows(moved, np.array(starts, dtype=np.int64), filled, rows.sample_ids)
+    assert width == row_len + 1, "rows as they are read"
+    real = np.full(num_rows, width) if rows.num_tokens is None else rows.num_tokens
+    inner_row, inner_column = inner_starts(rows, row_len)
+    row = np.concatenate((np.arange(num_rows), inner_row, np.arange(num_rows)))
+    column = np.concatenate((np.zeros(num_rows, dtype=np.int64), inner_column, np.full(num_rows, row_len)))
+    places = np.sort((row * width + column)[column < real[row]])
+    row, first = np.divmod(places, width)
+    is_last = np.diff(row, append=-1) != 0
+    end = np.where(is_last, real[row], np.roll(first, -1))
+    return _Pieces(row, first, end - first, np.isin(places, rows.starts))
 
 
-def _num_movable(piece: np.ndarray, eos: int) -> int:
-    return len(piece) - int(piece[-1] == eos)
+def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: RowContext) -> _Moves:
+    """Draws which pieces are rearranged, and how: each of the three parts has at least one token."""
+    number = _sum_before(np.ones_like(pieces.row), pieces.row)
+    drawn = draw_uniform("fim", context.seed, rows.sample_ids, 4 * (int(number.max(initial=0)) + 1))
+    whether, left, right, which = drawn.reshape(len(drawn), -1, 4)[pieces.row, number].T
+    ends = rows.tokens[pieces.row, pieces.first + pieces.size - 1] == context.vocabulary.eos
+    movable = pieces.size - ends
+    wanted = (whether < config.rate) & (movable >= LEAST_TOKENS)
+    moved = wanted & (_sum_before(wanted, pieces.row) < config.max_documents)
+    # Two different cuts among the places between tokens.
+    one, other = (left * (movable - 1)).astype(np.int64), (right * (movable - 2)).astype(np.int64)
+    other += other >= one
+    low, high = np.minimum(one, other) + 1, np.maximum(one, other) + 1
+    num_suffix, zero, three = movable - high, np.zeros_like(low), np.full_like(low, 3)
+    psm = (zero + 1, num_suffix + 3, 2 - (high - low), three), (zero, low + 1, low + num_suffix + 2)
+    spm = (num_suffix + 3, num_suffix + 3, 2 - high, three), (zero, zero + 1, num_suffix + 2)
+    shifts, marks = (np.where(which < config.spm_rate, spm[k], psm[k]) for k in (0, 1))
+    return _Moves(moved, np.stack((low, high, movable)), np.where(moved, shifts, 0), marks)
 
 
-def _move(
-    piece: np.ndarray, numbers: list[float], spm_rate: float, tokens: tuple[int, int, int], eos: int
-) -> np.ndarray:
-    """Rearranges a document; each of its three parts has at least one token."""
-    size = _num_movable(piece, eos)
-    # Two different cuts among the size - 1 places between tokens.
-    low = int(numbers[0] * (size - 1))
-    high = int(numbers[1] * (size - 2))
-    high += high >= low
-    low, high = sorted((low + 1, high + 1))
-    prefix, middle, suffix, end = np.split(piece, (low, high, size))
-    begin_prefix, begin_suffix, begin_middle = (np.array([token]) for token in tokens)
-    is_spm = numbers[2] < spm_rate
-    psm = (begin_prefix, prefix, begin_suffix, suffix, begin_middle, middle, end)
-    spm = (begin_prefix, begin_suffix, suffix, begin_middle, prefix, middle, end)
-    return np.concatenate(spm if is_spm else psm)
+def _sum_before(values: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Returns the sum of the values before each that are of its row. `row`: ascending, as long as `values`."""
+    before = np.cumsum(values) - values
+    (first,) = np.nonzero(np.diff(row, prepend=-1))
+    return before - np.repeat(before[first], np.diff(first, append=len(row)))

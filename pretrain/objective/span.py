@@ -7,8 +7,9 @@
 Every row of a run has the same lengths (config/lengths.py): nothing is padding, nothing is cropped. A denoiser that is
 a prefix language model takes out the end of a row, and puts no sentinel.
 
-With a document mask source and target of a document see each other only. A span that reaches into the next document is
-the first one's, and what it holds of the next has no loss.
+With a document mask source and target of a document see each other only, and its sentinels begin anew. A span that
+reaches into the next document is the first one's, and what it holds of the next has no loss. Rows that are not full
+(the last of a validation split, damaged ones) end with a document of padding, number -1.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pretrain.config.lengths import corruption_of
 from pretrain.config.objective import DenoiserConfig, SpanConfig, TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import inner_starts, number_documents
+from pretrain.objective.documents import inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
 from pretrain.objective.spans import draw_noise
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
@@ -32,9 +33,9 @@ class Corrupted:
     Attributes:
         source: int64 [B, S]: what is left.
         target: int64 [B, T]: what was taken out.
-        source_documents: int32 [B, S]: number of each token's document in its row.
+        source_documents: int32 [B, S]: number of each token's document in its row; -1: padding.
         target_documents: int32 [B, T]: of each token's span.
-        lost: bool [B, T]: tokens of another document than their span's.
+        lost: bool [B, T]: tokens without a loss: padding, and those of another document than their span's.
     """
 
     source: np.ndarray
@@ -42,6 +43,11 @@ class Corrupted:
     source_documents: np.ndarray
     target_documents: np.ndarray
     lost: np.ndarray
+
+    @property
+    def num_padding(self) -> int:
+        """Tokens that are padding."""
+        return int((self.source_documents < 0).sum()) + int((self.target_documents < 0).sum())
 
 
 def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -51,8 +57,7 @@ def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
 
     def make(rows: TokenRows | PairRows) -> ModelRows:
         assert isinstance(rows, TokenRows), "pairs are not corrupted"
-        found = corrupt(rows, config.span, context)
-        return for_two_stacks(found, rows.sample_ids, start_id, context.document_mask)
+        return for_two_stacks(corrupt(rows, config.span, context), rows.sample_ids, start_id)
 
     return make
 
@@ -62,69 +67,75 @@ def check_tokens(span: SpanConfig, context: RowContext) -> None:
     needed, there = corruption_of(context.lengths.row, span).num_spans, len(context.vocabulary.sentinels)
     if not _is_prefix(span) and needed > there:
         raise ConfigError(
-            f"rows of {context.lengths.row} tokens lose {needed} spans, and the tokenizer has {there} sentinels",
-            fix=f"prepare with tokenizer.sentinels={needed} or more, or raise mean_length",
+            f"rows of {context.lengths.row} tokens lose {needed} spans (density={span.density}, "
+            f"mean_length={span.mean_length}), and the tokenizer has {there} sentinels",
+            fix=f"prepare with tokenizer.roles=t5 and tokenizer.sentinels={needed} or more, raise mean_length, or "
+            f"lower batch.seq_len",
         )
     if isinstance(span, DenoiserConfig) and span.mode is not None and span.mode not in context.vocabulary.named:
         raise ConfigError(
-            f"the tokenizer has no special token {span.mode!r}, the mode of a denoiser",
+            f"the tokenizer has no special token {span.mode}, the mode of a denoiser",
             fix="prepare with it among tokenizer.special_tokens, or set its mode to null",
         )
 
 
 def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted:
-    """Takes spans out of the first `context.lengths.row` tokens of each row."""
+    """Takes spans out of the first `context.lengths.row` tokens of each row.
+
+    The same for a row whatever rows are beside it: noise depends on the seed and its sample id.
+    """
     row_len, num_rows = context.lengths.row, len(rows.tokens)
-    tokens = rows.tokens[:, :row_len].astype(np.int64)
-    documents = number_documents(*inner_starts(rows, row_len), num_rows, row_len)[1]
+    tokens, documents = rows.tokens[:, :row_len].astype(np.int64), _number(rows, row_len, context.document_mask)
     found = corruption_of(row_len, span)
     if _is_prefix(span):
         noise = np.tile(np.arange(row_len) >= row_len - found.num_noise, (num_rows, 1))
-        starts = np.zeros_like(noise)
     else:
         noise = draw_noise(found, row_len, context.seed, rows.sample_ids)
-        starts = noise & ~np.roll(noise, 1, axis=1)  # a row begins with what is kept
-    # The column that each token of source and target stands at, or whose span a sentinel stands for.
-    left = np.nonzero(~noise | starts)[1].reshape(num_rows, -1)
-    out = np.repeat(np.tile(np.arange(row_len), num_rows), (noise.astype(int) + starts).ravel()).reshape(num_rows, -1)
-    at_sentinel = np.zeros(out.shape, dtype=bool)
-    at_sentinel[:, :-1] = out[:, :-1] == out[:, 1:]
-    sentinels = np.array([*context.vocabulary.sentinels, -1])[np.cumsum(starts, axis=1) - 1]
-    left_tokens = _at(np.where(starts, sentinels, tokens), left)
-    out_tokens = np.where(at_sentinel, _at(sentinels, out), _at(tokens, out))
-    begin = np.maximum.accumulate(np.where(noise & ~np.roll(noise, 1, axis=1), np.arange(row_len), 0), axis=1)
-    of_span = _at(documents, _at(begin, out))
-    end = np.full((num_rows, 1), context.vocabulary.eos)
-    mode = np.full((num_rows, 0), 0)
+    begin = np.nonzero(noise & ~np.roll(noise, 1, axis=1))[1].reshape(num_rows, -1)  # a row begins with what is kept
+    of_span = _at(documents, begin)
+    marked = begin[:, :0] if _is_prefix(span) else begin
+    marks = _sentinels(of_span, context.vocabulary.sentinels)[:, : marked.shape[1]]
+
+    left, left_tokens = ~noise, tokens.copy()
+    np.put_along_axis(left, marked, True, axis=1)
+    np.put_along_axis(left_tokens, marked, marks, axis=1)
+    out, out_documents, own = _taken(tokens, documents, noise, marked, marks, of_span)
+
+    mode = np.full((num_rows, _num_modes(span)), -1)
     if isinstance(span, DenoiserConfig) and span.mode is not None:
-        mode = np.full((num_rows, 1), context.vocabulary.named[span.mode])
-    first, last = np.zeros(mode.shape, dtype=np.int64), np.full(end.shape, row_len - 1)
+        mode[:] = context.vocabulary.named[span.mode]
+    end, first, last = np.full((num_rows, 1), context.vocabulary.eos), documents[:, :1], documents[:, -1:]
     return Corrupted(
-        source=np.concatenate((mode, left_tokens, end), axis=1),
-        target=np.concatenate((out_tokens, end), axis=1),
-        source_documents=_at(documents, np.concatenate((first, left, last), axis=1)),
-        target_documents=np.concatenate((of_span, of_span[:, -1:]), axis=1),
-        lost=np.concatenate((_at(documents, out) != of_span, np.zeros(end.shape, dtype=bool)), axis=1),
+        source=np.concatenate((mode, left_tokens[left].reshape(num_rows, -1), end), axis=1),
+        target=np.concatenate((out, end), axis=1),
+        source_documents=np.concatenate(
+            (first[:, : mode.shape[1]], documents[left].reshape(num_rows, -1), last), axis=1
+        ),
+        target_documents=np.concatenate((out_documents, of_span[:, -1:]), axis=1),
+        lost=np.concatenate(((own != out_documents) | (own < 0), last < 0), axis=1),
     )
 
 
-def for_two_stacks(found: Corrupted, sample_ids: np.ndarray, start_id: int, document_mask: bool) -> ModelRows:
+def for_two_stacks(found: Corrupted, sample_ids: np.ndarray, start_id: int) -> ModelRows:
     """Returns rows of an encoder, and of a decoder that begins each document with `start_id`."""
-    targets, inputs = found.target, np.empty_like(found.target)
-    inputs[:, 1:] = targets[:, :-1]
-    inputs[:, 0] = start_id
-    if not (document_mask and found.source_documents.any()):
-        return ModelRows(inputs, targets, targets.size, sample_ids, source=SourceRows(found.source))
+    inputs = np.empty_like(found.target)
+    inputs[:, 1:] = found.target[:, :-1]
     inputs[_begins(found.target_documents)] = start_id
-    targets = np.where(found.lost, IGNORE_INDEX, targets)
+    positions = documents = None
+    source = SourceRows(found.source)
+    # The end of a source is of the last document, so that there are several in the source wherever there are any.
+    if found.source_documents.any():
+        positions, documents = _positions(found.target_documents), found.target_documents
+        source = SourceRows(found.source, _positions(found.source_documents), found.source_documents)
     return ModelRows(
         inputs=inputs,
-        targets=targets,
-        num_targets=int((targets != IGNORE_INDEX).sum()),
+        targets=np.where(found.lost, IGNORE_INDEX, found.target),
+        num_targets=found.lost.size - int(found.lost.sum()),
         sample_ids=sample_ids,
-        positions=_positions(found.target_documents),
-        documents=found.target_documents,
-        source=SourceRows(found.source, _positions(found.source_documents), found.source_documents),
+        positions=positions,
+        documents=documents,
+        source=source,
+        num_padding=found.num_padding,
     )
 
 
@@ -132,11 +143,62 @@ def _is_prefix(span: SpanConfig) -> bool:
     return isinstance(span, DenoiserConfig) and span.prefix
 
 
+def _num_modes(span: SpanConfig) -> int:
+    return int(isinstance(span, DenoiserConfig) and span.mode is not None)
+
+
+def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
+    """Returns the number of each token's document in its row, int32; one document where they see each other."""
+    documents = np.zeros((len(rows.tokens), row_len), dtype=np.int32)
+    if document_mask:
+        documents = number_documents(*inner_starts(rows, row_len), len(rows.tokens), row_len)[1]
+    real = real_tokens(rows, row_len)
+    return documents if real is None else np.where(real, documents, np.int32(-1))
+
+
+def _sentinels(of_span: np.ndarray, sentinels: tuple[int, ...]) -> np.ndarray:
+    """Returns the sentinel of each span, counted within its document. `of_span`: int32 [B, spans], ascending."""
+    if not sentinels:
+        return np.empty((len(of_span), 0), dtype=np.int64)
+    return np.array(sentinels)[np.minimum(_positions(of_span), len(sentinels) - 1)]
+
+
+def _taken(
+    tokens: np.ndarray,
+    documents: np.ndarray,
+    noise: np.ndarray,
+    marked: np.ndarray,
+    marks: np.ndarray,
+    of_span: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns what was taken out, each span behind its sentinel; the document of its span; and its own.
+
+    Args:
+        tokens: [B, W], as are `documents` and `noise`.
+        documents: Of each token.
+        noise: What is taken out.
+        marked: Columns of spans that have a sentinel.
+        marks: The sentinels.
+        of_span: Document of each span.
+    """
+    num_rows, num_marks = marked.shape
+    before = _at(np.cumsum(noise, axis=1), marked) - 1
+    is_mark = np.zeros((num_rows, int(noise[0].sum()) + num_marks), dtype=bool)
+    np.put_along_axis(is_mark, before + np.arange(num_marks), True, axis=1)
+    out = np.empty(is_mark.shape, dtype=np.int64)
+    out[is_mark], out[~is_mark] = marks.ravel(), tokens[noise]
+    out_documents = _at(of_span, np.maximum(np.cumsum(is_mark, axis=1) - 1, 0))
+    own = out_documents.copy()
+    own[~is_mark] = documents[noise]
+    return out, out_documents, own
+
+
 def _at(values: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, columns, axis=1)
 
 
 def _begins(documents: np.ndarray) -> np.ndarray:
+    """Returns where documents begin; a row does with one."""
     begins = np.ones(documents.shape, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return begins
