@@ -12,7 +12,7 @@ BIN := .venv/bin
 BENCH ?= --quick
 JOBS ?= 2
 # decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
-BENCHMARKS := $(filter-out common decoder_step,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out common peers decoder_step,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: install quickstart test check bench clean
 

@@ -16,7 +16,7 @@ for one reader. Of each order:
                    samples a batch is worth
     open shards    distinct shards in 2**16 consecutive samples: what the mixing costs a reader that fetches shards
 
-Orders: ours (16 lanes and blocks of 8192 are the defaults); webdataset's shard shuffle and buffer of 1000;
+Orders: ours (64 lanes and blocks of 2048 are the defaults); webdataset's shard shuffle and buffer of 1000;
 mosaicml-streaming's py1s (64 canonical nodes), py1e and py1br (1), its defaults, blocks of 4,000,000 samples; all of
 them by one process on one node, as each would train.
 """
@@ -119,7 +119,7 @@ def topic_variance(order: np.ndarray) -> float:
 def build_arms(num_samples: int) -> dict[str, Callable[[], np.ndarray]]:
     """Returns the orders that are compared."""
     arms: dict[str, Callable[[], np.ndarray]] = {"full permutation": partial(order_fully, num_samples)}
-    for lanes, block in ((16, 1), (16, 1024), (16, 8192), (16, 65536), (64, 8192), (256, 8192)):
+    for lanes, block in ((16, 1), (16, 2048), (16, 8192), (64, 1024), (64, 2048), (64, 8192), (256, 8192)):
         arms[f"ours, {lanes} lanes, blocks of {block}"] = partial(order_ours, num_samples, lanes, block)
     arms["ours, 16 lanes, one block"] = partial(order_ours, num_samples, 16, num_samples // 16)
     arms["webdataset, buffer of 1000"] = partial(order_webdataset, num_samples)

@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from pretrain.config.base import Section
 from pretrain.errors import ConfigError
 
+LANES = 64
+BLOCK_SAMPLES = 2048
+"""Defaults of the shuffle: how well they mix, and how many shards they keep open, is in benchmarks/results.md."""
+
 
 class SourceConfig(Section):
     """One source of a mixture.
@@ -61,7 +65,7 @@ class DataConfig(Section):
             needs file locks.
         cache_gib: All that may be kept there, downloads in progress included. At least what a block of each source
             reads at once; an error says how much.
-        workers: Threads that assemble batches. No effect on order.
+        workers: Threads that assemble batches; 0: none, each is made when it is needed. No effect on order.
         prefetch: Micro-batches kept ready a rank. No effect on order.
     """
 
@@ -69,14 +73,14 @@ class DataConfig(Section):
     mixture: list[SourceConfig] = Field(default_factory=list)
     curriculum: list[MilestoneConfig] = Field(default_factory=list)
     packing: Literal["concat", "bins", "padded"] = "concat"
-    lanes: int = Field(default=16, ge=1)
-    block_samples: int = Field(default=8192, ge=1)
+    lanes: int = Field(default=LANES, ge=1)
+    block_samples: int = Field(default=BLOCK_SAMPLES, ge=1)
     document_mask: bool = True
     on_error: Literal["stop", "skip"] = "stop"
     max_skipped_rows: int = Field(default=0, ge=0)
     cache_dir: str = "~/.cache/pretrain/shards"
     cache_gib: float = Field(default=100.0, gt=0)
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=0)
     prefetch: int = Field(default=4, ge=1)
 
     @property

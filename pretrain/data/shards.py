@@ -186,8 +186,9 @@ class _Column:
 
     def add(self, values: np.ndarray) -> None:
         """Appends a copy. The values must fit the dtype."""
-        limits = np.iinfo(self._dtype)
-        assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
+        if values.dtype != self._dtype:
+            limits = np.iinfo(self._dtype)
+            assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
         self._starts.append(self.size)
         self._arrays.append(values.astype(self._dtype))
         self.size += len(values)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.config.data import DataConfig
+from pretrain.config.data import BLOCK_SAMPLES, LANES, DataConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.data.buckets import GROUP_BATCHES
 from pretrain.data.remote.store import ShardStore
@@ -55,8 +55,8 @@ class Order:
     seq_len: int = 1024
     source_len: int | None = None
     packing: str | None = None
-    lanes: int = 16
-    block_samples: int = 8192
+    lanes: int = LANES
+    block_samples: int = BLOCK_SAMPLES
     seed: int = 1234
 
     def data(self, path: str, kind: str) -> DataConfig:

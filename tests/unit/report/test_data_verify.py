@@ -3,14 +3,17 @@
 import json
 import re
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain.config.data import BLOCK_SAMPLES, LANES
 from pretrain.errors import ConfigError, DataError
 from pretrain.index import load_index
 from pretrain.report import data_verify
+from pretrain.report.data_app import verify_command
 from pretrain.report.data_course import Order
 from pretrain.report.data_hash import RowHashes
 from pretrain.report.data_verify import parse_world_sizes, print_proof, proof_facts, verify
@@ -142,3 +145,8 @@ def test_a_packing_that_there_is_not_is_refused(folders):
         verify(str(folders / "text"), Order(packing="tight"))
     with pytest.raises(ConfigError, match=r"concat cuts documents, which pairs must not be"):
         verify(str(folders / "pairs"), Order(packing="concat"))
+
+
+def test_a_folder_is_verified_in_the_order_that_a_run_has_unless_told_otherwise():
+    defaults = {name: value.default for name, value in signature(verify_command).parameters.items()}
+    assert (defaults["lanes"], defaults["block_samples"]) == (LANES, BLOCK_SAMPLES)
