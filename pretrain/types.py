@@ -169,6 +169,15 @@ class FragmentStore(Protocol):
         """Yields everything that this rank keeps, to be filled when loading."""
         ...
 
-    def finish_load(self, optimizer_step: int) -> None:
-        """Makes the working weights follow the filled fragments and sets the optimizer's own step count. Collective."""
+    def scalars(self) -> dict[str, float]:
+        """Returns the state that is no tensor, such as a loss scale; the same on every rank."""
+        ...
+
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        """Makes the working weights follow the filled fragments, and sets the optimizer's step count. Collective.
+
+        Args:
+            optimizer_step: Steps that the optimizer has applied.
+            scalars: What `scalars` returned when this was saved, maybe by another engine; what is of no use is left.
+        """
         ...

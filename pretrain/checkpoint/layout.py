@@ -12,7 +12,7 @@ checkpoint of weights alone (weights-00001.safetensors ...) with model.json and 
 import json
 import re
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Manifest:
         moments: Names of the optimizer moments saved for every parameter.
         files: Every other file of the folder.
         topology: World size, engine and attempt that wrote it; for people, not needed to load.
+        scalars: State of the engine that is no tensor, such as a loss scale; written where there is any.
     """
 
     schema: int
@@ -50,10 +51,13 @@ class Manifest:
     moments: list[str]
     files: list[FileRecord]
     topology: dict[str, Any]
+    scalars: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for `write_json`, with a CRC32 over them: a manifest vouches for itself too."""
         content = asdict(self)
+        if not self.scalars:
+            del content["scalars"]
         return {"content": content, "crc32": _crc32(content)}
 
 

@@ -67,9 +67,10 @@ class CheckpointManager:
         shapes = {fragment.name: list(fragment.shape) for fragment in fragments}
         moments = sorted({kind for fragment in fragments for kind in fragment.tensors} - {"weight"})
         votes = dist.gather_objects({"record": record, "error": error, "shapes": shapes, "moments": moments})
+        scalars = store.scalars()
         try:
             _raise_first([vote["error"] for vote in votes], "checkpoint not saved")
-            self._on_main(lambda: self._commit(temporary, final, state, votes), "checkpoint not saved")
+            self._on_main(lambda: self._commit(temporary, final, state, scalars, votes), "checkpoint not saved")
         except DiskError:
             if self._world.is_main:  # a full disk needs the space
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -91,13 +92,15 @@ class CheckpointManager:
         except DiskError as error:
             return None, f"rank {self._world.rank}: {error}"
 
-    def _commit(self, temporary: Path, final: Path, state: TrainState, votes: list[dict[str, Any]]) -> None:
+    def _commit(
+        self, temporary: Path, final: Path, state: TrainState, scalars: dict[str, float], votes: list[dict[str, Any]]
+    ) -> None:
         shapes: dict[str, list[int]] = {}
         for vote in votes:
             shapes |= vote["shapes"]
         files = [FileRecord(**vote["record"]) for vote in votes]
-        moments = max((vote["moments"] for vote in votes), key=len)
-        manifest = Manifest(SCHEMA, state.to_json(), shapes, moments, files, self._topology)
+        moments = sorted({kind for vote in votes for kind in vote["moments"]})
+        manifest = Manifest(SCHEMA, state.to_json(), shapes, moments, files, self._topology, scalars)
         write_json(temporary / MANIFEST, manifest.to_json())
         publish_dir(temporary, final)
 
@@ -185,6 +188,15 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
+def _check_kind(kind: str, manifest: Manifest) -> None:
+    if kind != "weight" and kind not in manifest.moments:
+        saved = ", ".join(manifest.moments) or "weights alone"
+        raise CheckpointError(
+            f"it was saved under another optimizer: it has {saved}, and no {kind}",
+            fix="use the optim.kind it was trained with, or start another run from its weights with init.from",
+        )
+
+
 def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False) -> TrainState:
     """Fills a model's state from a verified checkpoint, whatever topology wrote it.
 
@@ -209,8 +221,9 @@ def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False
                     where=str(path),
                     fix="use the config that the checkpoint was trained with",
                 )
-            kinds = ["weight"] if weights_only else list(fragment.tensors)
+            kinds = [kind for kind in fragment.tensors if kind == "weight" or not weights_only]
             for kind in kinds:
+                _check_kind(kind, manifest)
                 reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
     except PretrainError as error:
         problem = str(error)
@@ -218,5 +231,5 @@ def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False
     if first is not None:
         raise CheckpointError(first)
     state = TrainState.from_json(manifest.state, str(path))
-    store.finish_load(0 if weights_only else state.optimizer_step)
+    store.finish_load(*((0, {}) if weights_only else (state.optimizer_step, manifest.scalars)))
     return state

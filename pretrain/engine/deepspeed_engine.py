@@ -18,6 +18,21 @@ from pretrain.model.block import Block
 from pretrain.types import Batch
 
 
+def _check_offload(optimizer: Any, config: EngineConfig) -> None:
+    """Checks that what was to be kept in the host's memory is, and nothing else. Raises: LaunchError."""
+    # Stages 1 and 2 have one name for it, stage 3 two others.
+    found = {
+        "offload_optimizer": getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False),
+        "offload_params": getattr(optimizer, "offload_param", False),
+    }
+    for name, is_on in found.items():
+        if bool(is_on) != (getattr(config, name) != "none"):
+            raise LaunchError(
+                f"engine.{name}={getattr(config, name)} was asked for, DeepSpeed has {'cpu' if is_on else 'none'}",
+                fix="report this as a bug",
+            )
+
+
 class DeepSpeedZeroEngine:
     """A `deepspeed.DeepSpeedEngine` of the stage that was asked for."""
 
@@ -48,9 +63,12 @@ class DeepSpeedZeroEngine:
                 f"ZeRO stage {config.zero_stage} was asked for, stage {wrapped.zero_optimization_stage()} runs",
                 fix="report this as a bug",
             )
+        _check_offload(wrapped.optimizer, config)
         self.device = accelerator.device
         stage = f"ZeRO-{config.zero_stage}"
-        self.description = f"DeepSpeed {stage}, {config.precision}, {world.size} x {self.device.type}"
+        host = [name for name in ("optimizer", "params") if getattr(config, f"offload_{name}") != "none"]
+        on_host = f", {' and '.join(host)} in host memory" if host else ""
+        self.description = f"DeepSpeed {stage}, {config.precision}, {world.size} x {self.device.type}{on_host}"
         self._engine = wrapped
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.engine.moments import create_moments, moment_views, set_optimizer_step
+from pretrain.engine.moments import place_whole, set_optimizer_step, state_fragments
+from pretrain.optim.pieces import Piece, Span
 from pretrain.types import Fragment
 
 
@@ -39,24 +40,30 @@ class ReplicatedState:
     """
 
     def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
-        self._masters, self._optimizer, self._world = masters, optimizer, world
+        self._optimizer, self._world = optimizer, world
+        self._pieces = [
+            Piece(Span(name, slot, offset=0, start=0, length=master.numel()), tuple(master.shape), master)
+            for slot, (name, master) in enumerate(masters)
+        ]
+        place_whole(optimizer, [master for _, master in masters], self._pieces)
 
     def held_fragments(self) -> Iterator[Fragment]:
-        """Yields every parameter whole."""
-        create_moments(self._optimizer)
-        for name, master in self._masters:
-            tensors = {"weight": master.data.view(-1), **moment_views(self._optimizer, master)}
-            yield Fragment(name, 0, tuple(master.shape), tensors)
+        """Yields every parameter, and the state of every matrix, whole."""
+        yield from state_fragments(self._optimizer, self._pieces)
 
     def owned_fragments(self) -> Iterator[Fragment]:
-        """Yields this rank's even share of every parameter."""
+        """Yields this rank's even share of every fragment."""
         rank, size = self._world.rank, self._world.size
         for whole in self.held_fragments():
             start, end = whole.length * rank // size, whole.length * (rank + 1) // size
             if start < end:
                 tensors = {key: tensor[start:end] for key, tensor in whole.tensors.items()}
-                yield Fragment(whole.name, start, whole.shape, tensors)
+                yield Fragment(whole.name, whole.offset + start, whole.shape, tensors)
 
-    def finish_load(self, optimizer_step: int) -> None:
+    def scalars(self) -> dict[str, float]:
+        """Nothing: there is no loss scale."""
+        return {}
+
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """See `FragmentStore.finish_load`."""
         set_optimizer_step(self._optimizer, optimizer_step)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+_WORKING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def builds_sharded(config: EngineConfig) -> bool:
     """Returns whether a model is to be built on the meta device and filled by `fill_sharded`."""
     return config.kind == "deepspeed" and config.zero_stage == 3
@@ -36,7 +39,7 @@ def fill_sharded(
     """
     import deepspeed
 
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    dtype = _WORKING_DTYPES[config.precision]
     cut: Any = None
     for name, parameter in model.named_parameters():
         value = draw(name, parameter.shape).to(accelerator.device, dtype)

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def pick_device(config: EngineConfig) -> str:
-    """Returns `cuda` or `cpu`. Raises: ConfigError where CUDA is asked for and absent."""
+    """Returns `cuda` or `cpu`. Raises: ConfigError where CUDA is asked for, or needed, and absent."""
+    if config.precision == "fp16" and not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.precision=fp16 needs a GPU, and torch sees none", fix="use engine.precision=bf16, or fp32"
+        )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "engine.device=cuda, but torch sees no GPU", fix="use engine.device=auto, or install a CUDA torch"
@@ -49,7 +53,7 @@ def start_accelerator(
     # `accelerate launch` exports its own idea of engine and precision; the config is the only one that counts.
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
-    kwargs: dict[str, Any] = {"mixed_precision": "bf16" if config.precision == "bf16" else "no"}
+    kwargs: dict[str, Any] = {"mixed_precision": "no" if config.precision == "fp32" else config.precision}
     if config.kind == "deepspeed":
         kwargs["gradient_accumulation_steps"] = plan.accumulation
         kwargs["deepspeed_plugin"] = _deepspeed_plugin(device, config, grad_clip, plan, num_parameters)
@@ -86,4 +90,4 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     quiet_libraries()
     # Its shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a kill.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, grad_clip, plan, num_parameters))
+    return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from pretrain.dist import World
-from pretrain.engine.moments import create_moments, create_moments_of, moment_views, set_optimizer_step
+from pretrain.engine.loss_scale import read_loss_scale, set_loss_scale
+from pretrain.engine.moments import place_cut, set_optimizer_step, state_fragments
 from pretrain.engine.replicated import ReplicatedState
+from pretrain.optim.pieces import Piece, Span
 from pretrain.types import Fragment, FragmentStore
 
 
@@ -33,7 +35,7 @@ def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: Worl
     if stage == 3:
         return _PartitionedParameters(engine, names, world)
     if stage in (1, 2):
-        return _PartitionedGroups(engine, names)
+        return _PartitionedGroups(engine, names, world)
     return _Replicated(engine, names, world)
 
 
@@ -51,79 +53,85 @@ class _Replicated(ReplicatedState):
         named = [(names[id(lp)], hp) for lp, hp in self._pairs]
         super().__init__(named, engine.basic_optimizer, world)
 
-    def finish_load(self, optimizer_step: int) -> None:
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """Copies fp32 masters to bf16 weights; in fp32 they are the same tensors."""
-        super().finish_load(optimizer_step)
+        super().finish_load(optimizer_step, scalars)
         for working, master in self._pairs:
             if working is not master:
                 working.data.copy_(master.data)
 
 
-class _PartitionedGroups:
-    """Stages 1 and 2."""
+class _Partitioned:
+    """State that the ranks share: what lies on this one is in `pieces`."""
 
-    def __init__(self, engine: Any, names: dict[int, str]) -> None:
-        self._zero, self._base = engine.optimizer, engine.basic_optimizer
-        # Each group's working parameters lie in one flat tensor; this is our partition of its fp32 copy.
-        partitions = self._zero.single_partition_of_fp32_groups
-        groups = zip(self._zero.bit16_groups, partitions, strict=True)
-        self._named = [(names[id(p)], p, partition) for group, partition in groups for p in group]
+    def __init__(self, engine: Any, pieces: list[Piece], masters: list[Any], rank: int) -> None:
+        self._zero, self._base, self._pieces = engine.optimizer, engine.basic_optimizer, pieces
+        place_cut(self._base, masters, pieces, rank)
 
     def held_fragments(self) -> Iterator[Fragment]:
-        """Yields the parts of parameters that fall into this rank's partition."""
-        create_moments(self._base)
-        for name, parameter, partition in self._named:
-            mapping = parameter._hp_mapping
-            if mapping is not None:
-                start, length = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
-                whole = {"weight": partition.data, **moment_views(self._base, partition)}
-                tensors = {key: tensor.narrow(0, start, length) for key, tensor in whole.items()}
-                yield Fragment(name, mapping.lp_fragment_address.start, tuple(parameter.shape), tensors)
+        """Yields this rank's part of the parameters, and of the optimizer's state."""
+        yield from state_fragments(self._base, self._pieces)
 
     owned_fragments = held_fragments
 
-    @torch.no_grad()
-    def finish_load(self, optimizer_step: int) -> None:
-        """Copies this rank's masters to its working partition and gathers the others'."""
+    def scalars(self) -> dict[str, float]:
+        """The loss scale, in fp16."""
+        return read_loss_scale(self._zero)
+
+    def _restore(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         set_optimizer_step(self._base, optimizer_step)
+        set_loss_scale(self._zero, scalars)
+
+
+class _PartitionedGroups(_Partitioned):
+    """Stages 1 and 2."""
+
+    def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
+        # Each group's working parameters lie in one flat tensor; these are our partitions of their fp32 copies.
+        masters = engine.optimizer.single_partition_of_fp32_groups
+        groups = zip(engine.optimizer.bit16_groups, masters, strict=True)
+        pieces = []
+        for slot, (group, master) in enumerate(groups):
+            for parameter in group:
+                mapping = parameter._hp_mapping
+                if mapping is not None:
+                    place, offset = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+                    span = Span(names[id(parameter)], slot, offset, place.start, place.numel)
+                    pieces.append(Piece(span, tuple(parameter.shape), master))
+        super().__init__(engine, pieces, masters, world.rank)
+
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        """Copies this rank's masters to its working partition and gathers the others'."""
+        self._restore(optimizer_step, scalars)
         self._zero.update_lp_params()
 
 
-class _PartitionedParameters:
-    """Stage 3."""
+class _PartitionedParameters(_Partitioned):
+    """Stage 3: an even share of every parameter, without the padding of the last ones."""
 
     def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
-        self._zero, self._base, self._rank = engine.optimizer, engine.basic_optimizer, world.rank
-        self._named = [(names[id(p)], p) for group in self._zero.fp16_groups for p in group]
-
-    def held_fragments(self) -> Iterator[Fragment]:
-        """Yields this rank's even share of every parameter, without the padding of the last ones."""
-        for flat in self._zero.fp32_partitioned_groups_flat:
-            create_moments_of(self._base, flat)
-        for name, parameter in self._named:
+        zero = engine.optimizer
+        masters = zero.fp32_partitioned_groups_flat
+        pieces = []
+        self._working: list[tuple[Tensor, Tensor]] = []
+        for parameter in (parameter for group in zero.fp16_groups for parameter in group):
+            slot, start, _ = zero.grad_position[zero.get_param_id(parameter)]
             share = parameter.ds_tensor.ds_numel
-            offset = self._rank * share
+            self._working.append((parameter.ds_tensor, masters[slot].data.narrow(0, start, share)))
+            offset = world.rank * share
             length = min(share, parameter.ds_numel - offset)
             if length > 0:
-                tensors = {key: view[:length] for key, view in self._views(parameter).items()}
-                yield Fragment(name, offset, tuple(parameter.ds_shape), tensors)
-
-    owned_fragments = held_fragments
-
-    def _views(self, parameter: Any) -> dict[str, Tensor]:
-        from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
-
-        views = {"weight": safe_get_local_fp32_param(parameter).data}
-        for key in ("exp_avg", "exp_avg_sq"):
-            views[key] = safe_get_local_optimizer_state(parameter, key)
-        return views
+                span = Span(names[id(parameter)], slot, offset, start, length)
+                pieces.append(Piece(span, tuple(parameter.ds_shape), masters[slot]))
+        super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()
-    def finish_load(self, optimizer_step: int) -> None:
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """Copies masters to the working shares, and gathers again the small parameters that stay whole."""
-        set_optimizer_step(self._base, optimizer_step)
-        for _, parameter in self._named:
-            parameter.ds_tensor.data.copy_(self._views(parameter)["weight"])
+        self._restore(optimizer_step, scalars)
+        for share, master in self._working:
+            share.data.copy_(master)
         persistent = self._zero.persistent_parameters
         if persistent:
             persistent[0].partition(persistent, has_been_updated=False)

@@ -5,9 +5,12 @@ and it would shrink the embedding of a rare token between the few steps that tra
 embedding's weight is one parameter with it, and does not decay either. A table of learned positions is an embedding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
+
+from pretrain.optim.blocks import block_rows
 
 EMBEDDING_PARTS = frozenset({"embedding", "position"})
 """Parts of parameter names that mark a look-up table whose module is not nn.Embedding."""
@@ -22,12 +25,25 @@ class ParameterGroup:
         decays: Whether `optim.weight_decay` applies.
         names: Name of each parameter, in the order in which the model registers them.
         parameters: The parameters, in the same order.
+        blocks: Of each, the shapes of the matrices that it fuses along its rows; its own shape where it is one.
     """
 
     name: str
     decays: bool
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
+    blocks: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def select(self, name: str, wanted: Callable[[str, tuple[tuple[int, ...], ...]], bool]) -> "ParameterGroup":
+        """Returns the group of those parameters whose name and blocks are `wanted`, in order."""
+        kept = [number for number, key in enumerate(self.names) if wanted(key, self.blocks[number])]
+        return ParameterGroup(
+            name=name,
+            decays=self.decays,
+            names=tuple(self.names[number] for number in kept),
+            parameters=tuple(self.parameters[number] for number in kept),
+            blocks=tuple(self.blocks[number] for number in kept),
+        )
 
 
 def group_parameters(model: nn.Module) -> list[ParameterGroup]:
@@ -61,6 +77,9 @@ def group_parameters(model: nn.Module) -> list[ParameterGroup]:
             decays=decays,
             names=tuple(name for name, _ in pairs),
             parameters=tuple(parameter for _, parameter in pairs),
+            blocks=tuple(
+                tuple((rows, *parameter.shape[1:]) for rows in block_rows(model, key)) for key, parameter in pairs
+            ),
         )
         for decays, pairs in members.items()
         if pairs

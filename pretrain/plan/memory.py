@@ -49,6 +49,10 @@ def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
     )
 
 
+STATE_BYTES = {"adamw": 8, "muon": 4, "adafactor": 0}
+"""Of fp32 optimizer state, for each parameter of a matrix, by `optim.kind`."""
+
+
 @dataclass(frozen=True, slots=True)
 class BytesPerParameter:
     """Bytes on a rank for each parameter of the model, buckets and activations not counted."""
@@ -63,15 +67,35 @@ class BytesPerParameter:
         return self.weights + self.gradients + self.optimizer
 
 
-def bytes_per_parameter(zero_stage: int, precision: Literal["fp32", "bf16"], world_size: int) -> BytesPerParameter:
-    """Returns the state of a rank per parameter under AdamW (Rajbhandari et al. 2020, section 3 and figure 1).
+def bytes_per_parameter(
+    zero_stage: int,
+    precision: Literal["fp32", "bf16", "fp16"],
+    world_size: int,
+    optimizer: str = "adamw",
+    *,
+    offload_optimizer: bool = False,
+    offload_params: bool = False,
+) -> BytesPerParameter:
+    """Returns the state of a rank's device per parameter (Rajbhandari et al. 2020, section 3 and figure 1).
 
-    Replicated, fp32 holds 4 + 4 + 8 bytes (two moments), bf16 2 + 2 + 12 (an fp32 master weight and two moments).
-    Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the weights' too.
+    Replicated, fp32 holds 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master weight and two
+    moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the
+    weights' too. What is offloaded is in the host's memory instead. Muon keeps one moment of a matrix, and the
+    embeddings' two are not told apart here; Adafactor's rows and columns are too few to count.
+
+    Args:
+        zero_stage: ZeRO stage; 0 for DDP and one process.
+        precision: Of the working weights.
+        world_size: Ranks.
+        optimizer: `optim.kind`; one that is not known here counts as AdamW.
+        offload_optimizer: Whether master weights and optimizer state are in host memory.
+        offload_params: Whether working weights are, at stage 3.
     """
-    weights, gradients, optimizer = (4, 4, 8) if precision == "fp32" else (2, 2, 12)
+    working = 4 if precision == "fp32" else 2
+    master = 0 if precision == "fp32" else 4
+    state = 0 if offload_optimizer else master + STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
     return BytesPerParameter(
-        weights=weights / world_size if zero_stage >= 3 else weights,
-        gradients=gradients / world_size if zero_stage >= 2 else gradients,
-        optimizer=optimizer / world_size if zero_stage >= 1 else optimizer,
+        weights=0.0 if offload_params else working / (world_size if zero_stage >= 3 else 1),
+        gradients=working / (world_size if zero_stage >= 2 else 1),
+        optimizer=state / (world_size if zero_stage >= 1 else 1),
     )

@@ -9,6 +9,12 @@ from tests.integration import workers
 
 STAGES_FP32 = [["deepspeed", stage, "fp32"] for stage in range(4)]
 STAGES_BF16 = [["deepspeed", stage, "bf16"] for stage in range(4)]
+OFFLOADED = [
+    *(["deepspeed", stage, "fp32", "adamw", "optimizer"] for stage in (1, 2, 3)),
+    ["deepspeed", 3, "fp32", "adamw", "params"],
+    ["deepspeed", 3, "fp32", "adamw", "both"],
+    ["deepspeed", 2, "bf16", "adamw", "optimizer"],
+]
 STEPS = 20
 
 
@@ -37,6 +43,62 @@ def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference
             assert row[0] == pytest.approx(expected[0], rel=1e-4), (case, step)
             assert row[1] == pytest.approx(expected[1], rel=1e-3), (case, step)
     assert reference[-1][0] < reference[0][0] - 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_optimizers_of_whole_matrices_train_as_torch_does_on_each_matrix_at_every_zero_stage(optimizer):
+    expected = workers.bare_blocks(optimizer, 5)
+    cases = [[*case, optimizer] for case in (*STAGES_FP32, ["ddp", 0, "fp32"])]
+    for world_size, micro, chosen in ((2, 2, cases), (3, 4, cases[2:4])):
+        arguments = {"cases": chosen, "steps": 5, "micro": micro}
+        ranks = run_in_ranks("tests.integration.workers:losses_of", world_size, arguments)
+        assert all(rows == ranks[0] for rows in ranks)
+        for case, rows in zip(chosen, ranks[0], strict=True):
+            for step, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
+                # Muon iterates in bf16: the order of an fp32 sum moves its update by up to 2**-8 of itself.
+                tolerance = (1e-4, 1e-3) if optimizer == "muon" else (1e-5, 1e-4)
+                assert row[0] == pytest.approx(wanted[0], rel=tolerance[0]), (case, step)
+                assert row[1] == pytest.approx(wanted[1], rel=tolerance[1]), (case, step)
+    assert expected[-1][0] < expected[0][0] - 0.05
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_optimizers_of_whole_matrices_follow_fp32_in_bf16(optimizer):
+    expected = workers.bare_blocks(optimizer, 5)
+    cases = [[*case, optimizer] for case in (STAGES_BF16[0], STAGES_BF16[3])]
+    (results, _) = run_in_ranks("tests.integration.workers:losses_of", 2, {"cases": cases, "steps": 5, "micro": 6})
+    for case, rows in zip(cases, results, strict=True):
+        for row, wanted in zip(rows, expected, strict=True):
+            assert row[0] == pytest.approx(wanted[0], rel=1e-2), case
+
+
+def test_the_gradient_is_clipped_to_the_global_norm_and_left_alone_without_a_limit():
+    cases, clips = [*STAGES_FP32, ["ddp", 0, "fp32"]], [0.0, 0.1]
+    for rows in run_in_ranks("tests.integration.workers:first_moments", 2, {"cases": cases, "clips": clips}):
+        for number, (norm, moment) in enumerate(rows):
+            case, clip = cases[number // 2], clips[number % 2]
+            limit = min(norm, clip) if clip else norm
+            assert norm > 1.0, "the limit must bind"
+            # After one step AdamW's first moment is (1 - beta1) times the gradient that it was given. DeepSpeed adds
+            # 1e-6 to the norm that it divides by.
+            assert moment == pytest.approx(0.1 * limit, rel=1e-4), (case, clip)
+
+
+def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(reference):
+    (facts,) = run_in_ranks("tests.integration.workers:offload_facts", 1, {"cases": OFFLOADED})
+    for (_, stage, _, _, offload), (optimizer, params, description, kind) in zip(OFFLOADED, facts, strict=True):
+        assert optimizer == ("cpu" if offload in ("optimizer", "both") else "none")
+        assert params == ("cpu" if offload in ("params", "both") else "none")
+        assert f"ZeRO-{stage}" in description
+        assert description.endswith("in host memory")
+        # Not DeepSpeed's own, which is compiled at the first start.
+        assert kind == "AdamW"
+    (results, _) = run_in_ranks("tests.integration.workers:losses_of", 2, {"cases": OFFLOADED, "steps": 5, "micro": 2})
+    for case, rows in zip(OFFLOADED, results, strict=True):
+        # The second is that of bf16, as above.
+        for row, expected in zip(rows, reference, strict=False):
+            assert row[0] == pytest.approx(expected[0], rel=1e-4 if case[2] == "fp32" else 2e-2), case
+            assert row[1] == pytest.approx(expected[1], rel=1e-3 if case[2] == "fp32" else 5e-2), case
 
 
 def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process():
@@ -89,10 +151,27 @@ def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
 
 
 def test_a_non_finite_gradient_on_one_rank_changes_nothing_on_any():
-    cases = [*STAGES_FP32, *STAGES_BF16, ["ddp", 0, "fp32"]]
+    cases = [*STAGES_FP32, *STAGES_BF16, ["ddp", 0, "fp32"], OFFLOADED[1], OFFLOADED[4]]
+    cases += [["deepspeed", 3, "bf16", "muon"], ["deepspeed", 2, "fp32", "adafactor"]]
     for results in run_in_ranks("tests.integration.workers:poisoned", 2, {"cases": cases}):
         for case, (rows, unchanged) in zip(cases, results, strict=True):
             assert [row[2] for row in rows] == [0.0, 0.0, 1.0, 0.0], case
             assert not math.isfinite(rows[2][1]), case
             assert unchanged, case
             assert math.isfinite(rows[3][0]), case
+
+
+def test_fp16_scales_its_loss_skips_what_overflows_and_goes_on_from_a_checkpoint_as_if_nothing_had_been(tmp_path):
+    """Run on a CPU, where DeepSpeed has to be told to: the kernels are slow there, the scaling is the same."""
+    cases = [*(["deepspeed", stage, "fp16"] for stage in (1, 2, 3)), ["deepspeed", 2, "fp16", "muon"]]
+    arguments = {"cases": cases, "folder": str(tmp_path), "steps": 5}
+    for results in run_in_ranks("tests.integration.workers:half_losses", 2, arguments):
+        for case, result in zip(cases, results, strict=True):
+            # From 2**20 the scale halves twice before the gradients of this model fit under 65504.
+            assert [row[2] for row in result["rows"]] == [1.0, 1.0, 0.0, 0.0, 0.0], case
+            assert result["scalars"]["loss_scale.cur_scale"] == 2.0**18, case
+            assert result["scalars"]["loss_scale.last_overflow_iter"] == 1, case
+            assert result["loaded"] == result["scalars"], case
+            assert result["resumed"] == result["followed"], case
+            assert result["followed"][-1][0] < result["rows"][0][0] - 0.2, case
+            assert all(row[1] < 10 for row in result["followed"]), "gradient norms are those without a scale"

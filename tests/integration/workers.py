@@ -1,5 +1,6 @@
 """What the ranks of the engine tests do: build engines over a tiny model and synthetic batches, save, load, train."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,12 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
-from pretrain.dist import World
+from pretrain.dist import World, all_reduce_sum
 from pretrain.engine.engine import Engine, build_engine
+from pretrain.engine.loss_scale import set_loss_scale
 from pretrain.engine.sharded import fill_sharded
 from pretrain.engine.start import start_accelerator
+from pretrain.errors import CheckpointError
 from pretrain.model import build_model, init_weights
 from pretrain.model.init import initial_weight
 from pretrain.objective import build_loss
@@ -78,6 +81,9 @@ def build(
     kind: str,
     stage: int,
     precision: str,
+    optimizer: str = "adamw",
+    offload: str = "none",
+    *,
     micro: int,
     grad_clip: float = 1.0,
     model: dict[str, Any] = MODEL,
@@ -86,13 +92,23 @@ def build(
 ) -> Engine:
     """Builds an engine; several may be built one after another in a process.
 
-    `sharded`: its parameters are made and cut up one by one, as training does at stage 3.
+    `offload`: `optimizer`, `params` or `both` stay in host memory. `sharded`: its parameters are made and cut up one by
+    one, as training does at stage 3.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    config = EngineConfig(kind=kind, zero_stage=stage, precision=precision, device="cpu", timeout_s=60, compile=compile)
+    config = EngineConfig(
+        kind=kind,
+        zero_stage=stage,
+        precision=precision,
+        device="auto" if precision == "fp16" else "cpu",
+        offload_optimizer="cpu" if offload in ("optimizer", "both") else "none",
+        offload_params="cpu" if offload in ("params", "both") else "none",
+        timeout_s=60,
+        compile=compile,
+    )
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
-    optim = OptimConfig(lr=1e-2, grad_clip=grad_clip)
+    optim = OptimConfig(kind=optimizer, lr=1e-2, grad_clip=grad_clip)
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = ModelConfig.model_validate(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
@@ -103,8 +119,8 @@ def build(
         init_weights(built, model_config, seed=5)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     module = TrainModule(built, build_loss(ObjectiveConfig()))
-    optimizer = build_optimizer(groups, optim, torch.device("cpu"))
-    return build_engine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
+    torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
+    return build_engine(module, names, torch_optimizer, accelerator, config, grad_clip, plan, world)
 
 
 def train(
@@ -144,7 +160,7 @@ def sharded_losses(world: World, precisions: list[str], steps: int, micro: int) 
     """Trains an encoder-decoder at stage 3 from parameters cut up one by one, and from whole ones."""
 
     def trained(precision: str, sharded: bool) -> list[list[float]]:
-        engine = build(world, "deepspeed", 3, precision, micro, model=TWO_STACKS, sharded=sharded)
+        engine = build(world, "deepspeed", 3, precision, micro=micro, model=TWO_STACKS, sharded=sharded)
         return train(engine, world, range(steps), micro, source=True)
 
     return [[trained(precision, True), trained(precision, False)] for precision in precisions]
@@ -171,12 +187,24 @@ def sharded_peak(world: World) -> list[int]:
     return [sum(sizes), max(sizes), peak]
 
 
+def offload_facts(world: World, cases: list[list[Any]]) -> list[list[Any]]:
+    """Of each case: what DeepSpeed says is in host memory, what the engine says of itself, the type of optimizer."""
+    facts = []
+    for case in cases:
+        engine: Any = build(world, *case, micro=2)
+        inner = engine._engine
+        sections = (inner.zero_offload_optimizer(), inner.zero_offload_param())
+        devices = [section.device if section else "none" for section in sections]
+        facts.append([*devices, engine.description, type(inner.basic_optimizer).__name__])
+    return facts
+
+
 def compiled_losses(world: World, stages: list[int], steps: int, micro: int) -> tuple[list[list[list[float]]], int]:
     """Trains with compiled blocks at each ZeRO stage; returns the rows, and how often a graph was broken."""
     from torch._dynamo.utils import counters
 
     rows = [
-        train(build(world, "deepspeed", stage, "fp32", micro, compile=True), world, range(steps), micro)
+        train(build(world, "deepspeed", stage, "fp32", micro=micro, compile=True), world, range(steps), micro)
         for stage in stages
     ]
     return rows, sum(counters["graph_break"].values())
@@ -203,6 +231,47 @@ def bare_float64(steps: int) -> list[list[float]]:
         optimizer.step()
         rows.append([loss.item(), norm.item()])
     return rows
+
+
+def bare_blocks(optimizer: str, steps: int) -> list[list[float]]:
+    """torch's own optimizer over each matrix of the model apart, one big batch, fp32, no engine; [loss, grad norm]."""
+    torch.set_num_threads(1)
+    model_config = ModelConfig.model_validate(expand_preset(MODEL))
+    model = build_model(model_config, PLAIN_ENGINE.model_copy(update={"attention": "eager"}), torch.device("cpu"))
+    init_weights(model, model_config, seed=5)
+    apart: dict[str, list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        rows = [36, 12, 12] if name.endswith("qkv.weight") else [parameter.shape[0]]
+        rows = [50, 50] if name.endswith("gate_up.weight") else rows
+        apart[name] = [torch.nn.Parameter(part.detach().clone()) for part in parameter.split(rows)]
+    hidden = [part for name, parts in apart.items() if "embedding" not in name for part in parts if part.ndim == 2]
+    others = [part for name, parts in apart.items() for part in parts if "embedding" in name or part.ndim == 1]
+    if optimizer == "muon":
+        steppers = [torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1)]
+        steppers += [torch.optim.AdamW(others, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)]
+    else:
+        steppers = [torch.optim.Adafactor(hidden, lr=1e-2, eps=(1e-18, 1e-3), weight_decay=0.1)]
+        steppers += [torch.optim.Adafactor(others, lr=1e-2, eps=(1e-18, 1e-3), weight_decay=0.0)]
+    rows_out = []
+    for step in range(steps):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(torch.cat(list(apart[name])))
+        batch = global_batch(step)
+        logits = model(batch).logits_BTV[..., :VOCAB].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch.targets_BT.flatten(), ignore_index=IGNORE_INDEX)
+        model.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for name, parameter in model.named_parameters():
+            for part, gradient in zip(
+                apart[name], parameter.grad.split([p.shape[0] for p in apart[name]]), strict=True
+            ):
+                part.grad = gradient.clone()
+        for stepper in steppers:
+            stepper.step()
+        rows_out.append([loss.item(), norm.item()])
+    return rows_out
 
 
 def save_each(world: World, cases: list[list[Any]], folder: str, steps: int) -> list[list[list[float]]]:
@@ -233,6 +302,29 @@ def load_pairs(world: World, pairs: list[list[list[Any]]], folder: str, steps: i
     return followed
 
 
+def refused_load(world: World, saved: list[Any], case: list[Any], folder: str, steps: int) -> str:
+    """What loading a saved case into another says."""
+    engine = build(world, *case, micro=2)
+    try:
+        load_checkpoint(Path(folder) / "-".join(map(str, saved)) / f"step-{steps:08d}", engine.state)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def first_moments(world: World, cases: list[list[Any]], clips: list[float]) -> list[list[float]]:
+    """Global norm of the gradient of step 0, and that of AdamW's first moment after it, for each case and clip."""
+    rows = []
+    for case in cases:
+        for clip in clips:
+            engine = build(world, *case, micro=2, grad_clip=clip)
+            ((_, norm, _),) = train(engine, world, range(1), 2)
+            square = sum(float(f.tensors["exp_avg"].square().sum()) for f in engine.state.owned_fragments())
+            total = all_reduce_sum(torch.tensor([square], dtype=torch.float64))
+            rows.append([norm, float(total) ** 0.5])
+    return rows
+
+
 def poisoned(world: World, cases: list[list[Any]]) -> list[list[Any]]:
     """Trains 4 steps with a non-finite gradient at step 2; returns rows, and whether weights and moments stayed."""
     results = []
@@ -252,11 +344,50 @@ def snapshot(engine: Engine) -> list[torch.Tensor]:
     return [tensor.clone() for fragment in engine.state.held_fragments() for tensor in fragment.tensors.values()]
 
 
+def allow_half_on_cpu() -> None:
+    """Lets DeepSpeed run fp16 here, which it refuses on CPUs without fast kernels for it: they are slow, not wrong."""
+    from deepspeed.accelerator import get_accelerator
+
+    from pretrain.engine import start
+    from pretrain.model import stack
+
+    start.pick_device = lambda config: "cpu"
+    stack._COMPUTE_DTYPES["fp16"] = torch.float16
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    get_accelerator().is_fp16_supported = lambda: True
+
+
+def half_losses(world: World, cases: list[list[Any]], folder: str, steps: int) -> list[dict[str, Any]]:
+    """Trains each fp16 case from a loss scale that overflows, saves it, goes on; and goes on from what was saved."""
+    allow_half_on_cpu()
+    results = []
+    for case in cases:
+        engine: Any = build(world, *case, micro=2)
+        set_loss_scale(engine._engine.optimizer, {"loss_scale.cur_scale": 2.0**20, "loss_scale.cur_hysteresis": 1})
+        rows = train(engine, world, range(steps), 2)
+        applied = steps - int(sum(row[2] for row in rows))
+        scalars = engine.state.scalars()
+        manager(world, folder, case).save(engine.state, TrainState(step=steps, optimizer_step=applied))
+        followed = train(engine, world, range(steps, steps + 3), 2)
+        again: Any = build(world, *case, micro=2)
+        load_checkpoint(Path(folder) / "-".join(map(str, case)) / f"step-{steps:08d}", again.state)
+        loaded = again.state.scalars()
+        resumed = train(again, world, range(steps, steps + 3), 2)
+        results.append({"rows": rows, "scalars": scalars, "loaded": loaded, "followed": followed, "resumed": resumed})
+    return results
+
+
 PRIVATE = {
     (0, "fp32"): [],
     (0, "bf16"): ["optimizer.fp16_groups", "optimizer.fp32_groups"],
     (1, None): ["optimizer.bit16_groups", "optimizer.single_partition_of_fp32_groups", "optimizer.update_lp_params"],
-    (3, None): ["optimizer.fp16_groups", "optimizer.fp32_partitioned_groups_flat", "optimizer.persistent_parameters"],
+    (3, None): [
+        "optimizer.fp16_groups",
+        "optimizer.fp32_partitioned_groups_flat",
+        "optimizer.persistent_parameters",
+        "optimizer.grad_position",
+        "optimizer.get_param_id",
+    ],
 }
 OF_PARAMETER = {
     1: ["_hp_mapping.hp_fragment_address.numel", "_hp_mapping.lp_fragment_address.start"],

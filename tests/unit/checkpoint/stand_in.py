@@ -18,8 +18,9 @@ class StandIn:
     """Parameters of `SHAPES` and their moments; every value tells the step, so that a mixture of two would show."""
 
     def __init__(self, step: int, shapes: dict[str, tuple[int, ...]] = SHAPES, cut: int = 6) -> None:
-        self.shapes, self.cut = shapes, cut
+        self.step, self.shapes, self.cut = step, shapes, cut
         self.finished_with: int | None = None
+        self.loaded_scalars: dict[str, float] | None = None
         self.tensors = {
             name: {kind: torch.full((torch.Size(shape).numel(),), float(step)) for kind in KINDS}
             for name, shape in shapes.items()
@@ -34,9 +35,13 @@ class StandIn:
 
     owned_fragments = held_fragments
 
-    def finish_load(self, optimizer_step: int) -> None:
+    def scalars(self) -> dict[str, float]:
+        """One, which tells the step as well."""
+        return {"loss_scale": float(self.step)}
+
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """Notes that loading came to its end."""
-        self.finished_with = optimizer_step
+        self.finished_with, self.loaded_scalars = optimizer_step, scalars
 
     def values(self) -> set[float]:
         """All values there are."""

@@ -59,7 +59,7 @@ def test_a_checkpoint_is_loaded_as_it_was_saved_under_another_cut(tmp_path):
     manager(tmp_path).save(engine, state_of(4))
     other = StandIn(0, cut=7)
     assert manager(tmp_path).load_newest(other) == state_of(4)
-    assert other.finished_with == 4
+    assert (other.finished_with, other.loaded_scalars) == (4, {"loss_scale": 4.0})
     for name, kinds in engine.tensors.items():
         for kind, tensor in kinds.items():
             assert torch.equal(tensor, other.tensors[name][kind])
@@ -239,7 +239,7 @@ def test_weights_alone_leave_moments_and_step_count(tmp_path):
             "exp_avg": {0.0},
             "exp_avg_sq": {0.0},
         }
-    assert engine.finished_with == 0
+    assert (engine.finished_with, engine.loaded_scalars) == (0, {})
 
 
 def test_leftovers_of_dead_saves_are_neither_read_nor_kept(tmp_path):

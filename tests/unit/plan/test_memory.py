@@ -57,3 +57,13 @@ def test_bytes_on_each_of_8_ranks_by_stage(precision, totals):
 @given(st.integers(0, 3), st.sampled_from(["fp32", "bf16"]))
 def test_one_rank_saves_nothing(stage, precision):
     assert bytes_per_parameter(stage, precision, 1).total == 16.0
+
+
+def test_other_optimizers_keep_less_than_adamw():
+    totals = {kind: bytes_per_parameter(1, "bf16", 8, kind).total for kind in ("adamw", "muon", "adafactor")}
+    assert totals == {"adamw": 4 + 12 / 8, "muon": 4 + 8 / 8, "adafactor": 4 + 4 / 8}
+
+
+def test_what_is_offloaded_is_not_on_the_device():
+    assert bytes_per_parameter(2, "fp16", 8, offload_optimizer=True).total == 2 + 2 / 8
+    assert bytes_per_parameter(3, "bf16", 8, offload_optimizer=True, offload_params=True).total == 2 / 8

@@ -1,0 +1,77 @@
+"""What does not fit together is refused when the config loads, with the reason."""
+
+import pytest
+from pydantic import ValidationError
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import ModelConfig
+from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig
+from pretrain.config.presets import expand_preset
+from pretrain.config.schedule import ScheduleConfig
+from pretrain.config.training_rules import WHOLE_MATRIX_KINDS, check_training
+from pretrain.optim import OPTIMIZERS
+from pretrain.plan.memory import STATE_BYTES
+
+
+def model(preset: str = "llama-tiny", **values: object) -> ModelConfig:
+    return ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": 100, **values}))
+
+
+@pytest.mark.parametrize("kind", sorted(WHOLE_MATRIX_KINDS))
+def test_optimizers_of_whole_matrices_are_not_offloaded(kind):
+    engine = EngineConfig(offload_optimizer="cpu")
+    message = f"optim.kind={kind} steps whole matrices, .*engine.offload_optimizer=none or optim.kind=adamw"
+    with pytest.raises(ValueError, match=message):
+        check_training(OptimConfig(kind=kind, lr=1e-3), engine, model(), 10, 100)
+
+
+@pytest.mark.parametrize("values", [{"init": "t5"}, {"decoder": {"scaled_attention": False}}])
+def test_fp16_is_refused_for_models_of_the_t5_style(values):
+    with pytest.raises(ValueError, match=r"engine.precision=fp16 overflows in a T5-style model .*; use .*=bf16"):
+        check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), 10, 100)
+
+
+def test_what_fits_is_taken():
+    check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), 10, 100)
+    check_training(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), 10, 100)
+
+
+def test_the_schedule_is_checked_against_the_length_of_the_run():
+    optim = OptimConfig(lr=1e-3, schedule=ScheduleConfig(warmup_tokens=1000))
+    with pytest.raises(ValueError, match="warmup_tokens=1000 must be less than the 10 steps"):
+        check_training(optim, EngineConfig(), model(), 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"precision": "fp16", "kind": "ddp"}, "precision=fp16 needs a loss scale, which kind=deepspeed has and ddp"),
+        (
+            {"precision": "fp16", "device": "cpu"},
+            "precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu; use",
+        ),
+        ({"precision": "fp16", "zero_stage": 0}, "precision=fp16 is wrong at zero_stage=0: .*use zero_stage=1, 2 or 3"),
+        ({"offload_optimizer": "cpu", "zero_stage": 0}, "offload_optimizer=cpu moves what ZeRO has cut up; use"),
+        ({"offload_optimizer": "cpu", "kind": "ddp"}, "use kind=deepspeed and zero_stage=1, 2 or 3"),
+        (
+            {"offload_params": "cpu", "zero_stage": 2},
+            "offload_params=cpu needs weights that are cut up: .*zero_stage=3",
+        ),
+        ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu needs weights that are cut up"),
+    ],
+)
+def test_engines_that_cannot_are_refused(values, message):
+    with pytest.raises(ValidationError, match=message):
+        EngineConfig(**values)
+
+
+def test_keys_of_an_optimizer_that_is_not_chosen_are_refused():
+    with pytest.raises(ValidationError, match="the keys under muon are read under kind=muon only, not adamw; remove"):
+        OptimConfig(lr=1e-3, muon=MuonConfig(lr=0.1))
+    with pytest.raises(ValidationError, match="the keys under adafactor are read under kind=adafactor only, not muon"):
+        OptimConfig(kind="muon", lr=1e-3, adafactor=AdafactorConfig(decay_rate=0.5))
+
+
+def test_every_optimizer_has_its_bytes_and_is_stepped_whole_or_not():
+    assert set(STATE_BYTES) == set(OPTIMIZERS)
+    assert set(OPTIMIZERS) >= WHOLE_MATRIX_KINDS

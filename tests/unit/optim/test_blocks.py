@@ -1,0 +1,60 @@
+"""Fused weights are taken apart where the model fuses them, and nowhere else."""
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import expand_preset
+from pretrain.model import build_model
+from pretrain.optim.blocks import block_rows
+from pretrain.optim.groups import group_parameters
+
+SIZES = {"width": 12, "heads": 6, "kv_heads": 2, "head_width": 4, "ff_width": 10}
+TWO_STACKS = {
+    "preset": "llama-tiny",
+    "vocab_size": 20,
+    "vocab_multiple": 1,
+    "max_seq_len": 8,
+    "encoder": {**SIZES, "layers": 1},
+    "decoder": {**SIZES, "layers": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    config = ModelConfig.model_validate(expand_preset(TWO_STACKS))
+    return build_model(config, PLAIN_ENGINE, torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("encoder.blocks.0.attention.qkv.weight", (24, 8, 8)),
+        ("decoder.blocks.0.cross.key_value.weight", (8, 8)),
+        ("decoder.blocks.0.cross.query.weight", (24,)),
+        ("decoder.blocks.0.feedforward.gate_up.weight", (10, 10)),
+        ("decoder.blocks.0.feedforward.down.weight", (12,)),
+        ("embedding.weight", (20,)),
+        ("decoder.norm.weight", (12,)),
+    ],
+)
+def test_each_matrix_of_a_fused_weight_is_a_block(model, name, rows):
+    assert block_rows(model, name) == rows
+
+
+@pytest.mark.parametrize(
+    ("module", "rows"), [(nn.LSTM(3, 5), (5,) * 4), (nn.GRU(3, 5), (5,) * 3), (nn.RNN(3, 5), (5,))]
+)
+def test_the_gates_of_a_recurrent_layer_are_blocks(module, rows):
+    assert block_rows(nn.ModuleDict({"cell": module}), "cell.weight_hh_l0") == rows
+    assert block_rows(module, "weight_ih_l0") == rows
+    assert block_rows(module, "bias_ih_l0") == (sum(rows),)
+
+
+def test_the_blocks_of_a_group_are_its_parameters_one_below_the_other(model):
+    for group in group_parameters(model):
+        for parameter, blocks in zip(group.parameters, group.blocks, strict=True):
+            assert sum(block[0] for block in blocks) == parameter.shape[0]
+            assert {block[1:] for block in blocks} == {tuple(parameter.shape[1:])}
