@@ -1,6 +1,7 @@
 """What reads hidden states: scores over the vocabulary, or straight to a loss; a summary of a sentence."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.model.feedforward import ACTIVATIONS
 from pretrain.model.norm import build_norm
 
-HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
 """`loss(hidden_BTD, weight_VD, bias_V)`, from what the last linear map of a head reads, its weight and its bias."""
 
 

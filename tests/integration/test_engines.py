@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from tests.helpers.ranks import run_in_ranks
@@ -144,10 +145,13 @@ def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
     (results, _) = run_in_ranks(
         "tests.integration.workers:losses_of", 2, {"cases": STAGES_BF16, "steps": STEPS, "micro": 6}
     )
-    for case, rows in zip(STAGES_BF16, results, strict=True):
-        for step, (row, expected) in enumerate(zip(rows, reference, strict=True)):
-            # bf16 has 8 bits of mantissa: 2**-8 a rounding, which 20 steps of feedback amplify.
-            assert row[0] == pytest.approx(expected[0], rel=2e-2), (case, step)
+    losses, exact = (np.array(rows)[..., 0] for rows in (results, reference))
+    # bf16 has 8 bits of mantissa: 2**-8 a rounding, which feedback doubles every few steps; equally exact orders of
+    # summation are up to 5% apart after 20, and then by chance.
+    apart = np.abs(losses - exact) / exact
+    assert apart[:, :10].max() < 1e-2, apart
+    assert apart.mean(axis=1).max() < 1e-2, apart
+    assert (np.abs(losses - losses[0]) / losses[0]).max() < 1e-2, losses
 
 
 def test_a_non_finite_gradient_on_one_rank_changes_nothing_on_any():
