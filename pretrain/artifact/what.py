@@ -128,7 +128,7 @@ def _open_run(checkpoint: Path) -> What:
         if not needed.is_file():
             raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix="keep the run folder together")
     config = load_config(run.config).model
-    codec = PlainCodec(load_tokenizer(run.tokenizer))
+    codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=config.shape == "encoder+decoder")
     special = _with_end(config.special_tokens, codec)
     reader = WeightReader(checkpoint)
     return What(

@@ -100,6 +100,16 @@ def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: in
     return 1 - read / total
 
 
+def describe_rows(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> str | None:
+    """Returns what becomes of rows, in words; None where they stay as long as they are."""
+    found = row_lengths(objective, batch, num_stacks)
+    if found.target == found.row and found.source in (None, found.row):
+        return None
+    made = f"{found.target} tokens" if found.source is None else f"a source of {found.source} and {found.target} tokens"
+    padding = padding_share(objective, batch, num_stacks)
+    return f"rows of {found.row} tokens become {made}" + (f", {padding:.0%} of it padding" if padding else "")
+
+
 def spans_of(task: TaskConfig) -> list[SpanConfig]:
     """Returns how a task corrupts rows: not at all, in one way, or as each of its denoisers does."""
     if task.kind == "span":

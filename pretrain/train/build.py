@@ -19,7 +19,6 @@ from pretrain.control import StopFlag
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.source_streams import SourceStreams, open_windows
-from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import builds_sharded, fill_sharded
@@ -27,7 +26,7 @@ from pretrain.engine.start import start_accelerator
 from pretrain.index.dataset import Dataset
 from pretrain.model import build_model, init_weights
 from pretrain.model.init import initial_weight
-from pretrain.objective import RowContext, RowMaker, build_loss, build_rows
+from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import train_flops_per_row
@@ -107,10 +106,9 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     record = begin(claim, world, {**topology, "from_step": state.step})
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     samples.check_supply(config.train.last_step * plan.rows)
-    make_rows = _row_maker(config, dataset)
     loader = TrainLoader(
         samples,
-        make_rows,
+        claim.make_rows,
         plan,
         rank=world.rank,
         world_size=world.size,
@@ -149,7 +147,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,
-        validation=_validation(claim, make_rows, plan, world, on_cuda),
+        validation=_validation(claim, plan, world, on_cuda),
         tracker=tracker,
         audit=audit,
         meter=meter,
@@ -157,20 +155,6 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         attempt=len(record["attempts"]),
     )
     return run, state
-
-
-def _row_maker(config: RunConfig, dataset: Dataset) -> RowMaker:
-    """Returns the part of the objective that makes rows. Raises: ConfigError: The tokenizer lacks what it needs."""
-    tokenizer = load_tokenizer(dataset.tokenizer_path)
-    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in config.objective.tasks)
-    context = RowContext(
-        seed=config.seed,
-        vocabulary=describe_vocabulary(tokenizer, config.model.special_tokens, whole_words=whole_words),
-        lengths=config.lengths,
-        num_stacks=len(config.stacks),
-        document_mask=config.data.document_mask,
-    )
-    return build_rows(config.objective, context)
 
 
 def _flops_per_token(config: RunConfig) -> float:
@@ -182,7 +166,7 @@ def _flops_per_token(config: RunConfig) -> float:
     return flops / (lengths.target + (lengths.source or 0))
 
 
-def _validation(claim: Claim, make_rows: RowMaker, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
+def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
     held, config = [], claim.config
     damage = DamagePolicy(config.data.on_error, config.data.max_skipped_rows)
     for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
@@ -191,7 +175,7 @@ def _validation(claim: Claim, make_rows: RowMaker, plan: BatchPlan, world: World
             continue
         loader = ValidationLoader(
             open_windows(source.index, store, config.data, config.lengths, plan.rows, damage),
-            make_rows,
+            claim.make_rows,
             micro=plan.micro,
             rank=world.rank,
             world_size=world.size,

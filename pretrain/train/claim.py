@@ -1,6 +1,6 @@
 """Before anything is built: config and data are checked against each other, and the run folder is taken.
 
-config, index  ->  vocabulary and special tokens that the config leaves open  ->  lock  ->  Claim
+config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows  ->  lock  ->  Claim
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,26 @@ from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.source_streams import open_stores
-from pretrain.data.tokenizer import load_tokenizer, special_tokens_of
+from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer, special_tokens_of
 from pretrain.dist import World
 from pretrain.errors import ConfigError
 from pretrain.index.dataset import Dataset, open_dataset
 from pretrain.io import write_file
+from pretrain.objective import RowContext, RowMaker, build_rows
 from pretrain.rundir import Lock, RunDir, begin_attempt
 from pretrain.train.resume import check_config
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run folder that is ours: its paths, its lock (rank 0), and the data it is about."""
+    """A run folder that is ours: its paths, its lock (rank 0), its data, and what makes its rows of them."""
 
     folder: RunDir
     lock: Lock | None
     dataset: Dataset
     stores: list[ShardStore]
     config: RunConfig
+    make_rows: RowMaker
 
 
 def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
@@ -41,7 +43,8 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
 
     Raises:
         LockedError: Another live run holds the folder.
-        ConfigError: The config contradicts the data or the run that is resumed.
+        ConfigError: The config contradicts the data or the run that is resumed, or the tokenizer lacks a token that the
+            objective needs.
         DataError: Shards are missing or damaged.
     """
     plan_batch(config.batch, world.size)
@@ -53,11 +56,12 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             store.check()
     config = _with_vocabulary(config, dataset)
     _check_kind(config, dataset)
+    make_rows = _row_maker(config, dataset)
     folder = RunDir(Path(config.run.dir) / config.run.name)
     if folder.config.is_file():
         check_config(load_config(folder.config, import_extensions=False), config)
     lock = Lock(folder.path / ".lock") if world.is_main else None
-    return Claim(folder, lock, dataset, stores, config)
+    return Claim(folder, lock, dataset, stores, config, make_rows)
 
 
 def _with_vocabulary(config: RunConfig, dataset: Dataset) -> RunConfig:
@@ -85,6 +89,20 @@ def _check_kind(config: RunConfig, dataset: Dataset) -> None:
                 where=str(dataset.sources[0].folder),
                 fix="choose another objective.kind or data.path",
             )
+
+
+def _row_maker(config: RunConfig, dataset: Dataset) -> RowMaker:
+    """Returns the part of the objective that makes rows. Raises: ConfigError: The tokenizer lacks what it needs."""
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in config.objective.tasks)
+    context = RowContext(
+        seed=config.seed,
+        vocabulary=describe_vocabulary(tokenizer, config.model.special_tokens, whole_words=whole_words),
+        lengths=config.lengths,
+        num_stacks=len(config.stacks),
+        document_mask=config.data.document_mask,
+    )
+    return build_rows(config.objective, context)
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
+from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch
 from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
@@ -96,6 +97,8 @@ def _announce(run: Run, state: TrainState, target: int) -> None:
             log.info("resuming %s at step %d of %d: %s", run.folder.path, state.step, target, run.engine.description)
         else:
             log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
+        if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
+            log.info("%s", rows)
 
 
 def _fetch(run: Run) -> StepBatch | None:

@@ -18,7 +18,14 @@ from pretrain.data.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder
 from pretrain.data.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, tokenizer_hash
 from pretrain.data.tokenizer.given import read_given
 from pretrain.data.tokenizer.layout import EOS, UNK
-from pretrain.data.tokenizer.roles import KNOWN_EOS, describe_vocabulary, eos_id, sentinel_ids, special_tokens_of
+from pretrain.data.tokenizer.roles import (
+    KNOWN_EOS,
+    describe_vocabulary,
+    eos_id,
+    nameable_tokens,
+    sentinel_ids,
+    special_tokens_of,
+)
 from pretrain.data.tokenizer.train import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_tokenizer, train_tokenizer
 from pretrain.data.tokenizer.unigram import train_unigram
 from pretrain.data.tokenizer.vocabulary import token_dtype, vocabulary_size
@@ -44,6 +51,7 @@ __all__ = [
     "eos_id",
     "is_cut_safe",
     "load_tokenizer",
+    "nameable_tokens",
     "parse_tokenizer",
     "read_given",
     "sentinel_ids",

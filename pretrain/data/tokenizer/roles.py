@@ -17,6 +17,7 @@ KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|eos|>", "
 
 KNOWN_PAD = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 KNOWN_BOS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
+KNOWN_UNK = ("<unk>", "[UNK]", "<|unk|>")
 KNOWN_MASK = ("[MASK]", "<mask>", "<|mask|>")
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -62,6 +63,12 @@ def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
         start=pad if bos is None else bos,
         mask=_first_of(KNOWN_MASK, special),
     )
+
+
+def nameable_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the special tokens that a prompt may name, by content: all but those that begin, end or fill a text."""
+    others = {*KNOWN_EOS, *KNOWN_PAD, *KNOWN_BOS, *KNOWN_UNK}
+    return {content: number for content, number in _special_ids(tokenizer).items() if content not in others}
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

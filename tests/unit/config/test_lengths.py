@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig
-from pretrain.config.lengths import RowLengths, corruption_of, padding_share, row_lengths
+from pretrain.config.lengths import RowLengths, corruption_of, describe_rows, padding_share, row_lengths
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, SpanConfig
 
 
@@ -91,6 +91,18 @@ def test_the_seven_denoisers_read_the_row_of_the_one_that_leaves_most():
     padded = 1 - sum(one.source + one.target for one in made) / 7 / (found.source + found.target)
     assert share(512, kind="ul2") == pytest.approx(padded)
     assert padded == pytest.approx(0.305, abs=1e-3)
+
+
+def test_what_becomes_of_rows_is_said_in_words():
+    def said(seq_len: int, num_stacks: int, **objective: object) -> str | None:
+        batch = BatchConfig(global_tokens=seq_len, seq_len=seq_len, micro=1)
+        return describe_rows(ObjectiveConfig.model_validate(objective), batch, num_stacks)
+
+    assert said(512, 1) is None
+    assert said(512, 2, kind="seq2seq") is None
+    assert said(512, 2, kind="span") == "rows of 568 tokens become a source of 512 and 114 tokens"
+    assert said(512, 2, kind="ul2") == "rows of 567 tokens become a source of 512 and 380 tokens, 30% of it padding"
+    assert said(512, 1, kind="fim") == "rows of 500 tokens become 512 tokens"
 
 
 @pytest.mark.parametrize(
