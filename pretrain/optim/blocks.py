@@ -1,8 +1,8 @@
 """The matrices that a fused weight is made of. An optimizer that reads a matrix as one must see these, not the fusion.
 
 A layer that runs queries, keys and values as one product, or a gate and what it gates, still has several matrices, each
-with its own spectrum, rows and columns. Muon's author orthogonalises them apart (Jordan et al. 2024: "separately to
-its Q, K, V"), and Adafactor's factors (Shazeer and Stern 2018) were those of separate matrices in T5.
+with its own spectrum, rows and columns. Muon's author found it better to take queries, keys and values apart (Jordan et
+al. 2024), and Adafactor's factors (Shazeer and Stern 2018) were those of separate matrices in T5.
 """
 
 from torch import nn

@@ -73,7 +73,7 @@ def test_bf16_masters_move_between_stages_without_loss(saved):
         assert rows[0][0] == pytest.approx(followed[name(source)][0][0], rel=1e-6), source
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_state_of_whole_matrices_moves_between_stages_and_world_sizes(saved, world_size):
     folder, followed = saved
     pairs = []
