@@ -48,7 +48,7 @@ class Held:
         name: The source's.
         loader: Reads it.
         damage: Counts the rows that this rank could not read, over all sources.
-        tokens_per_byte: Of its text; 0 where that is not known.
+        tokens_per_byte: Of its text; 0 where that is not known, or where the loss is not that of all of it.
     """
 
     name: str
@@ -183,7 +183,9 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
             crop=config.data.packing == "padded",
             pin_memory=pin_memory,
         )
-        tokens_per_byte = split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0
+        # A code for the text predicts each token from those before it, and no other objective does.
+        is_code = split.num_bytes_text and all(task.kind == "causal" for task in config.objective.tasks)
+        tokens_per_byte = split.num_tokens / split.num_bytes_text if is_code else 0.0
         held.append(Held(source.name, loader, damage, tokens_per_byte))
     return held
 
