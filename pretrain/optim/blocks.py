@@ -9,7 +9,7 @@ from torch import nn
 
 _HALVES = frozenset({"key_value", "gate_up"})
 """Layers whose rows are two matrices of equal height."""
-_GATES = {nn.LSTM: 4, nn.GRU: 3}
+_GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 """Matrices in each weight of torch's recurrent modules."""
 
 

@@ -53,6 +53,11 @@ def test_the_gates_of_a_recurrent_layer_are_blocks(module, rows):
     assert block_rows(module, "bias_ih_l0") == (sum(rows),)
 
 
+def test_the_gates_of_a_cell_are_blocks():
+    assert block_rows(nn.LSTMCell(3, 5), "weight_hh") == (5,) * 4
+    assert block_rows(nn.GRUCell(3, 5), "weight_ih") == (5,) * 3
+
+
 def test_the_blocks_of_a_group_are_its_parameters_one_below_the_other(model):
     for group in group_parameters(model):
         for parameter, blocks in zip(group.parameters, group.blocks, strict=True):
