@@ -1,7 +1,7 @@
 """The layering rule: a module imports only from a lower layer or its own folder. Lazy imports count too.
 
 0 errors log io | 1 config rundir rows draw | 2 plan index types dist control hub
-3 data model objective optim tracking | 4 engine checkpoint generate interop | 5 artifact
+3 data model objective optim tracking | 4 engine checkpoint generate interop row_maker | 5 artifact
 6 finetune evaluate report doctor | 7 train drill | 8 cli
 launch beside them: layers 0 and 1, plan, index
 """
@@ -18,7 +18,7 @@ LAYERS = [
     {"config", "rundir", "rows", "draw"},
     {"plan", "index", "types", "dist", "control", "hub"},
     {"data", "model", "objective", "optim", "tracking"},
-    {"engine", "checkpoint", "generate", "interop"},
+    {"engine", "checkpoint", "generate", "interop", "row_maker"},
     {"artifact"},
     {"finetune", "evaluate", "report", "doctor"},
     {"train", "drill"},
