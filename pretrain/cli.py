@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, PretrainError
-from pretrain.evaluate.app import average_command
+from pretrain.evaluate.app import average_command, evaluate_command
 from pretrain.report.data_app import data_app
 
 # The common base of every complaint about a command line. Typer exports no name for it, and where it comes from
@@ -34,6 +34,7 @@ launch_app = typer.Typer(
 app.add_typer(launch_app, name="launch")
 app.add_typer(data_app, name="data")
 app.command("average")(average_command)
+app.command("evaluate")(evaluate_command)
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values laid over the file.")]

@@ -1,7 +1,7 @@
 """The commands `pretrain average` and `pretrain evaluate`. Heavy imports live inside the function that needs them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,3 +30,62 @@ def average_command(
     for checkpoint in averaged.checkpoints:
         print(checkpoint)
     print(f"{output}: the mean of these {len(averaged.checkpoints)}, {averaged.arithmetic}")
+
+
+def evaluate_command(
+    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint, a model or Hugging Face folder.")],
+    data: Annotated[list[str] | None, typer.Option(help="What prepare wrote. Default: the run's own.")] = None,
+    split: Annotated[str, typer.Option(help="Of the data: validation or train.")] = "validation",
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the run's, or 1024.")] = None,
+    source_len: Annotated[int | None, typer.Option(min=1, help="Pairs: tokens of a source row.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Texts to translate, one a line; or .gz of it.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
+    preprocessed: Annotated[
+        bool, typer.Option("--preprocessed", help="Both are lower-cased, tokenised, ... as the training text was.")
+    ] = False,
+    beams: Annotated[str | None, typer.Option(help="Beam sizes, as in 1,5; 1 is greedy. Default: the model's.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long translations.")] = None,
+    early_stopping: Annotated[str | None, typer.Option(help="With enough texts: true, false or never.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a translation; or of a split, from its beginning.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are read together.")] = 8192,
+    output: Annotated[Path | None, typer.Option(help="File for the translations.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Another WHAT, to compare with: paired bootstrap.")] = None,
+    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 1000,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure a model: its loss on prepared data, or BLEU and chrF of its translations.
+
+    Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
+    """
+    import json
+
+    from pretrain.errors import ConfigError
+
+    if (source is None) != (reference is None) or (source is not None and data):
+        raise ConfigError("not clear what to evaluate on", fix="give --data, or both --source and --reference")
+    report: Any
+    if source is None or reference is None:
+        from pretrain.evaluate.corpus import Choice
+        from pretrain.evaluate.held_out import evaluate_held_out
+
+        choice = Choice(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
+        report = evaluate_held_out(what, choice, other=compare, resamples=resamples, device=device)
+    else:
+        from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
+
+        task = TranslationTask(
+            source=source,
+            reference=reference,
+            preprocessed=preprocessed,
+            beams=parse_beams(beams),
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            max_tokens=max_tokens,
+            batch_tokens=batch_tokens,
+            resamples=resamples,
+        )
+        report = evaluate_translation(what, task, other=compare, output=output, device=device)
+    print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()))

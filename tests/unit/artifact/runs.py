@@ -42,6 +42,20 @@ tracking: {{wandb: off}}
 """  # noqa: E501
 
 
+TEXT_CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: {name}}}
+data: {{path: {data}}}
+model: {{preset: {preset}, max_seq_len: 64, init_std: 0.2, {stack}: {{dropout: 0.0}}}}
+objective: {{kind: {kind}}}
+batch: {{global_tokens: {seq_len}, seq_len: {seq_len}, micro: 1}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 1}}}}
+train: {{steps: 100}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu}}
+tracking: {{wandb: off}}
+"""
+
+
 class _Weights:
     """A model's parameters as one rank's fragments, without an optimizer."""
 
@@ -54,7 +68,11 @@ class _Weights:
 
     held_fragments = owned_fragments
 
-    def finish_load(self, optimizer_step):
+    def scalars(self):
+        """There is nothing but tensors."""
+        return {}
+
+    def finish_load(self, optimizer_step, scalars):
         """There is nothing that follows the weights."""
 
 
@@ -80,11 +98,44 @@ def write_pairs(folder: Path, texts: Sequence[str] = TEXTS) -> Path:
     return folder
 
 
+def write_texts(folder: Path, texts: Sequence[str], *, roles: str = "document") -> Path:
+    """Prepares texts, a file each; all of them are in both splits."""
+    files = folder.with_name(f"{folder.name}-texts")
+    files.mkdir()
+    for number, text in enumerate(texts):
+        (files / f"{number}.txt").write_text(text)
+    one = {"path": str(files)}
+    special = {"special_tokens": ["[MASK]"]} if roles == "document" else {}
+    values = {
+        "output": str(folder),
+        "inputs": [one, one | {"split": "validation"}],
+        "tokenizer": {"kind": "bpe", "vocab_size": 300, "roles": roles} | special,
+        "split": "hash:0",
+    }
+    prepare(PrepareConfig.model_validate(values), processes=1)
+    return folder
+
+
 def write_run(folder: Path, *, steps: Sequence[int], texts: Sequence[str] = TEXTS, ff_width: int = 64) -> Path:
     """Writes a run of a tiny T5 over pairs, with a checkpoint of random weights at each step."""
     data = write_pairs(folder.with_name(f"{folder.name}-data"), texts)
+    content = CONFIG.format(runs=folder.parent, name=folder.name, data=data, ff_width=ff_width)
+    return write_run_of(folder, data, content, steps)
+
+
+def write_text_run(folder: Path, data: Path, preset: str, objective: str, *, seq_len: int = 32, step: int = 1) -> Path:
+    """Writes a run of a tiny model over texts, with one checkpoint of random weights."""
+    stack = "encoder" if "bert" in preset else "decoder"
+    content = TEXT_CONFIG.format(
+        runs=folder.parent, name=folder.name, data=data, preset=preset, stack=stack, kind=objective, seq_len=seq_len
+    )
+    return write_run_of(folder, data, content, [step])
+
+
+def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int]) -> Path:
+    """Writes what a run of a config leaves, with random weights."""
     file = folder.with_name(f"{folder.name}.yaml")
-    file.write_text(CONFIG.format(runs=folder.parent, name=folder.name, data=data, ff_width=ff_width))
+    file.write_text(content)
     config = _complete(load_config(file), data)
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(config))

@@ -1,0 +1,244 @@
+"""Prepared data as a model reads it for evaluation: every token of a split once, in a fixed order.
+
+a run or checkpoint        objective, rows and seed of its config; its own data, or others
+a model or Hugging Face    next token, masked, or sequence to sequence, by its shape; rows as asked for
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pretrain.artifact.what import What
+from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
+from pretrain.config.lengths import RowLengths, row_lengths
+from pretrain.config.load import load_config
+from pretrain.config.model import ModelConfig
+from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.data.bin_stream import BinStream
+from pretrain.data.loader import ValidationLoader
+from pretrain.data.source_streams import open_stores, open_windows
+from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer, parse_tokenizer, special_tokens_of
+from pretrain.errors import ConfigError, DataError
+from pretrain.index import DataIndex
+from pretrain.index.dataset import Dataset, open_dataset
+from pretrain.objective import RowContext, RowMaker, build_rows
+
+DEFAULT_SEQ_LEN = 1024
+DEFAULT_SEED = 1234
+_OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq2seq"}
+_TOKENIZER = "tokenizer.json"
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the command line says of the data; None: not said.
+
+    Attributes:
+        data: Shard folders or addresses; empty: those of the run.
+        split: Which split is read.
+        seq_len: Tokens of a row.
+        source_len: Pairs: tokens of a source row.
+        max_tokens: Only the first tokens of each split.
+        batch_tokens: Tokens that are read together; at least one row.
+    """
+
+    data: tuple[str, ...] = ()
+    split: str = "validation"
+    seq_len: int | None = None
+    source_len: int | None = None
+    max_tokens: int | None = None
+    batch_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How rows are made, settled.
+
+    Attributes:
+        objective: What is predicted.
+        data: Where the tokens are, and how they are packed.
+        lengths: Of rows.
+        seed: Of masking and corruption.
+    """
+
+    objective: ObjectiveConfig
+    data: DataConfig
+    lengths: RowLengths
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """One source's split.
+
+    Attributes:
+        name: The source's.
+        loader: Reads it, from the beginning each time.
+        num_left_out: Pairs that are longer than a row, and in none.
+        tokens_per_byte: Tokens for each byte of its text, if the loss is one of it all; 0: it is not, or not known.
+    """
+
+    name: str
+    loader: ValidationLoader
+    num_left_out: int
+    tokens_per_byte: float
+
+
+def settle(what: What, choice: Choice) -> Setting:
+    """Returns how rows are made for a model.
+
+    Raises:
+        ConfigError: No data, or rows that cannot be.
+    """
+    objective = ObjectiveConfig(kind=_OBJECTIVES[what.config.shape])
+    data, batch, seed = DataConfig(path="-"), None, DEFAULT_SEED
+    if what.run is not None:
+        config = load_config(what.run.config)
+        objective, data, batch, seed = config.objective, config.data, config.batch, config.seed
+    elif not choice.data:
+        raise ConfigError("this model has no data of its own", where=str(what.path), fix="give --data DIR")
+    if choice.data:
+        data = data.model_copy(update={"path": None, "mixture": [], "curriculum": []} | _sources(choice.data))
+    seq_len = choice.seq_len or (batch.seq_len if batch else min(what.config.max_seq_len, DEFAULT_SEQ_LEN))
+    source_len = choice.source_len or (batch.source_len if batch else None)
+    if (longest := max(seq_len, source_len or 0)) > what.config.max_seq_len:
+        raise ConfigError(
+            f"rows of {longest} tokens, model.max_seq_len is {what.config.max_seq_len}",
+            where=str(what.path),
+            fix=f"use --seq-len {what.config.max_seq_len}",
+        )
+    try:
+        rows = BatchConfig(global_tokens=seq_len, seq_len=seq_len, source_len=source_len, micro=1)
+        lengths = row_lengths(objective, rows, len(what.config.shape.split("+")))
+    except ValueError as error:
+        raise ConfigError(str(error).replace("batch.seq_len", "--seq-len"), fix="use longer rows") from None
+    return Setting(objective, data, lengths, seed)
+
+
+def _sources(paths: Sequence[str]) -> dict[str, Any]:
+    """Returns one folder as the data, or several as sources by the names of their folders."""
+    if len(paths) == 1:
+        return {"path": paths[0]}
+    names = [_UNNAMEABLE.sub("-", Path(path.rstrip("/")).name).lstrip("._-")[:64] for path in paths]
+    if len(set(names)) < len(names) or not all(names):
+        names = [f"data{number}" for number in range(1, len(paths) + 1)]
+    return {
+        "mixture": [SourceConfig(name=name, path=path, weight=1.0) for name, path in zip(names, paths, strict=True)]
+    }
+
+
+class Corpus:
+    """The data of an evaluation, opened for a setting.
+
+    Args:
+        setting: Of the first model.
+        choice: Of the command line.
+
+    Attributes:
+        sources: One or several; at least one has the split.
+
+    Raises:
+        ConfigError: The objective does not fit the data, or lacks a token.
+        DataError: Data are missing or damaged, or have no such split.
+    """
+
+    def __init__(self, setting: Setting, choice: Choice, model: ModelConfig) -> None:
+        stores = open_stores(setting.data, lambda: False)
+        folders = {path: store.folder for path, store in zip(setting.data.paths, stores, strict=True)}
+        self._dataset = open_dataset(setting.data, folders.__getitem__)
+        for store in stores:
+            store.check()
+        self._check_kind(setting.objective)
+        packing = setting.data.packing
+        if self._dataset.index.kind != "text" and packing == "concat":
+            packing = "bins"
+        data = setting.data.model_copy(update={"packing": packing})
+        make_rows = build_row_maker(setting, self._dataset, model)
+        rows = max(1, choice.batch_tokens // max(setting.lengths.target, setting.lengths.source or 0))
+        # A code for the text predicts each token from those before it, and no other objective does.
+        is_code = all(task.kind == "causal" for task in setting.objective.tasks)
+        self.sources: list[HeldOut] = []
+        for source, store in zip(self._dataset.sources, stores, strict=True):
+            if len(stores) > 1 and choice.split not in source.index.splits:
+                continue
+            index = _as_validation(source.index, choice.split)
+            windows = open_windows(index, store, data, setting.lengths, rows)
+            loader = ValidationLoader(
+                windows,
+                make_rows,
+                micro=rows,
+                rank=0,
+                world_size=1,
+                max_tokens=choice.max_tokens,
+                crop=packing == "padded",
+            )
+            left_out = windows.num_left_out() if isinstance(windows, BinStream) else 0
+            tokens_per_byte = _tokens_per_byte(index) if is_code else 0.0
+            self.sources.append(HeldOut(source.name, loader, left_out, tokens_per_byte))
+        if not self.sources:
+            raise DataError(f"no source has a split {choice.split!r}", fix="choose another --split")
+
+    def _check_kind(self, objective: ObjectiveConfig) -> None:
+        kind = self._dataset.index.kind
+        for task in objective.tasks:
+            if kind not in NEEDS[task.kind].data:
+                raise ConfigError(
+                    f"the model is evaluated by objective.kind={task.kind} on {' or '.join(NEEDS[task.kind].data)}, "
+                    f"and the data are {kind}",
+                    where=str(self._dataset.sources[0].folder),
+                    fix="give other data",
+                )
+
+    def check_tokenizer(self, what: What) -> None:
+        """Refuses data whose tokens are not those of a model. Raises: DataError."""
+        index, folder = self._dataset.index, self._dataset.sources[0].folder
+        size = what.config.vocab_size
+        if size is not None and index.vocab_size > size:
+            raise DataError(
+                f"has token ids up to {index.vocab_size}, the vocabulary of {what.path} has {size}",
+                where=str(folder),
+                fix="prepare the text with the model's tokenizer",
+            )
+        content = dict(what.load_tokenizer_files()).get(_TOKENIZER)
+        if content is None:  # of sentencepiece alone: it names no ids that could be compared
+            return
+        mine = parse_tokenizer(content, f"{what.path}: {_TOKENIZER}").get_vocab(with_added_tokens=True)
+        its = load_tokenizer(self._dataset.tokenizer_path).get_vocab(with_added_tokens=True)
+        differing = sorted(token for token, number in its.items() if mine.get(token) != number)
+        if differing:
+            token = differing[0]
+            raise DataError(
+                f"another tokenizer than that of {what.path}: {token!r} is {its[token]}, not {mine.get(token)}",
+                where=str(folder),
+                fix="prepare the text with the model's tokenizer",
+            )
+
+
+def _as_validation(index: DataIndex, split: str) -> DataIndex:
+    """Returns the index with a split in the place of the one that is read in a fixed order. Raises: DataError."""
+    return replace(index, splits={**index.splits, "validation": index.split(split)})
+
+
+def _tokens_per_byte(index: DataIndex) -> float:
+    split = index.splits["validation"]
+    return split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0
+
+
+def build_row_maker(setting: Setting, dataset: Dataset, model: ModelConfig) -> RowMaker:
+    """Returns the part of the objective that makes rows. Raises: ConfigError: The tokenizer lacks what it needs."""
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    known = special_tokens_of(tokenizer).model_dump()
+    said = {role: number for role, number in model.special_tokens.model_dump().items() if number is not None}
+    special = model.special_tokens.model_copy(update=known | said | {"eos": dataset.index.eos_id})
+    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in setting.objective.tasks)
+    context = RowContext(
+        seed=setting.seed,
+        vocabulary=describe_vocabulary(tokenizer, special, whole_words=whole_words),
+        lengths=setting.lengths,
+        num_stacks=len(model.shape.split("+")),
+        document_mask=setting.data.document_mask,
+    )
+    return build_rows(setting.objective, context)

@@ -1,0 +1,227 @@
+"""A translator on a test set: decoded with one or several beam sizes, scored, and compared with another.
+
+sources -> normalised as the training text was -> translate -> Hypotheses -> Measure -> scores, significance
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.artifact.normalize import find_normalize
+from pretrain.artifact.open import Artifact, open_artifact
+from pretrain.artifact.what import open_what
+from pretrain.config.prepare import NormalizeConfig
+from pretrain.data.normalize import build_normalizers
+from pretrain.errors import ConfigError
+from pretrain.evaluate.lines import read_parallel, write_texts
+from pretrain.evaluate.measure import RESAMPLES, Hypotheses, Measure, Paired, Scored
+from pretrain.evaluate.translate import BATCH_TOKENS, Translations, encode_sources, translate
+from pretrain.generate.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationTask:
+    """What is translated, and how.
+
+    Attributes:
+        source: File of one source a line.
+        reference: File of its translations, line by line.
+        preprocessed: Both have been through the normalisation of the training text already.
+        beams: Beam sizes to decode with, 1 being greedy. Empty: what the model's makers say.
+        length_penalty: As of `pretrain generate`, where there are several beams.
+        early_stopping: The same.
+        max_tokens: Most tokens of a translation.
+        batch_tokens: As of `translate`.
+        resamples: Of the paired bootstrap.
+    """
+
+    source: Path
+    reference: Path
+    preprocessed: bool = False
+    beams: tuple[int, ...] = ()
+    length_penalty: float | None = None
+    early_stopping: str | None = None
+    max_tokens: int | None = None
+    batch_tokens: int = BATCH_TOKENS
+    resamples: int = RESAMPLES
+
+    def options(self) -> list[Options]:
+        """Returns how to decode, once for each beam size. Raises: ConfigError: A value out of its range."""
+        several = any(number > 1 for number in self.beams)
+        found = []
+        for number in self.beams or (None,):
+            alone = number == 1 and several  # greedy beside a search: what belongs to the search is not for it
+            found.append(
+                Options(
+                    max_tokens=self.max_tokens,
+                    beams=number,
+                    length_penalty=None if alone else self.length_penalty,
+                    early_stopping=None if alone else self.early_stopping,
+                )
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A model's translations with one beam size.
+
+    Attributes:
+        model: As it was given.
+        beams: 1 is greedy.
+        found: The translations.
+        normalize: What the model was taught on went through.
+    """
+
+    model: str
+    beams: int
+    found: Translations
+    normalize: NormalizeConfig | None
+
+    @property
+    def hypotheses(self) -> Hypotheses:
+        """What is scored."""
+        name = f"{self.model}, {'greedy' if self.beams == 1 else f'beam {self.beams}'}"
+        return Hypotheses(name, self.found.texts, self.normalize)
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationReport:
+    """Scores of every system, and their comparisons."""
+
+    systems: list[tuple[Decoded, list[Scored]]]
+    compared: list[Paired]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values."""
+        systems = []
+        for decoded, scores in self.systems:
+            count, seconds = len(decoded.found.texts), decoded.found.seconds
+            systems.append(
+                {
+                    "model": decoded.model,
+                    "beams": decoded.beams,
+                    "normalize": None if decoded.normalize is None else decoded.normalize.model_dump(),
+                    "sentences": count,
+                    "tokens": decoded.found.num_tokens,
+                    "cut": decoded.found.num_cut,
+                    "seconds": round(seconds, 3),
+                    "sentences_per_s": round(count / max(seconds, 1e-9), 2),
+                    "scores": {score.metric: asdict(score) for score in scores},
+                }
+            )
+        return {"kind": "translation", "systems": systems, "compared": [asdict(paired) for paired in self.compared]}
+
+    def lines(self) -> list[str]:
+        """Returns what is printed."""
+        lines = []
+        for decoded, scores in self.systems:
+            found = decoded.found
+            speed = len(found.texts) / max(found.seconds, 1e-9)
+            cut = f", {found.num_cut} cut short" if found.num_cut else ""
+            lines.append(
+                f"{decoded.hypotheses.name}: {len(found.texts):,} sentences in {found.seconds:.1f} s "
+                f"({speed:.1f} a second), {found.num_tokens:,} tokens{cut}"
+            )
+            for score in scores:
+                details = f"  {score.details}" if score.details else ""
+                lines.append(f"  {score.metric:<15}{score.score:6.2f}  {score.signature}{details}")
+        for number, paired in enumerate(self.compared):
+            if number == 0 or (paired.baseline, paired.system) != _names(self.compared[number - 1]):
+                lines.append(f"{paired.system} against {paired.baseline}")
+            lines.append(
+                f"  {paired.metric:<15}{paired.difference:+6.2f}  p {paired.p_value:.4f}  "
+                f"(95%: +-{paired.system_ci:.2f} against +-{paired.baseline_ci:.2f})  {paired.signature}"
+            )
+        return lines
+
+
+def _names(paired: Paired) -> tuple[str, str]:
+    return paired.baseline, paired.system
+
+
+def evaluate_translation(
+    what: Path, task: TranslationTask, *, other: Path | None = None, output: Path | None = None, device: str = "cpu"
+) -> TranslationReport:
+    """Translates a test set and scores it.
+
+    Args:
+        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        task: The test set, and how it is decoded.
+        other: The baseline to compare with, decoded alike.
+        output: Where the translations of `what` go; with several beam sizes `.beam5` and so on comes behind its name.
+        device: As of `open_artifact`.
+
+    Raises:
+        ConfigError: A file cannot be read, a text does not fit, or the model does not translate.
+        DataError: Sources and references do not belong together.
+        LaunchError: A package is missing.
+    """
+    task.options()  # what is out of range is refused before anything is loaded
+    sources, references = read_parallel(task.source, task.reference)
+    steps = {path: find_normalize(open_what(path)) for path in (what, *([] if other is None else [other]))}
+    measure = Measure(references, next(filter(None, steps.values()), None), preprocessed=task.preprocessed)
+    own = _decode(what, task, sources, steps[what], device)
+    if output is not None:
+        for one in own:
+            name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
+            write_texts(output.with_name(name), one.found.texts)
+    theirs = [] if other is None else _decode(other, task, sources, steps[other], device)
+    pairs = [(own[0], one) for one in own[1:]] + list(zip(theirs, own, strict=False))
+    compared = [
+        paired
+        for baseline, system in pairs
+        for paired in measure.compare(baseline.hypotheses, system.hypotheses, task.resamples)
+    ]
+    return TranslationReport([(one, measure.score(one.hypotheses)) for one in (*own, *theirs)], compared)
+
+
+def _decode(
+    path: Path, task: TranslationTask, texts: Sequence[str], normalize: NormalizeConfig | None, device: str
+) -> list[Decoded]:
+    """Translates with one model, once for each beam size."""
+    artifact = open_artifact(path, device)
+    for setting in artifact.generation.not_honoured():
+        print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
+    if normalize is not None and not task.preprocessed:
+        to_source = build_normalizers(normalize)[0]
+        texts = [to_source(text) for text in texts]
+    sources = encode_sources(artifact.model, artifact.codec, texts, str(task.source))
+    return [_run(artifact, path, options, sources, task, normalize) for options in task.options()]
+
+
+def _run(
+    artifact: Artifact,
+    path: Path,
+    options: Options,
+    sources: Sequence[Sequence[int]],
+    task: TranslationTask,
+    normalize: NormalizeConfig | None,
+) -> Decoded:
+    method = options.method(artifact.model, artifact.generation)
+    beams = int(getattr(method, "num_beams", 1))
+    found = translate(
+        artifact.model,
+        artifact.codec,
+        sources,
+        options.constraints(artifact.model, artifact.codec, artifact.generation),
+        method,
+        batch_tokens=task.batch_tokens,
+        label=f"{path.name}, beam {beams}",
+    )
+    return Decoded(str(path), beams, found, normalize)
+
+
+def parse_beams(text: str | None) -> tuple[int, ...]:
+    """Reads beam sizes such as `1,5`. Raises: ConfigError."""
+    if text is None:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1 or len(set(found)) < len(found):
+        raise ConfigError(f"--beams {text} is no list of beam sizes", fix="use 1,5 or so; 1 is greedy")
+    return found
