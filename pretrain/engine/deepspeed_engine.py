@@ -18,19 +18,25 @@ from pretrain.model.block import Block
 from pretrain.types import Batch
 
 
-def _check_offload(optimizer: Any, config: EngineConfig) -> None:
+def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
     """Checks that what was to be kept in the host's memory is, and nothing else. Raises: LaunchError."""
     # Stages 1 and 2 have one name for it, stage 3 two others.
     found = {
         "offload_optimizer": getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False),
         "offload_params": getattr(optimizer, "offload_param", False),
     }
-    for name, is_on in found.items():
-        if bool(is_on) != (getattr(config, name) != "none"):
-            raise LaunchError(
-                f"engine.{name}={getattr(config, name)} was asked for, DeepSpeed has {'cpu' if is_on else 'none'}",
-                fix="report this as a bug",
-            )
+    masters = getattr(
+        optimizer, "single_partition_of_fp32_groups", getattr(optimizer, "fp32_partitioned_groups_flat", ())
+    )
+    place = "cpu" if config.offload_optimizer != "none" else device.type
+    wrong = [name for name, is_on in found.items() if bool(is_on) != (getattr(config, name) != "none")]
+    if not wrong and any(master.device.type != place for master in masters):
+        wrong = ["offload_optimizer"]
+    if wrong:
+        raise LaunchError(
+            f"engine.{wrong[0]}={getattr(config, wrong[0])} was asked for, DeepSpeed did otherwise",
+            fix="report this as a bug",
+        )
 
 
 class DeepSpeedZeroEngine:
@@ -63,7 +69,7 @@ class DeepSpeedZeroEngine:
                 f"ZeRO stage {config.zero_stage} was asked for, stage {wrapped.zero_optimization_stage()} runs",
                 fix="report this as a bug",
             )
-        _check_offload(wrapped.optimizer, config)
+        _check_offload(wrapped.optimizer, config, accelerator.device)
         self.device = accelerator.device
         stage = f"ZeRO-{config.zero_stage}"
         host = [name for name in ("optimizer", "params") if getattr(config, f"offload_{name}") != "none"]
