@@ -1,0 +1,56 @@
+"""What MFU counts as the FLOPs of a token that is read, for each shape of row."""
+
+import pytest
+
+from pretrain.config.model import ModelConfig
+from pretrain.config.run import RunConfig
+from pretrain.plan.flops import train_flops_per_row, train_flops_per_token
+from pretrain.train.build import _flops_per_token
+from tests.unit.model.tiny import encoder_config, tiny_config, two_stacks_config
+
+SEQ_LEN = 64
+
+
+def config_of(model: ModelConfig, objective: dict, **batch) -> RunConfig:
+    packing = "bins" if objective.get("kind") == "seq2seq" else "concat"
+    return RunConfig.model_validate(
+        {
+            "run": {"name": "run"},
+            "data": {"path": "data", "packing": packing},
+            "batch": {"global_tokens": 2 * SEQ_LEN, "seq_len": SEQ_LEN, "micro": 1, **batch},
+            "model": model.model_dump(),
+            "objective": objective,
+            "optim": {"lr": 1e-3},
+            "train": {"steps": 1000},
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["causal", "prefix", "supervised"])
+def test_one_stack_counts_what_a_token_of_its_rows_costs(kind):
+    model = tiny_config()
+    packing = {"data": {"path": "data", "packing": "bins"}} if kind == "supervised" else {}
+    config = config_of(model, {"kind": kind})
+    config = RunConfig.model_validate(config.model_dump(by_alias=True) | packing)
+    assert _flops_per_token(config) == train_flops_per_token(model, SEQ_LEN)
+
+
+def test_a_masked_model_counts_its_head_at_the_masked_share():
+    model = encoder_config()
+    rest = train_flops_per_row(model, SEQ_LEN, head_share=0.0)
+    head = 6 * model.padded_vocab_size * model.last_stack.width * SEQ_LEN
+    assert rest + head == train_flops_per_row(model, SEQ_LEN)
+    assert head > 0.05 * rest
+    found = _flops_per_token(config_of(model, {"kind": "masked", "masked": {"rate": 0.25}}))
+    assert found == (rest + head / 4) / SEQ_LEN
+
+
+def test_tokens_of_source_and_target_share_what_a_row_of_two_stacks_costs():
+    model = two_stacks_config()
+    pairs = config_of(model, {"kind": "seq2seq"}, source_len=96)
+    assert _flops_per_token(pairs) * (SEQ_LEN + 96) == train_flops_per_row(model, SEQ_LEN, source_len=96)
+    span = config_of(model, {"kind": "span"})
+    lengths = span.lengths
+    assert lengths.source is not None and lengths.target < SEQ_LEN
+    expected = train_flops_per_row(model, lengths.target, source_len=lengths.source)
+    assert _flops_per_token(span) * (lengths.target + lengths.source) == pytest.approx(expected, rel=1e-15)
