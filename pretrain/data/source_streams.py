@@ -126,6 +126,14 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
     return [open_store(path, cache_dir, cache_bytes, stop=stop) for path in data.paths]
 
 
+def check_packing(index: DataIndex, data: DataConfig) -> None:
+    """Raises: ConfigError: The kind of data cannot be packed so."""
+    if data.packing == "concat" and index.kind != "text":
+        raise ConfigError(
+            f"data.packing=concat cuts documents, which {index.kind} must not be", fix="use data.packing=bins"
+        )
+
+
 def open_windows(
     index: DataIndex,
     store: ShardStore,
@@ -150,12 +158,8 @@ def _open_stream(
     damage: DamagePolicy,
 ) -> TokenStream | BinStream:
     order: dict[str, Any] = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples, "damage": damage}
+    check_packing(index, data)
     if data.packing == "concat":
-        if index.kind != "text":
-            raise ConfigError(
-                f"data.packing=concat cuts documents, which {index.kind} must not be",
-                fix="use data.packing=bins",
-            )
         return TokenStream(store, index, "train", seq_len=lengths.row, **order)
     return _open_bins(index, store, data, lengths, batch_rows, "train", **order)
 

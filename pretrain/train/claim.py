@@ -13,8 +13,9 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.data.remote.store import ShardStore
-from pretrain.data.source_streams import open_stores
+from pretrain.data.source_streams import check_packing, open_stores
 from pretrain.dist import World
+from pretrain.errors import ConfigError
 from pretrain.index.dataset import Dataset, open_dataset
 from pretrain.io import write_file
 from pretrain.objective import RowMaker, build_rows
@@ -52,7 +53,11 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         if world.is_main or not store.fetches:  # one rank is enough to ask a server about every shard
             store.check()
     config = fit_config(config, dataset)
-    make_rows = build_rows(config.objective, context_of_run(config, dataset))
+    check_packing(dataset.index, config.data)
+    try:
+        make_rows = build_rows(config.objective, context_of_run(config, dataset))
+    except ConfigError as error:
+        raise ConfigError(error.what, where=str(dataset.tokenizer_path), fix=error.fix) from None
     folder = RunDir(Path(config.run.dir) / config.run.name)
     if folder.config.is_file():
         check_config(load_config(folder.config, import_extensions=False), config)

@@ -35,13 +35,13 @@ tracking: {{log_every_steps: 10, wandb: off}}
 class RunMaker:
     """Runs that share a config and differ in their run folder."""
 
-    def __init__(self, folder: Path, data: Path) -> None:
-        self._folder, self._data = folder, data
+    def __init__(self, folder: Path, data: Path, template: str = CONFIG) -> None:
+        self._folder, self._data, self._template = folder, data, template
 
     def config(self, name: str = "runs") -> Path:
         """Writes a config whose run folder is `name/run`."""
         path = self._folder / f"{name}.yaml"
-        path.write_text(CONFIG.format(runs=self._folder / name, data=self._data))
+        path.write_text(self._template.format(runs=self._folder / name, data=self._data))
         return path
 
     def folder(self, name: str = "runs") -> RunDir:

@@ -89,6 +89,7 @@ def build(
     model: dict[str, Any] = MODEL,
     compile: bool = False,
     sharded: bool = False,
+    objective: ObjectiveConfig | None = None,
 ) -> Engine:
     """Builds an engine; several may be built one after another in a process.
 
@@ -118,7 +119,7 @@ def build(
     else:
         init_weights(built, model_config, seed=5)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
-    module = TrainModule(built, build_loss(ObjectiveConfig()))
+    module = TrainModule(built, build_loss(objective or ObjectiveConfig()))
     torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
     return build_engine(module, names, torch_optimizer, accelerator, config, grad_clip, plan, world)
 
