@@ -26,6 +26,7 @@ class TokenRows:
         num_tokens: int64 [B]: tokens of each row that are real; the rest is padding. None: all of them.
         sample_ids: int64 [B].
         learned: bool [B, W+1]: whether a token is a target at all. None: all are.
+        labels: int16 [B, W+1]: number of the label that a token has, IGNORE_INDEX where it has none. None: no labels.
     """
 
     tokens: np.ndarray
@@ -33,6 +34,7 @@ class TokenRows:
     num_tokens: np.ndarray | None
     sample_ids: np.ndarray
     learned: np.ndarray | None = None
+    labels: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class ModelRows:
 
     Attributes:
         inputs: int64 [B, T].
-        targets: int64 [B, T], IGNORE_INDEX where there is no loss. Of classes of whole documents: see `places`.
+        targets: int64 [B, T], IGNORE_INDEX where there is no loss: tokens, or numbers of labels. The label of a whole
+            document is at its first token.
         positions: int64 [B, T], or None: 0..T-1 in every row.
         documents: int32 [B, T], or None: each row is one document; padding has negative numbers.
         prefix: bool [B, T]: tokens that all of their document sees under a causal mask. None: none.
@@ -141,4 +144,5 @@ def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
         num_tokens=None if rows.num_tokens is None else rows.num_tokens[chosen],
         sample_ids=rows.sample_ids[chosen],
         learned=None if rows.learned is None else rows.learned[chosen],
+        labels=None if rows.labels is None else rows.labels[chosen],
     )

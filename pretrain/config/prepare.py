@@ -1,12 +1,13 @@
 """The config of `pretrain prepare`: which text becomes which token shards."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
 from pretrain.config.base import Section
 
-DataKind = Literal["text", "pairs", "records"]
+DataKind = Literal["text", "pairs", "records", "classes", "tags"]
+DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset"]
 
 
@@ -50,6 +51,9 @@ class InputConfig(Section):
         prompt_field: Records: field of the prompt, which is not learned.
         response_field: Records: field of the response, which is.
         messages_field: Records: field of a list of {role, content}; turns of the assistant are learned.
+        label_field: Classes: field of the label, text or a number; the text is in `text_field`.
+        words_field: Tags: field of the list of a text's words.
+        tags_field: Tags: field of the list of their labels.
         max_document_bytes: A longer document or line is refused.
         normalize: Done to the text as it is read. None: it stays as it is.
         split: All documents go there. None: as `split` of the whole says.
@@ -64,6 +68,9 @@ class InputConfig(Section):
     prompt_field: str = "prompt"
     response_field: str = "response"
     messages_field: str | None = None
+    label_field: str = "label"
+    words_field: str = "tokens"
+    tags_field: str = "tags"
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
     normalize: NormalizeConfig | None = None
     split: Literal["train", "validation"] | None = None
@@ -134,7 +141,8 @@ class PrepareConfig(Section):
 
     Attributes:
         output: Folder to write.
-        kind: What a document is: a text, a pair, or a record of segments.
+        kind: What a document is: a text, a pair, a record of segments, a text with a label (`classes`), or a text whose
+            words have labels (`tags`).
         inputs: Read in this order.
         tokenizer: Trained or given.
         filter: What is left out.
@@ -142,7 +150,9 @@ class PrepareConfig(Section):
         seed: Salt of the hash split.
         part_bytes: Input bytes of one unit of work. None: by the size of the input.
         shard_tokens: A part starts a new shard at this many tokens.
-        end_of_document: A document ends with the tokenizer's end-of-document token.
+        end_of_document: A document ends with the tokenizer's end-of-document token. Whatever is said here, a labelled
+            one begins with the token that begins a text ([CLS]), where the tokenizer has one.
+        labels: Classes, tags: names of the labels, by number. None: those of the training split, sorted.
     """
 
     output: str
@@ -155,13 +165,22 @@ class PrepareConfig(Section):
     part_bytes: int | None = Field(default=None, ge=1)
     shard_tokens: int = Field(default=2**27, ge=1)
     end_of_document: bool = True
+    labels: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check(self) -> "PrepareConfig":
+        if self.labels and self.kind not in ("classes", "tags"):
+            raise ValueError(f"labels go with kind=classes or tags, not {self.kind}; leave them out")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels names one twice: {', '.join(self.labels)}")
         for number, one in enumerate(self.inputs):
             rules = one.normalize
             if rules is None:
                 continue
+            if self.kind == "tags":
+                raise ValueError(
+                    f"inputs.{number}.normalize would move words away from their tags; use tokenizer.lowercase instead"
+                )
             if self.kind != "pairs" and rules.target_language is not None:
                 raise ValueError(f"inputs.{number}.normalize.target_language goes with kind=pairs, not {self.kind}")
             if self.kind == "pairs" and rules.needs_language and rules.target_language is None:

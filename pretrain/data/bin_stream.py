@@ -21,13 +21,14 @@ from pretrain.data.order import SampleOrder, shard_order
 from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DataError
-from pretrain.rows import PairRows, TokenRows
+from pretrain.index import LABELLED
+from pretrain.rows import IGNORE_INDEX, PairRows, TokenRows
 
 EPOCHS_KEPT = 4
 
 
 class BinStream:
-    """The samples of one split, packed: of texts, of records, or of pairs."""
+    """The samples of one split, packed: of texts, labelled or not, of records, or of pairs."""
 
     def __init__(
         self,
@@ -157,8 +158,9 @@ class _RowWriter:
     ) -> None:
         self._shards, self._reader, self._side, self._length = shards, reader, side, length
         self._tokens = np.full((num_rows, length + 1), shards.index.eos_id, dtype=shards.index.dtype)
-        has_loss = shards.index.kind == "records" and side == "tokens"
-        self._learned = np.zeros(self._tokens.shape, dtype=bool) if has_loss else None
+        kind, shape = shards.index.kind, self._tokens.shape
+        self._learned = np.zeros(shape, dtype=bool) if kind == "records" else None
+        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if kind in LABELLED else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
 
@@ -173,6 +175,8 @@ class _RowWriter:
         self._tokens[row, at : at + size] = values[first : first + size]
         if self._learned is not None:
             self._learned[row, at : at + size] = reader.loss(member)[first : first + size]
+        if self._labels is not None:
+            self._labels[row, at : at + size] = reader.labels(member)[first : first + size]
         self._starts.append(row * self._tokens.shape[1] + at)
         self._filled[row] = at + size
 
@@ -182,6 +186,8 @@ class _RowWriter:
         self._tokens[row] = self._shards.index.eos_id
         if self._learned is not None:
             self._learned[row] = False
+        if self._labels is not None:
+            self._labels[row] = IGNORE_INDEX
         self._filled[row] = 0
         while self._starts and self._starts[-1] >= row * width:
             self._starts.pop()
@@ -191,4 +197,4 @@ class _RowWriter:
         (short,) = np.nonzero(self._filled < self._length)
         padding = short * self._tokens.shape[1] + self._filled[short]
         starts = np.sort(np.concatenate((np.array(self._starts, dtype=np.int64), padding)))
-        return TokenRows(self._tokens, starts, self._filled, samples, self._learned)
+        return TokenRows(self._tokens, starts, self._filled, samples, self._learned, self._labels)

@@ -25,4 +25,5 @@ def _crop_side(rows: TokenRows, multiple: int) -> TokenRows:
         num_tokens=rows.num_tokens,
         sample_ids=rows.sample_ids,
         learned=None if rows.learned is None else rows.learned[:, :kept],
+        labels=None if rows.labels is None else rows.labels[:, :kept],
     )

@@ -7,6 +7,7 @@ Sources are streams of one kind, tokenizer and row length. Holds no state. Not h
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -63,7 +64,7 @@ def _with_source(rows: TokenRows | PairRows, source: int) -> TokenRows | PairRow
 
 def _numbered(rows: TokenRows, source: int) -> TokenRows:
     ids = rows.sample_ids + (source << (63 - SOURCE_BITS))
-    return TokenRows(rows.tokens, rows.starts, rows.num_tokens, ids, rows.learned)
+    return replace(rows, sample_ids=ids)
 
 
 def _merge(parts: Sequence[TokenRows | PairRows], places: np.ndarray) -> TokenRows | PairRows:
@@ -100,4 +101,5 @@ def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
         num_tokens=gather(num_tokens),
         sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
         learned=gather([part.learned for part in parts]),
+        labels=gather([part.labels for part in parts]),
     )

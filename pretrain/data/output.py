@@ -2,6 +2,7 @@
 
     prepare.json      config and listing of the inputs, written first: the identity of the folder
     tokenizer.json    next; parts depend on it
+    labels.json       of labelled documents, where no labels are given; parts depend on it
     duplicates/*      which documents came before, where asked for; parts depend on it
     parts/*.json      one record a finished part
     statistics.json, data_card.md, lengths.png
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.data.duplicates import DUPLICATES_DIR
+from pretrain.data.labelling import LABELS_NAME
 from pretrain.data.lock import is_lock
 from pretrain.data.part import PARTS_DIR, PartRecord, load_record, record_path
 from pretrain.data.sources import InputFile, Part
@@ -49,7 +51,7 @@ def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFil
         DataError: Other inputs.
         DiskError: The disk refused.
     """
-    for name in (IDENTITY_NAME, INDEX_NAME, *_STATISTICS, *([TOKENIZER_NAME] if is_first else [])):
+    for name in (IDENTITY_NAME, INDEX_NAME, *_STATISTICS, *([TOKENIZER_NAME, LABELS_NAME] if is_first else [])):
         for temporary in folder.glob(f"{name}.tmp-*"):
             temporary.unlink()
     path = folder / IDENTITY_NAME
@@ -144,6 +146,6 @@ def discard_output(folder: Path) -> None:
     (folder / INDEX_NAME).unlink(missing_ok=True)
     for name in (PARTS_DIR, DUPLICATES_DIR, *SPLITS):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (*_STATISTICS, TOKENIZER_NAME):
+    for name in (*_STATISTICS, LABELS_NAME, TOKENIZER_NAME):
         (folder / name).unlink(missing_ok=True)
     (folder / IDENTITY_NAME).unlink(missing_ok=True)

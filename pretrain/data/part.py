@@ -12,14 +12,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from pretrain.data.assemble import Encoded, assemble, encode_pieces
 from pretrain.data.documents import Document
 from pretrain.data.duplicates import load_first
 from pretrain.data.filters import EMPTY, UNDECODABLE, FilterRule, select
+from pretrain.data.labelling import LabelSet
 from pretrain.data.pieces import Piece, Span, cut_document, divide
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import Part
@@ -50,6 +51,7 @@ class PartSettings:
         filters: Which documents are left out.
         deduplicate: So are those that came before; duplicates.py has found them.
         end_of_document: A document ends with the tokenizer's end-of-document token.
+        labels: Of labelled documents.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class PartSettings:
     filters: FilterRule = field(default_factory=FilterRule)
     deduplicate: bool = False
     end_of_document: bool = True
+    labels: LabelSet | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class SplitRecord:
         lengths: Of its documents, as `Lengths.as_json` gives them; of pairs, of the targets.
         source_lengths: Of the sources of its pairs.
         num_learned: Learned tokens of its records.
+        num_labelled: Tokens that have each label, by its number as text.
     """
 
     num_bytes_text: int = 0
@@ -80,6 +84,7 @@ class SplitRecord:
     lengths: dict[str, Any] = field(default_factory=dict)
     source_lengths: dict[str, Any] = field(default_factory=dict)
     num_learned: int = 0
+    num_labelled: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -154,13 +159,14 @@ def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Rep
     first = load_first(settings.folder, part) if settings.deduplicate else None
     documents = select(settings.reader.read(part.slices), settings.filters, first, left_out)
     end = encoder.eos if settings.end_of_document else encoder.eos[:0]
-    document: list[tuple[Piece, np.ndarray]] = []
+    build = partial(assemble, kind=kind, begin=encoder.bos, end=end, labels=settings.labels)
+    document: list[Encoded] = []
     try:
         for batch in _batches(_pieces(documents, settings, record), report):
-            for piece, tokens in zip(batch, encoder.encode([piece.text for piece in batch]), strict=True):
-                document.append((piece, tokens))
-                if piece.is_last:
-                    left_out[EMPTY] += not writers[piece.split].add(*_assemble(document, end, kind))
+            for piece in encode_pieces(batch, encoder, kind):
+                document.append(piece)
+                if piece.piece.is_last:
+                    left_out[EMPTY] += not writers[piece.piece.split].add(*build(document))
                     document.clear()
         for name, writer in writers.items():
             _enter(writer, record.splits[name])
@@ -176,27 +182,9 @@ def _enter(writer: SplitWriter, record: SplitRecord) -> None:
     """Closes the last shard, and enters what was written."""
     record.shards = writer.close()
     record.lengths, record.num_learned = writer.lengths.as_json(), writer.num_learned
+    record.num_labelled = {str(number): count for number, count in sorted(writer.labels.items())}
     if writer.source_lengths.bins:
         record.source_lengths = writer.source_lengths.as_json()
-
-
-def _assemble(
-    pieces: list[tuple[Piece, np.ndarray]], end: np.ndarray, kind: str
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Returns the tokens of a document, those of its source, and which tokens are learned (uint8).
-
-    What ends a document is learned if what it follows is.
-    """
-    if kind == "pairs":
-        sides = ([ids for piece, ids in pieces if piece.is_source == is_source] for is_source in (False, True))
-        target, source = (np.concatenate([*side, end]) for side in sides)
-        return target, source, None
-    tokens = np.concatenate([*(ids for _, ids in pieces), end])
-    if kind == "text":
-        return tokens, None, None
-    lengths = [*(len(ids) for _, ids in pieces), len(end)]
-    flags = np.array([*(piece.is_learned for piece, _ in pieces), pieces[-1][0].is_learned], np.uint8)
-    return tokens, None, np.repeat(flags, lengths)
 
 
 def _pieces(documents: Iterable[Document], settings: PartSettings, record: PartRecord) -> Iterator[Piece]:

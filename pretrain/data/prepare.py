@@ -4,6 +4,7 @@
     lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
     duplicates/                     where asked for: which documents came before (duplicates.py)
     tokenizer.json                  trained on a sample of the training documents, or the given one
+    labels.json                     of labelled documents: the names that the training split has
     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
     statistics.json, data_card.md   what came of it (statistics.py)
     index.json                      last: merges the records in part order
@@ -21,11 +22,12 @@ from pathlib import Path
 from pretrain.config.prepare import PrepareConfig
 from pretrain.data import output
 from pretrain.data.filters import EMPTY, UNDECODABLE
+from pretrain.data.labelling import LabelSet
 from pretrain.data.lock import claim_lock, lock_folder
 from pretrain.data.part import PartRecord
 from pretrain.data.pool import num_cores, telling_what_failed
 from pretrain.data.prepare_job import PrepareJob, plan_job
-from pretrain.data.prepare_steps import find_duplicates, make_tokenizer, wait_for, write_parts
+from pretrain.data.prepare_steps import find_duplicates, make_labels, make_tokenizer, wait_for, write_parts
 from pretrain.data.progress import Progress, no_progress
 from pretrain.data.share import WHOLE, Share
 from pretrain.data.split import SPLITS, TRAIN, VALIDATION
@@ -118,10 +120,11 @@ def _build(job: PrepareJob, share: Share, progress: Progress, processes: int) ->
         write_file(tokenizer_path, make_tokenizer(job, progress))
     wait_for([tokenizer_path], "the tokenizer, which --part 1 makes")
     sha256 = tokenizer_hash(tokenizer_path)
+    labels = make_labels(job, share, progress)
     own = share.own(job.parts)
     records = output.load_records(job.folder, own, sha256)
     output.remove_leftovers(job.folder, own, records)
-    write_parts(job, share, tokenizer_path, records, progress, processes)
+    write_parts(job, share, tokenizer_path, labels, records, progress, processes)
     with claim_lock(job.folder):
         if (job.folder / INDEX_NAME).exists():
             return load_index(job.folder)
@@ -129,18 +132,20 @@ def _build(job: PrepareJob, share: Share, progress: Progress, processes: int) ->
         assert records.keys() >= {part.number for part in own}, "every part that was written has a record"
         if len(records) < len(job.parts):
             return None
-        return _write_index(job, tokenizer_path, [records[part.number] for part in job.parts])
+        return _write_index(job, tokenizer_path, labels, [records[part.number] for part in job.parts])
 
 
-def _write_index(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:
+def _write_index(
+    job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]
+) -> DataIndex:
     """Writes statistics, and last the index. Records are in part order."""
-    index = _merge(job, tokenizer_path, records)
+    index = _merge(job, tokenizer_path, labels, records)
     write_statistics(job.folder, collect_statistics(job, index, load_tokenizer(tokenizer_path), records))
     write_index(job.folder, index)
     return index
 
 
-def _merge(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord]) -> DataIndex:
+def _merge(job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]) -> DataIndex:
     """Builds the index out of the records, in part order."""
     splits: dict[str, SplitIndex] = {}
     for name in SPLITS:
@@ -156,7 +161,8 @@ def _merge(job: PrepareJob, tokenizer_path: Path, records: Sequence[PartRecord])
     tokenizer = load_tokenizer(tokenizer_path)
     size = vocabulary_size(tokenizer)
     sha256 = tokenizer_hash(tokenizer_path)
-    return DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind)
+    names = () if labels is None else labels.names
+    return DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind, names)
 
 
 def _log_left_out(records: Sequence[PartRecord]) -> None:

@@ -4,6 +4,7 @@ What the first share makes for all, the others wait for: shares may start in any
 the first one first. The only thing that the first waits for is the hashes of the others' documents.
 """
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pretrain.data.duplicates import (
     hashes_path,
     remove_hashes,
 )
+from pretrain.data.labelling import LABELS_NAME, LabelSet, check_labels, find_labels
 from pretrain.data.output import load_records
 from pretrain.data.part import PartRecord, PartSettings
 from pretrain.data.pool import hash_parts, run_parts
@@ -26,6 +28,8 @@ from pretrain.data.sample import train_texts
 from pretrain.data.share import Share
 from pretrain.data.tokenizer import dump_tokenizer, is_cut_safe, load_tokenizer, tokenizer_hash, train_tokenizer
 from pretrain.errors import LockedError
+from pretrain.index import LABELLED
+from pretrain.io import write_json
 
 WAIT_S = 600.0
 POLL_S = 0.5
@@ -100,10 +104,30 @@ def make_tokenizer(job: PrepareJob, progress: Progress) -> bytes:
     return dump_tokenizer(train_tokenizer(texts, config))
 
 
+def make_labels(job: PrepareJob, share: Share, progress: Progress) -> LabelSet | None:
+    """Returns the labels of labelled documents: the given ones, or those that the first share finds.
+
+    Raises:
+        DataError: There are none, or too many.
+        LockedError: See `wait_for`.
+    """
+    if job.config.kind not in LABELLED:
+        return None
+    if job.config.labels:
+        check_labels(job.config.labels)
+        return LabelSet(tuple(job.config.labels), is_given=True)
+    path = job.folder / LABELS_NAME
+    if share.is_first and not path.exists():
+        write_json(path, find_labels(job.parts, job.reader, job.rule, job.filters, job.first_of, progress))
+    wait_for([path], "the labels, which --part 1 finds")
+    return LabelSet(tuple(json.loads(path.read_bytes())), is_given=False)
+
+
 def write_parts(
     job: PrepareJob,
     share: Share,
     tokenizer_path: Path,
+    labels: LabelSet | None,
     records: dict[int, PartRecord],
     progress: Progress,
     processes: int,
@@ -113,12 +137,13 @@ def write_parts(
         folder=job.folder,
         rule=job.rule,
         reader=job.reader,
-        cut_long=is_cut_safe(load_tokenizer(tokenizer_path)),
+        cut_long=job.config.kind != "tags" and is_cut_safe(load_tokenizer(tokenizer_path)),
         shard_tokens=job.config.shard_tokens,
         tokenizer_sha256=tokenizer_hash(tokenizer_path),
         filters=job.filters,
         deduplicate=job.config.filter.deduplicate,
         end_of_document=job.config.end_of_document,
+        labels=labels,
     )
     own = share.own(job.parts)
     todo = [part for part in own if part.number not in records]

@@ -1,6 +1,6 @@
 """Random access to one token shard, whose format is in shards.py.
 
-    ShardReader.member(i)  -> views into the mapped tar, their CRC32s checked once; source(i), loss(i) likewise
+    ShardReader.member(i)  -> views into the mapped tar, their CRC32s checked once; source(i), loss(i), labels(i) too
     ShardReader.locate(n)  -> member, offset and length of document n
     a CRC32 that is wrong  -> the file is renewed once, where it came through a cache (remote/); else an error
 
@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from pretrain.data.remote.store import UnavailableError
-from pretrain.data.shards import RAGGED
+from pretrain.data.shards import LABEL_DTYPE, RAGGED
 from pretrain.data.sidecars import load_renewed, load_table
 from pretrain.errors import DataError
 from pretrain.index import ShardIndex
@@ -58,7 +58,7 @@ class ShardReader:
         self._rows: list[list[int]] = table.tolist()
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._losses: dict[int, np.ndarray] = {}
+        self._beside: dict[int, np.ndarray] = {}
         self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
         """Position of each member's first token in the shard."""
         self._first_documents: list[int] = (np.cumsum(table[:, 3]) - table[:, 3]).tolist()
@@ -98,9 +98,16 @@ class ShardReader:
 
     def loss(self, number: int) -> np.ndarray:
         """Returns which tokens of a member are learned (uint8), in a shard of records. Raises: DataError: Damaged."""
-        array = self._losses.get(number)
+        return self._beside_tokens(number, "loss", "u1")
+
+    def labels(self, number: int) -> np.ndarray:
+        """Returns the labels of a member's tokens (int16), in a shard of labelled texts. Raises: DataError: Damaged."""
+        return self._beside_tokens(number, "labels", LABEL_DTYPE)
+
+    def _beside_tokens(self, number: int, name: str, dtype: str) -> np.ndarray:
+        array = self._beside.get(number)
         if array is None:
-            array = self._losses[number] = self._intact(lambda mapped: self._learned(mapped, number))
+            array = self._beside[number] = self._intact(lambda mapped: self._parallel(mapped, number, name, dtype))
         return array
 
     def _intact(self, read: Callable[[mmap.mmap], _T]) -> _T:
@@ -131,10 +138,10 @@ class ShardReader:
                 self._map = _map_file(self._folder / self.name, self._shard.num_bytes)
             return self._is_renewed
 
-    def _learned(self, mapped: mmap.mmap, number: int) -> np.ndarray:
+    def _parallel(self, mapped: mmap.mmap, number: int, name: str, dtype: str) -> np.ndarray:
         offset, crc32 = self._rows[number][len(RAGGED) :]
-        array = np.frombuffer(mapped, "u1", self._rows[number][1], offset)
-        self._verify(f"{number:08d}.loss.npy", array, offset, crc32)
+        array = np.frombuffer(mapped, dtype, self._rows[number][1], offset)
+        self._verify(f"{number:08d}.{name}.npy", array, offset, crc32)
         return array
 
     def _ragged(

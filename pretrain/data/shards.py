@@ -5,6 +5,7 @@
         00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
         pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
         records only: 00000007.loss.npy: uint8, 1 where a token is learned
+        labelled only: 00000007.labels.npy: int16, the number of a token's label, IGNORE_INDEX where it has none
     ShardWriter.close        -> the sidecars (sidecars.py), then the tar under its final name
 
 Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
@@ -22,7 +23,7 @@ import numpy as np
 
 from pretrain.data.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, npy_bytes, npy_header
 from pretrain.errors import DataError, DiskError
-from pretrain.index import LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
+from pretrain.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
 from pretrain.io import AtomicWriter, write_file
 
 MEMBER_TOKENS = 2**18
@@ -31,8 +32,12 @@ TAR_BLOCK = tarfile.BLOCKSIZE
 
 RAGGED = ("offset", "length", "docs_offset", "num_docs", "crc32", "docs_crc32")
 """Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two more (offset,
-CRC32) for what is learned of records. Offsets are bytes, from the start of the tar to an array's data past its header.
+CRC32) for what is learned of records, or for labels. Offsets are bytes, from the start of the tar to an array's data
+past its header.
 """
+
+LABEL_DTYPE = "<i2"
+MAX_LABELS = 2**15 - 1
 
 
 def tar_header(name: str, num_bytes: int) -> bytes:
@@ -55,7 +60,7 @@ class ShardWriter:
             path: DIR/SPLIT/NAME.tar; its folder exists. The last two parts become the name in the index.
             dtype: `uint16` or `uint32`.
             member_tokens: A member is closed at the first document end at or past this many tokens.
-            kind: What a document is: `text`, `pairs` or `records`.
+            kind: What a document is: `text`, `pairs`, `records`, `classes` or `tags`.
 
         Raises:
             DiskError: Also from every method.
@@ -65,7 +70,8 @@ class ShardWriter:
         self.num_tokens = self.num_documents = 0
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._kind = kind
-        self._tokens, self._source, self._loss = _Column(self._dtype), _Column(self._dtype), _Column(np.dtype("u1"))
+        self._tokens, self._source = _Column(self._dtype), _Column(self._dtype)
+        self._loss, self._labels = _Column(np.dtype("u1")), _Column(np.dtype(LABEL_DTYPE))
         self._rows: list[tuple[int, ...]] = []
         self._lengths = array("I")
         self._offset = 0
@@ -73,7 +79,12 @@ class ShardWriter:
         self._tar = AtomicWriter(path)
 
     def add_document(
-        self, tokens: np.ndarray, *, source: np.ndarray | None = None, loss: np.ndarray | None = None
+        self,
+        tokens: np.ndarray,
+        *,
+        source: np.ndarray | None = None,
+        loss: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
     ) -> None:
         """Appends one document.
 
@@ -81,6 +92,7 @@ class ShardWriter:
             tokens: 1-D, at least one, any integer dtype; the values must fit the shard's dtype. Copied.
             source: Pairs: the same of the source side.
             loss: Records: bool or uint8, as long as `tokens`: whether each is learned.
+            labels: Labelled texts: as long as `tokens`: the number of each one's label, or IGNORE_INDEX.
 
         Raises:
             DataError: The document has more than MAX_DOCUMENT_TOKENS tokens.
@@ -92,7 +104,8 @@ class ShardWriter:
                 where=str(self.path),
                 fix="split it in the source text",
             )
-        assert (source is not None, loss is not None) == (self._kind == "pairs", self._kind == "records")
+        given, kind = [part is not None for part in (source, loss, labels)], self._kind
+        assert given == [kind == "pairs", kind == "records", kind in LABELLED], "a document has what its kind says"
         self._tokens.add(tokens)
         self._lengths.append(len(tokens))
         if source is not None:
@@ -102,6 +115,9 @@ class ShardWriter:
         if loss is not None:
             assert len(loss) == len(tokens), "each token is learned or not"
             self._loss.add(loss)
+        if labels is not None:
+            assert len(labels) == len(tokens), "each token has a label or none"
+            self._labels.add(labels)
         self.num_tokens += len(tokens)
         self.num_documents += 1
         if max(self._tokens.size, self._source.size) >= self.member_tokens:
@@ -151,6 +167,8 @@ class ShardWriter:
             row += self._write_ragged(f"{key}.source.npy", f"{key}.source_docs.npy", self._source)
         if self._kind == "records":
             row += self._write_array(f"{key}.loss.npy", self._loss.take()[0])
+        if self._kind in LABELLED:
+            row += self._write_array(f"{key}.labels.npy", self._labels.take()[0])
         self._rows.append(row)
 
     def _write_ragged(self, name: str, docs_name: str, column: "_Column") -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """The shards of one part in one split: opened at the first document, a new one every `shard_tokens`."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,14 @@ from pretrain.data.lengths import Lengths
 from pretrain.data.shards import ShardWriter
 from pretrain.index import ShardIndex
 from pretrain.io import make_dir
+from pretrain.rows import IGNORE_INDEX
 
 
 class SplitWriter:
     """Writes SPLIT/STEM-0000.tar, -0001.tar, ... Memory: one member."""
 
     def __init__(self, folder: Path, stem: str, dtype: str, kind: str, shard_tokens: int) -> None:
-        """Starts with no shard. What was written so far is in `lengths`, `source_lengths` and `num_learned`.
+        """Starts with no shard. What was written so far is in `lengths`, `source_lengths`, `num_learned`, `labels`.
 
         Args:
             folder: DIR/SPLIT; made when there is something to write.
@@ -31,8 +33,15 @@ class SplitWriter:
         self._shards: list[ShardIndex] = []
         self._open: ShardWriter | None = None
         self.lengths, self.source_lengths, self.num_learned = Lengths(), Lengths(), 0
+        self.labels = Counter[int]()
 
-    def add(self, tokens: np.ndarray, source: np.ndarray | None = None, loss: np.ndarray | None = None) -> bool:
+    def add(
+        self,
+        tokens: np.ndarray,
+        source: np.ndarray | None = None,
+        loss: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+    ) -> bool:
         """Appends one document, its end included; returns whether it has tokens, on both sides of a pair.
 
         One without any is not written: a tokenizer may drop white space, and nothing need end a document.
@@ -43,12 +52,14 @@ class SplitWriter:
             make_dir(self._folder)
             path = self._folder / f"{self._stem}-{len(self._shards):04d}.tar"
             self._open = ShardWriter(path, self._dtype, kind=self._kind)
-        self._open.add_document(tokens, source=source, loss=loss)
+        self._open.add_document(tokens, source=source, loss=loss, labels=labels)
         self.lengths.add(len(tokens))
         if source is not None:
             self.source_lengths.add(len(source))
         if loss is not None:
             self.num_learned += int(np.count_nonzero(loss))
+        if labels is not None:
+            self.labels.update(labels[labels != IGNORE_INDEX].tolist())
         if self._open.num_tokens >= self._shard_tokens:
             self._close_shard()
         return True

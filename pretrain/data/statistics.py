@@ -72,6 +72,11 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
         facts["num_source_tokens"], facts["source_lengths"] = source.total, source.facts()
     if index.kind == "records":
         facts["num_learned_tokens"] = sum(part.num_learned for part in written)
+    if index.labels:
+        counts = Counter[str]()
+        for part in written:
+            counts.update(part.num_labelled)
+        facts["labels"] = {name: counts[str(number)] for number, name in enumerate(index.labels)}
     return facts
 
 
@@ -144,6 +149,7 @@ def render_card(statistics: dict[str, Any]) -> str:
             *rows,
             *([""] if extra else []),
             *extra,
+            *_label_table(statistics["splits"]),
             "",
             "Lengths are in tokens, the end of the document included; percentiles are rounded down by up to a 32nd.",
             "",
@@ -158,3 +164,15 @@ def render_card(statistics: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def _label_table(splits: dict[str, Any]) -> list[str]:
+    """Returns how often each label comes in each split; nothing where there are no labels."""
+    counted = {name: split["labels"] for name, split in splits.items() if "labels" in split}
+    if not counted:
+        return []
+    rows = [
+        f"| {label.replace('|', '&#124;')} | " + " | ".join(f"{counts[label]:,}" for counts in counted.values()) + " |"
+        for label in next(iter(counted.values()))
+    ]
+    return ["", f"| label | {' | '.join(counted)} |", "|---" * (1 + len(counted)) + "|", *rows]

@@ -3,6 +3,7 @@
 from pretrain.index.folder import (
     INDEX_NAME,
     INDEX_VERSION,
+    LABELLED,
     LENGTH_BYTES,
     LENGTH_COLUMNS,
     NPY_HEADER_BYTES,
@@ -22,6 +23,7 @@ from pretrain.index.folder import (
 __all__ = [
     "INDEX_NAME",
     "INDEX_VERSION",
+    "LABELLED",
     "LENGTH_BYTES",
     "LENGTH_COLUMNS",
     "NPY_HEADER_BYTES",

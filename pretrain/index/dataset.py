@@ -39,14 +39,14 @@ class Dataset:
     """All sources of a run, in the order of the config.
 
     Attributes:
-        sources: At least one; of one tokenizer, kind and dtype.
+        sources: At least one; of one tokenizer, kind, dtype and list of labels.
     """
 
     sources: tuple[Source, ...]
 
     @property
     def index(self) -> DataIndex:
-        """Tells what is the same for all sources: tokenizer, vocabulary, dtype, end of document, kind."""
+        """Tells what is the same for all sources: tokenizer, vocabulary, dtype, end of document, kind, labels."""
         return self.sources[0].index
 
     @property
@@ -84,6 +84,12 @@ def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) ->
                     where=str(source.folder),
                     fix="prepare all sources with one tokenizer",
                 )
+        if source.index.labels != first.index.labels:
+            raise DataError(
+                f"data.mixture: the labels of {source.name!r} are not those of {first.name!r}, in their order",
+                where=str(source.folder),
+                fix="prepare all sources with one list of labels",
+            )
     return Dataset(sources)
 
 

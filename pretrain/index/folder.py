@@ -24,11 +24,14 @@ INDEX_NAME = "index.json"
 INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
-TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8}
+TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8}
 """Columns of a shard's table, by the kind of data (see data/shards.py)."""
 
-LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1}
+LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1}
 """Columns of the lengths of its documents; of pairs, the target's and the source's."""
+
+LABELLED = ("classes", "tags")
+"""Kinds whose documents have labels, which the index names: one a document, or one a word."""
 
 LENGTH_BYTES = 4
 
@@ -122,7 +125,9 @@ class DataIndex:
         dtype: `uint16` or `uint32`.
         eos_id: Token that ends each document.
         splits: `train`, and `validation` where there is one.
-        kind: `text`, `pairs` (source and target) or `records` (tokens that are learned or not).
+        kind: `text`, `pairs` (source and target), `records` (tokens that are learned or not), `classes` (texts with a
+            label) or `tags` (texts whose words have labels).
+        labels: Of labelled documents: the name of each label, by its number in the shards.
     """
 
     tokenizer_sha256: str
@@ -131,6 +136,7 @@ class DataIndex:
     eos_id: int
     splits: dict[str, SplitIndex]
     kind: str = "text"
+    labels: tuple[str, ...] = ()
 
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
@@ -142,7 +148,8 @@ class DataIndex:
 
 def write_index(folder: Path, index: DataIndex) -> None:
     """Writes DIR/index.json atomically: the commit point of `pretrain prepare`. Raises: DiskError."""
-    write_json(folder / INDEX_NAME, {"version": INDEX_VERSION, **asdict(index)})
+    fields = {name: value for name, value in asdict(index).items() if name != "labels" or value}
+    write_json(folder / INDEX_NAME, {"version": INDEX_VERSION, **fields})
 
 
 def load_index(folder: Path) -> DataIndex:
@@ -208,12 +215,13 @@ def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> No
 
 
 def data_hash(index: DataIndex) -> str:
-    """Returns the identity of the data: sha256 (hex) over tokenizer, dtype and every split's shards in order.
+    """Returns the identity of the data: sha256 (hex) over tokenizer, dtype, labels and every split's shards in order.
 
     File names are not part of it: a moved or renamed folder is the same data.
     """
     parts = [index.tokenizer_sha256, str(index.vocab_size), index.dtype, str(index.eos_id)]
     parts += [index.kind] if index.kind != "text" else []
+    parts += [json.dumps(index.labels)] if index.labels else []
     for name in sorted(index.splits):
         parts += [name, *(shard.sha256 for shard in index.splits[name].shards)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -261,6 +269,13 @@ class _Fields:
     def object(self, name: str) -> "_Fields":
         return _Fields(self._get(name, dict, "a JSON object"), self.where, f"{self.prefix}{name}.")
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of different texts, at least one."""
+        values = self._get(name, list, "a list")
+        if not values or not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
+            raise self.error(f"field '{self.prefix}{name}' must list different texts")
+        return tuple(values)
+
     def objects(self, name: str) -> list["_Fields"]:
         values = self._get(name, list, "a list")
         return [_Fields(item, self.where, f"{self.prefix}{name}.{i}.") for i, item in enumerate(values)]
@@ -275,6 +290,7 @@ def _parse_index(top: _Fields) -> DataIndex:
         eos_id=top.integer("eos_id"),
         splits={name: _parse_split(splits.object(name)) for name in splits.values},
         kind=top.text("kind"),
+        labels=top.texts("labels") if top.text("kind") in LABELLED else (),
     )
     if index.kind not in TABLE_COLUMNS:
         raise top.error(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")

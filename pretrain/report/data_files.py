@@ -23,9 +23,10 @@ from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
 from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.errors import DataError
-from pretrain.index import DataIndex
+from pretrain.index import LABELLED, DataIndex
 from pretrain.report.data_hash import TokenSums
 from pretrain.report.data_progress import StartPhase, Tick, share_of
+from pretrain.rows import IGNORE_INDEX
 
 CHUNK_BYTES = 1 << 24
 MAX_THREADS = 8
@@ -142,6 +143,10 @@ def _check_member(reader: ShardReader, number: int, index: DataIndex, lengths: _
             raise _contradiction(reader, f"{number:08d}.source.npy has {len(value_starts)} documents of {len(starts)}")
     if index.kind == "records" and int(reader.loss(number).max()) > 1:
         raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 and 1")
+    if index.kind in LABELLED:
+        labels = reader.labels(number)
+        if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= len(index.labels)))).any():
+            raise _contradiction(reader, f"{number:08d}.labels.npy holds labels that are none of {len(index.labels)}")
     return sums(tokens)
 
 

@@ -1,6 +1,6 @@
 """Hashes of what a stream gave that do not depend on the order in which it came.
 
-    a row      -> CRC32 of its tokens (and of what is learned, and of the source), mixed with its sample id
+    a row      -> CRC32 of its tokens (and of what is learned, of labels, and of the source), mixed with its sample id
     borders    -> each document start of a row, mixed with the sample id
     a reading  -> sums mod 2**64 over all rows: equal sums, equal multisets of rows
 
@@ -29,7 +29,7 @@ class RowHashes:
 
     Attributes:
         samples: Over the sample ids, below 2**64.
-        content: Over sample ids with tokens, borders and what is learned, below 2**64.
+        content: Over sample ids with tokens, borders, labels and what is learned, below 2**64.
     """
 
     samples: int = 0
@@ -50,6 +50,9 @@ def hash_rows(rows: TokenRows | PairRows) -> RowHashes:
         if side.learned is not None:
             learned = np.fromiter(map(zlib.crc32, side.learned), np.uint64, len(keys))
             checks |= learned << np.uint64(32)
+        if side.labels is not None:
+            labels = np.fromiter(map(zlib.crc32, side.labels), np.uint64, len(keys))
+            checks |= labels << np.uint64(32)
         row, column = np.divmod(side.starts, side.tokens.shape[1])
         borders = mix64(keys[row] + column.astype(np.uint64))
         content += int(mix64(keys ^ checks).sum(dtype=np.uint64)) + int(borders.sum(dtype=np.uint64))

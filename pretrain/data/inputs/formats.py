@@ -8,7 +8,7 @@ paired       two files; a line is one side         parquet      a row is a recor
 
 from importlib.util import find_spec
 
-from pretrain.config.prepare import DataKind, InputConfig
+from pretrain.config.prepare import DATA_KINDS, DataKind, InputConfig
 from pretrain.data.inputs.urls import name_of
 from pretrain.data.sources import InputFile
 from pretrain.errors import ConfigError, LaunchError
@@ -54,14 +54,14 @@ def check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
         ConfigError: It cannot.
         LaunchError: The package that reads its format is not installed.
     """
-    if kind not in KINDS_OF_FORMAT.get(file.format, ("text", "pairs", "records")):
+    if kind not in KINDS_OF_FORMAT.get(file.format, DATA_KINDS):
         if config.paired_path is not None:
             what, fix = f"paired_path goes with kind=pairs, not with kind={kind}", "leave it out, or set kind: pairs"
         elif kind == "pairs":
             what = f"format={file.format} holds no pairs"
             fix = "give records with source_field and target_field, or paired_path and format: lines"
         else:
-            what = f"format={file.format} holds no records"
+            what = f"format={file.format} holds no {kind}"
             fix = "give .jsonl, .json, .parquet or webdataset tars of records"
         raise ConfigError(what, where=file.shown, fix=fix)
     if file.format == "parquet":

@@ -4,6 +4,8 @@
     pairs      {"source": "...", "target": "..."}
     records    {"prompt": "...", "response": "..."}: the response is learned
                {"messages": [{"role": "user", "content": "..."}, ...]}: what the assistant says is learned
+    classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
+    tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
 Which fields these are is the input's to say. Not here: where the record was, which the caller adds to RecordError.
 """
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pretrain.config.prepare import DataKind
-from pretrain.data.documents import Document
+from pretrain.data.documents import Document, Label
 from pretrain.data.readers.rule import ReadRule
 
 LEARNED_ROLE = "assistant"
@@ -72,7 +74,57 @@ def _build_record(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int
     return Document(text, text.encode(), consumed_bytes, segments=segments, fields=_fields(record, rule))
 
 
-BUILDERS: dict[DataKind, Build] = {"text": _build_text, "pairs": _build_pair, "records": _build_record}
+def _build_class(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
+    document = _build_text(record, rule, consumed_bytes)
+    name = rule.config.label_field
+    if name not in record:
+        raise _bad_field(record, name, "a label", "label_field")
+    document.labels = (Label(_label(record[name], f"field {name!r}"), 0, len(document.text)),)
+    return document
+
+
+def _build_tags(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
+    words_field, tags_field = rule.config.words_field, rule.config.tags_field
+    for name, option in ((words_field, "words_field"), (tags_field, "tags_field")):
+        if not isinstance(record.get(name), list):
+            raise _bad_field(record, name, "a list", option)
+    words, tags = record[words_field], record[tags_field]
+    if len(words) != len(tags):
+        raise RecordError(
+            f"field {words_field!r} has {len(words)} words and {tags_field!r} {len(tags)} tags",
+            "give each word one tag",
+        )
+    labels, end = [], -1
+    for number, (word, tag) in enumerate(zip(words, tags, strict=True)):
+        if not isinstance(word, str) or not word.strip():
+            found = "blank" if isinstance(word, str) else f"{kind_of(word)}, not a string"
+            raise RecordError(f"{words_field}[{number}] is {found}", "give words with characters in them")
+        start, end = end + 1, end + 1 + len(word)
+        labels.append(Label(_label(tag, f"{tags_field}[{number}]"), start, end))
+    text = " ".join(words)
+    try:
+        utf8 = text.encode()
+    except UnicodeEncodeError as error:
+        raise _unpaired(error) from None
+    return Document(text, utf8, consumed_bytes, labels=tuple(labels), fields=_fields(record, rule))
+
+
+def _label(value: object, place: str) -> str | int:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int) and value != "":
+        return value
+    found = "empty" if value == "" else f"{kind_of(value)}, not a string or a whole number"
+    raise RecordError(f"{place} is {found}", "give each label a name or a whole number")
+
+
+BUILDERS: dict[DataKind, Build] = {
+    "text": _build_text,
+    "pairs": _build_pair,
+    "records": _build_record,
+    "classes": _build_class,
+    "tags": _build_tags,
+}
 
 
 def _fields(record: Mapping[str, Any], rule: ReadRule) -> dict[str, Any]:

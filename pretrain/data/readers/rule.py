@@ -34,4 +34,8 @@ class ReadRule:
             return (config.text_field,)
         if self.kind == "pairs":
             return (config.source_field, config.target_field)
+        if self.kind == "classes":
+            return (config.text_field, config.label_field)
+        if self.kind == "tags":
+            return (config.words_field, config.tags_field)
         return (config.messages_field,) if config.messages_field else (config.prompt_field, config.response_field)

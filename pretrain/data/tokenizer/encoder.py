@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from pretrain.data.tokenizer.roles import eos_id
+from pretrain.data.tokenizer.roles import eos_id, special_tokens_of
 from pretrain.data.tokenizer.vocabulary import token_dtype, vocabulary_size
 
 BATCH_CHARS = 1 << 18
@@ -20,10 +20,12 @@ class Encoder:
     Attributes:
         tokenizer: Encodes plain text.
         eos: The end-of-document token, an array of one; its dtype is that of all tokens.
+        bos: The token that begins a text, an array of one; empty where there is none.
     """
 
     tokenizer: Tokenizer
     eos: np.ndarray
+    bos: np.ndarray
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
         """Encodes texts together; yields the ids of each, without special tokens.
@@ -33,7 +35,13 @@ class Encoder:
         for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
             yield np.fromiter(encoding.ids, self.eos.dtype, len(encoding))
 
+    def encode_placed(self, texts: list[str]) -> Iterator[tuple[np.ndarray, list[tuple[int, int]]]]:
+        """Encodes texts together; yields the ids of each, and the characters that each token is made of."""
+        for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False):
+            yield np.fromiter(encoding.ids, self.eos.dtype, len(encoding)), encoding.offsets
+
 
 def build_encoder(tokenizer: Tokenizer) -> Encoder:
     """Returns an encoder. Raises: DataError, where the tokenizer has no end-of-document token."""
-    return Encoder(tokenizer, np.array([eos_id(tokenizer)], token_dtype(vocabulary_size(tokenizer))))
+    dtype, bos = token_dtype(vocabulary_size(tokenizer)), special_tokens_of(tokenizer).bos
+    return Encoder(tokenizer, np.array([eos_id(tokenizer)], dtype), np.array([] if bos is None else [bos], dtype))
