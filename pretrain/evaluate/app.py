@@ -1,5 +1,9 @@
 """The commands `pretrain average` and `pretrain evaluate`. Heavy imports live inside the function that needs them."""
 
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,25 +71,36 @@ def evaluate_command(
     if (source is None) != (reference is None) or (source is not None and data):
         raise ConfigError("not clear what to evaluate on", fix="give --data, or both --source and --reference")
     report: Any
-    if source is None or reference is None:
-        from pretrain.evaluate.corpus import Choice
-        from pretrain.evaluate.held_out import evaluate_held_out
+    with _interruptible():
+        if source is None or reference is None:
+            from pretrain.evaluate.corpus import Choice
+            from pretrain.evaluate.held_out import evaluate_held_out
 
-        choice = Choice(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
-        report = evaluate_held_out(what, choice, other=compare, resamples=resamples, device=device)
-    else:
-        from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
+            choice = Choice(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
+            report = evaluate_held_out(what, choice, other=compare, resamples=resamples, device=device)
+        else:
+            from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
 
-        task = TranslationTask(
-            source=source,
-            reference=reference,
-            preprocessed=preprocessed,
-            beams=parse_beams(beams),
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            max_tokens=max_tokens,
-            batch_tokens=batch_tokens,
-            resamples=resamples,
-        )
-        report = evaluate_translation(what, task, other=compare, output=output, device=device)
+            task = TranslationTask(
+                source=source,
+                reference=reference,
+                preprocessed=preprocessed,
+                beams=parse_beams(beams),
+                length_penalty=length_penalty,
+                early_stopping=early_stopping,
+                max_tokens=max_tokens,
+                batch_tokens=batch_tokens,
+                resamples=resamples,
+            )
+            report = evaluate_translation(what, task, other=compare, output=output, device=device)
     print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()))
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Says that it was interrupted: some versions of typer end a command without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(128 + signal.SIGINT) from None

@@ -13,8 +13,8 @@ from pretrain.config.load import load_config
 from tests.helpers.cli import ROOT, run_cli
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"],
-            ["import"], ["export"], ["attention"], ["data"], ["data", "verify"], ["data", "show"],
-            ["data", "stats"]]  # fmt: skip
+            ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"], ["data", "verify"],
+            ["data", "show"], ["data", "stats"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")

@@ -1,0 +1,114 @@
+"""`pretrain evaluate` as a process: translations and losses, bad input, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pretrain.evaluate.lines import read_texts
+from tests.helpers.cli import ROOT, WarmCli
+from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A translator and a decoder with random weights, and a test set."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_run(folder / "mt", steps=[1, 2])
+    write_texts(folder / "texts", TEXTS * 8)
+    write_text_run(folder / "gpt", folder / "texts", "llama-tiny", "causal")
+    (folder / "test.en").write_text("".join(f"{text}\n" for text in TEXTS))
+    (folder / "test.de").write_text("".join(f"{text.swapcase()}\n" for text in TEXTS))
+    (folder / "short.de").write_text("ja\n")
+    (folder / "long.en").write_text("word " * 200 + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with WarmCli() as cli:
+        yield cli
+
+
+TEST = ["--source", "test.en", "--reference", "test.de", "--max-tokens", "8", "--resamples", "100"]
+
+
+def test_a_translator_is_scored_greedy_and_with_beams_in_one_call(folder, warm, tmp_path):
+    done = warm("evaluate", "mt", *TEST, "--beams", "1,3", "--output", str(tmp_path / "out"), "--json", cwd=folder)
+    assert (done.code, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    assert [system["beams"] for system in facts["systems"]] == [1, 3]
+    assert facts["systems"][0]["scores"].keys() == {"bleu_tokenized", "bleu", "bleu_lowercase", "chrf"}
+    assert {paired["metric"] for paired in facts["compared"]} == facts["systems"][0]["scores"].keys()
+    assert len(read_texts(tmp_path / "out.beam3")) == len(TEXTS)
+    shown = warm("evaluate", "mt", *TEST, "--beams", "1,3", cwd=folder).stdout.splitlines()
+    assert shown[0].startswith("mt, greedy: 4 sentences in ")
+    assert any(line.startswith("mt, beam 3 against mt, greedy") for line in shown)
+    assert all("nrefs:1|" in line for line in shown if line.startswith("  "))
+
+
+def test_a_model_is_measured_on_its_own_data_and_on_others(folder, warm):
+    own = warm("evaluate", "gpt", cwd=folder)
+    other = warm("evaluate", "gpt", "--data", "texts", "--split", "train", cwd=folder)
+    assert (own.code, other.code) == (0, 0), own.stderr + other.stderr
+    line = own.stdout.splitlines()[1]
+    # Both splits hold the same texts here.
+    assert line == other.stdout.splitlines()[1]
+    assert all(word in line for word in ("loss", "perplexity", "bits per byte", "accuracy", "targets"))
+
+
+def test_two_models_are_compared_on_the_same_rows(folder, warm):
+    done = warm("evaluate", "gpt", "--compare", "gpt", "--seq-len", "16", "--json", cwd=folder)
+    facts = json.loads(done.stdout)
+    assert facts["sources"]["data"]["difference"]["loss"] == 0
+    assert facts["sources"]["data"]["difference"]["p_value"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["mt", "--source", "test.en"], 64, "not clear what to evaluate on; give --data, or both --source and"),
+        (["mt", *TEST, "--data", "texts"], 64, "not clear what to evaluate on"),
+        (["mt", "--source", "test.en", "--reference", "short.de"], 65, "short.de: has 1 lines, test.en has 4"),
+        (["mt", "--source", "none.en", "--reference", "test.de"], 64, "none.en: cannot read it: No such file"),
+        (["mt", "--source", "long.en", "--reference", "short.de"], 64, "long.en:1: the prompt has"),
+        (["gpt", *TEST], 64, "this one has a decoder alone; give --data, for its loss"),
+        (["mt", *TEST, "--beams", "0"], 64, "--beams 0 is no list of beam sizes"),
+        (["mt", *TEST, "--length-penalty", "99"], 64, "length_penalty=99"),
+        (["nothing", *TEST], 66, "nothing: neither a checkpoint nor a run with one"),
+        (["gpt", "--data", "mt-data"], 64, "objective.kind=causal on text or records, and the data are pairs"),
+        (["gpt", "--split", "test"], 65, "there is no split 'test'"),
+        (["gpt", "--compare", "nothing"], 66, "nothing: neither a checkpoint nor a run with one"),
+        (["gpt", "--device", "tpu"], 64, "--device tpu is unknown"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(folder, warm, arguments, code, message):
+    done = warm("evaluate", *arguments, cwd=folder)
+    assert (done.code, done.stdout, len(done.errors), done.stderr.count("\n")) == (code, "", 1, 1), done.stderr
+    assert message in done.errors[0]
+
+
+def test_an_interrupt_is_one_line(folder, tmp_path):
+    lines = "".join(f"{text}\n" for text in TEXTS * 2000)
+    source, reference = tmp_path / "many.en", tmp_path / "many.de"
+    source.write_text(lines)
+    os.mkfifo(reference)
+    command = ["evaluate", str(folder / "mt"), "--source", str(source), "--reference", str(reference), "--beams", "5"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pretrain", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Returns when the command has come so far as to read the references; what follows takes minutes.
+    reference.write_text(lines)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (128 + signal.SIGINT, "", "interrupted\n")
