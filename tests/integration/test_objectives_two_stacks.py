@@ -124,6 +124,7 @@ def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(run
     assert losses[-1] < losses[0] - 1
     lines = [json.loads(line) for line in runs.folder("golden").metrics.read_text().splitlines()]
     assert [line["val_tokens"] for line in lines if "val_tokens" in line] == [lines[-1]["val_tokens"]] * 2
+    assert not any("val_bits_per_byte" in line for line in lines), "a part of the text is no code for it"
     run = runs.folder("golden").path
     prompt = ["--prompt", "alpha <extra_id_0> gamma", "--max-tokens", "8", "--json"]
     answer = run_cli("generate", str(run), *prompt, cwd=run)
