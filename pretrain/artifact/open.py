@@ -7,11 +7,11 @@ import torch
 
 from pretrain.artifact.what import What, open_what
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import ModelConfig
+from pretrain.config.recurrent import AnyModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.codec import Codec
 from pretrain.interop.generation import GenerationDefaults
-from pretrain.model import Transformer, build_model
+from pretrain.model import LanguageModel, build_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Artifact:
         path: Where the weights came from.
     """
 
-    model: Transformer
+    model: LanguageModel
     codec: Codec
-    model_config: ModelConfig
+    model_config: AnyModelConfig
     generation: GenerationDefaults
     path: Path
 
@@ -51,7 +51,7 @@ def open_artifact(what: Path, device: str = "cpu") -> Artifact:
     return Artifact(model, codec, described.config, described.generation, described.path)
 
 
-def load_model(what: What, device: torch.device) -> Transformer:
+def load_model(what: What, device: torch.device) -> LanguageModel:
     """Builds the model and fills it, one parameter at a time. Raises: CheckpointError, where parameters differ."""
     model = build_model(what.config, PLAIN_ENGINE, device)
     parameters = dict(model.named_parameters())

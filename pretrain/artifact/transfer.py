@@ -17,6 +17,8 @@ from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.checkpoint.weights import write_weights
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import ModelConfig, SpecialTokens
+from pretrain.config.recurrent import RecurrentConfig
+from pretrain.errors import ConfigError
 from pretrain.interop.card import About
 from pretrain.interop.generation import load_generation_defaults
 from pretrain.interop.hub import fetch_release
@@ -121,13 +123,20 @@ def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | No
         DiskError: The disk refused; nothing is left under `out`.
     """
     described = open_what(what)
+    config = described.config
+    if isinstance(config, RecurrentConfig):
+        raise ConfigError(
+            "no Hugging Face family represents a model of model.kind=recurrent",
+            where=str(what),
+            fix="use it with `pretrain generate` and `pretrain evaluate`",
+        )
     written = write_release(
-        described.config,
+        config,
         described.read,
         out,
         dtype=dtype,
         family=family,
-        generation=described.generation.to_json(described.config.special_tokens),
+        generation=described.generation.to_json(config.special_tokens),
         tokenizer_files=described.load_tokenizer_files(),
         about=_about(described, out),
     )

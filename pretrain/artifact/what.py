@@ -19,7 +19,8 @@ from pretrain.artifact.find import find_checkpoint, is_release
 from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.checkpoint.weights import WeightReader
 from pretrain.config.load import load_config
-from pretrain.config.model import ModelConfig, SpecialTokens
+from pretrain.config.model import SpecialTokens
+from pretrain.config.recurrent import AnyModelConfig, parse_model
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import CheckpointError, DataError
 from pretrain.generate.codec import Codec
@@ -51,7 +52,7 @@ class What:
     """
 
     path: Path
-    config: ModelConfig
+    config: AnyModelConfig
     read: Callable[[str], Tensor]
     names: frozenset[str]
     load_codec: Callable[[], Codec]
@@ -98,7 +99,7 @@ def _open_model_folder(folder: Path) -> What:
                 where=str(file),
                 fix="update pretrain",
             )
-        config, generation = ModelConfig.model_validate(facts["model"]), read_generation_defaults(facts["generation"])
+        config, generation = parse_model(facts["model"]), read_generation_defaults(facts["generation"])
     except (OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(f"damaged: {reason}", where=str(file), fix="import the model again") from None

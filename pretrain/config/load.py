@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pretrain.config.base import Section
 from pretrain.config.find import find_config
 from pretrain.config.presets import expand_preset
+from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import Located, parse_scalar, parse_yaml, read_with_includes, short
 from pretrain.errors import ConfigError
@@ -136,7 +137,9 @@ def _describe(detail: Any, located: Located, source: str, section: type[Section]
     where = next((located.places[name] for name in (path, *_parents(path)) if name in located.places), source)
     if detail["type"] == "extra_forbidden":
         names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
-        what, fix = f"unknown key {short(path)}", _suggest(names, section)
+        model = located.values.get("model")
+        kind = model.get("kind", "transformer") if isinstance(model, dict) else "transformer"
+        what, fix = f"unknown key {short(path)}", _suggest(names, section, kind)
     elif detail["type"] == "missing":
         what, fix = f"{path} is required", f"add it, or pass {path}=..."
     elif detail["type"] == "value_error":
@@ -177,13 +180,13 @@ def _is_secret(key: str) -> bool:
 _SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
 
 
-def _suggest(keys: list[str], section: type[Section]) -> str:
+def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
     """Names the nearest known key: among its siblings first, then anywhere by its last word."""
     if _is_secret(keys[-1]):
         return "secrets are read from the environment only, never from a config"
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
-    known = list(known_keys(section, in_lists=True))
+    known = list(known_keys(section, in_lists=True, model_kind=model_kind))
     path, parent = ".".join(keys), ".".join(keys[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
     words = {key.rpartition(".")[2]: key for key in siblings}
@@ -195,13 +198,24 @@ def _suggest(keys: list[str], section: type[Section]) -> str:
     return f"known here: {', '.join(key.rpartition('.')[2] for key in siblings)}" if siblings else "remove it"
 
 
-def known_keys(section: type[Section] = RunConfig, prefix: str = "", *, in_lists: bool = False) -> Iterator[str]:
-    """Yields every dotted key of the config, in file order; of sections in a list too where `in_lists`, unnumbered."""
+def known_keys(
+    section: type[Section] = RunConfig,
+    prefix: str = "",
+    *,
+    in_lists: bool = False,
+    model_kind: str = "transformer",
+) -> Iterator[str]:
+    """Yields every dotted key of the config, in file order; of sections in a list too where `in_lists`, unnumbered.
+
+    Of the sections that `model:` may be, only the one of `model_kind`.
+    """
+    others = [other for kind, other in MODEL_SECTIONS.items() if kind != model_kind]
     for name, info in section.model_fields.items():
         path = f"{prefix}{info.alias or name}"
         yield path
         for option in _sections_of(info.annotation, in_lists):
-            yield from known_keys(option, f"{path}.", in_lists=in_lists)
+            if option not in others:
+                yield from known_keys(option, f"{path}.", in_lists=in_lists, model_kind=model_kind)
 
 
 def _sections_of(annotation: Any, in_lists: bool) -> Iterator[type[Section]]:

@@ -186,6 +186,7 @@ class ModelConfig(Section):
     """The model: its stacks, and what surrounds them.
 
     Attributes:
+        kind: `transformer`; the other kind is in `recurrent.py`.
         preset: Name of an entry of `config/presets/` that the other keys override; None: all keys are given.
         encoder: Bidirectional stack, or None.
         decoder: Causal stack, or None; with an encoder, each block attends to the encoder's output too.
@@ -204,6 +205,7 @@ class ModelConfig(Section):
         special_tokens: Ids with a meaning.
     """
 
+    kind: Literal["transformer"] = "transformer"
     preset: str | None = None
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None

@@ -6,9 +6,9 @@ from pretrain.config.base import Section
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths, row_lengths
-from pretrain.config.model import ModelConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
+from pretrain.config.recurrent import ModelSection
 from pretrain.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -18,6 +18,7 @@ from pretrain.config.train import (
     TrackingConfig,
     TrainConfig,
 )
+from pretrain.config.training_rules import check_training
 
 
 class RunConfig(Section):
@@ -33,7 +34,7 @@ class RunConfig(Section):
     run: RunSection
     data: DataConfig
     batch: BatchConfig
-    model: ModelConfig
+    model: ModelSection
     objective: ObjectiveConfig = ObjectiveConfig()
     optim: OptimConfig
     train: TrainConfig
@@ -63,12 +64,7 @@ class RunConfig(Section):
                 f"batch.global_tokens={self.batch.global_tokens} must be a multiple of "
                 f"batch.seq_len={self.batch.seq_len}; use {sizes}"
             )
-        end = self.optim.schedule.decay_steps or self.train.steps
-        if end <= self.optim.schedule.warmup_steps:
-            raise ValueError(
-                f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} must be less than the {end} steps "
-                f"of the schedule; lower it or raise train.steps"
-            )
+        check_training(self.optim, self.engine, self.model, self.train.steps, self.batch.global_tokens)
         return self
 
     @model_validator(mode="after")
@@ -80,6 +76,11 @@ class RunConfig(Section):
                 raise ValueError(
                     f"objective.kind={task.kind} needs a model with {' or '.join(needs.shapes)}, this one has "
                     f"{stacks}; choose another model.preset or objective.kind"
+                )
+            if self.model.kind == "recurrent" and self.model.encoder is None and task.kind in ("prefix", "ul2"):
+                raise ValueError(
+                    f"objective.kind={task.kind} lets a decoder read a prefix in both directions, which a recurrence "
+                    f"cannot; use objective.kind=causal"
                 )
             if needs.whole_rows and self.data.packing != "concat":
                 raise ValueError(

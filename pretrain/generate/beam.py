@@ -22,7 +22,7 @@ from pretrain.errors import ConfigError
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.decode import Continuation
 from pretrain.generate.feed import Feed, Prompts, check_prompts, group_rows, new_token_limits
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
 
 MAX_LENGTH_PENALTY = 10.0
 
@@ -136,7 +136,7 @@ class _Search:
 
 
 def beam_search(
-    model: Transformer, prompts: Prompts, constraints: Constraints, beams: Beams
+    model: LanguageModel, prompts: Prompts, constraints: Constraints, beams: Beams
 ) -> list[list[Continuation]]:
     """Finds likely continuations of each prompt, or answers to each source; a pure function of its arguments.
 
@@ -163,7 +163,9 @@ def beam_search(
     return [search.finished[: beams.num_return] for search in searches]
 
 
-def _run(model: Transformer, prompts: Prompts, searches: list[_Search], constraints: Constraints, beams: Beams) -> None:
+def _run(
+    model: LanguageModel, prompts: Prompts, searches: list[_Search], constraints: Constraints, beams: Beams
+) -> None:
     """Runs the searches of one batch until each is done."""
     feed = Feed(model, prompts, max(search.limit for search in searches))
     # At least `num_beams` candidates do not end, if each beam had all ends among its best.

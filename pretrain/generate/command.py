@@ -23,11 +23,11 @@ from pretrain.generate.fill import MASK, Filled, fill_masks
 from pretrain.generate.options import Defaults, Options
 from pretrain.generate.sampling import Sampling
 from pretrain.generate.text import Answer, generate_text, stream_text
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
 
 
 def run_generate(
-    model: Transformer,
+    model: LanguageModel,
     codec: Codec,
     defaults: Defaults,
     options: Options,
@@ -88,7 +88,7 @@ def _needed(prompts: Iterator[str] | None, fix: str) -> Iterator[str]:
 
 
 def _stream(
-    model: Transformer,
+    model: LanguageModel,
     codec: Codec,
     prompt: str,
     constraints: Constraints,

@@ -15,7 +15,7 @@ import torch
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.feed import Feed, Prompts, check_prompts, group_rows, new_token_limits
 from pretrain.generate.sampling import GREEDY, RowSeeds, Sampling, sample
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
 
 
 def generate(
-    model: Transformer,
+    model: LanguageModel,
     prompts: Prompts,
     constraints: Constraints,
     sampling: Sampling = GREEDY,
@@ -92,7 +92,7 @@ def generate(
 
 
 def stream(
-    model: Transformer,
+    model: LanguageModel,
     prompts: Prompts,
     constraints: Constraints,
     sampling: Sampling = GREEDY,
@@ -110,7 +110,7 @@ def stream(
 
 
 def _stream_group(
-    model: Transformer,
+    model: LanguageModel,
     rows: list[int],
     prompts: Prompts,
     limits: Sequence[int],

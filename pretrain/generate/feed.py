@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.model import KVCache, Transformer
+from pretrain.model import LanguageModel
 from pretrain.types import Batch, Source
 
 Prompts = Sequence[Sequence[int]]
@@ -36,7 +36,7 @@ class Feed:
         CheckpointError: The model gives scores that are not numbers.
     """
 
-    def __init__(self, model: Transformer, prompts: Prompts, max_new_tokens: int) -> None:
+    def __init__(self, model: LanguageModel, prompts: Prompts, max_new_tokens: int) -> None:
         self._model, self._device = model, model.embedding.weight.device
         self._source: Source | None = None
         self._documents_B1: Tensor | None = None
@@ -47,7 +47,7 @@ class Feed:
             self._first = self._pad_prompts(prompts)
         # The last token is not read any more.
         capacity = self._first.tokens_BT.shape[1] + max(0, max_new_tokens - 1)
-        self._cache = KVCache(model.num_layers, capacity)
+        self._cache = model.new_cache(capacity)
 
     def start(self) -> Tensor:
         """Reads the prompts; returns the scores of what follows each, fp32 [B, V]."""
@@ -119,13 +119,13 @@ class Feed:
         return Batch(tokens_BT, tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT)
 
 
-def new_token_limits(model: Transformer, prompts: Prompts, max_new_tokens: int) -> list[int]:
+def new_token_limits(model: LanguageModel, prompts: Prompts, max_new_tokens: int) -> list[int]:
     """Returns how many tokens each row may add: the last is drawn from `max_seq_len` positions, and is not read."""
     read = [1 if model.encoder is not None else len(prompt) for prompt in prompts]
     return [min(max_new_tokens, model.max_seq_len - length + 1) for length in read]
 
 
-def group_rows(model: Transformer, prompts: Prompts, limits: Sequence[int]) -> list[list[int]]:
+def group_rows(model: LanguageModel, prompts: Prompts, limits: Sequence[int]) -> list[list[int]]:
     """Splits rows into batches, as few as can be without one row shortening what another may add.
 
     Padding takes room in the cache: where the longest prompt and the greatest limit together exceed `max_seq_len`,
@@ -142,7 +142,7 @@ def group_rows(model: Transformer, prompts: Prompts, limits: Sequence[int]) -> l
     return list(groups.values())
 
 
-def check_prompts(model: Transformer, prompts: Prompts) -> None:
+def check_prompts(model: LanguageModel, prompts: Prompts) -> None:
     """Refuses a model that cannot generate, and prompts that it cannot read.
 
     Raises:
@@ -159,7 +159,7 @@ def check_prompts(model: Transformer, prompts: Prompts) -> None:
         check_prompt(model, prompt, where=f"prompt {number}" if len(prompts) > 1 else "")
 
 
-def check_prompt(model: Transformer, prompt: Sequence[int], *, where: str = "") -> None:
+def check_prompt(model: LanguageModel, prompt: Sequence[int], *, where: str = "") -> None:
     """Refuses a prompt that a model cannot read. Raises: ConfigError."""
     if not prompt:
         raise ConfigError("the prompt has no tokens", where=where, fix="give at least one")

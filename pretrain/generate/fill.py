@@ -7,7 +7,8 @@ import torch
 from pretrain.errors import ConfigError
 from pretrain.generate.codec import Codec
 from pretrain.generate.feed import check_prompt
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
+from pretrain.model.heads import LanguageModelHead
 from pretrain.types import Batch
 
 MASK = "[MASK]"
@@ -44,7 +45,7 @@ class Filled:
     masks: list[list[Candidate]]
 
 
-def fill_masks(model: Transformer, codec: Codec, text: str, top_k: int = 5, *, where: str = "") -> Filled:
+def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *, where: str = "") -> Filled:
     """Fills every mask of a text, each by itself, in one forward.
 
     Args:
@@ -57,7 +58,7 @@ def fill_masks(model: Transformer, codec: Codec, text: str, top_k: int = 5, *, w
     Raises:
         ConfigError: The model does not fill masks, the tokenizer has no mask token, the text has none or is too long.
     """
-    if model.is_causal or model.head is None:
+    if model.is_causal or not isinstance(model.head, LanguageModelHead):
         kind = "a model with a decoder" if model.is_causal else "a model without a language model's head"
         raise ConfigError(f"{kind} fills no masks", where=where, fix="use one of an encoder with such a head")
     if codec.mask_id is None:
@@ -81,7 +82,7 @@ def _candidates(codec: Codec, best: list[tuple[int, float]]) -> list[Candidate]:
 
 
 @torch.no_grad()
-def _best(model: Transformer, ids: list[int], places: list[int], top_k: int) -> list[list[tuple[int, float]]]:
+def _best(model: LanguageModel, ids: list[int], places: list[int], top_k: int) -> list[list[tuple[int, float]]]:
     """Returns (id, probability) of the best tokens at each place."""
     assert model.head is not None
     tokens_BT, was_training = torch.tensor([ids], device=model.embedding.weight.device), model.training

@@ -9,7 +9,7 @@ from pretrain.generate.codec import Codec
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import GREEDY, Sampling
 from pretrain.generate.text import Method
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
 
 MAX_NEW_TOKENS = 128
 TEMPERATURE = 0.8
@@ -119,7 +119,7 @@ class Options:
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def constraints(self, model: Transformer, codec: Codec, defaults: Defaults) -> Constraints:
+    def constraints(self, model: LanguageModel, codec: Codec, defaults: Defaults) -> Constraints:
         """Returns what may come, and where it ends."""
         length = defaults.max_new_tokens
         if length is None and defaults.max_length is not None and model.encoder is not None:
@@ -132,7 +132,7 @@ class Options:
             renormalize=defaults.renormalize,
         )
 
-    def method(self, model: Transformer, defaults: Defaults) -> Method:
+    def method(self, model: LanguageModel, defaults: Defaults) -> Method:
         """Returns how to choose tokens.
 
         What was given goes before what the model's makers say. Where neither says anything, a decoder draws, and an

@@ -12,7 +12,7 @@ from pretrain.generate.decode import Continuation, generate, stream
 from pretrain.generate.detokenize import Detokenizer, text_after
 from pretrain.generate.feed import check_prompt, check_prompts
 from pretrain.generate.sampling import RowSeeds, Sampling
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
 
 Method = Sampling | Beams
 """Drawn, or searched for."""
@@ -36,7 +36,7 @@ class Answer:
 
 
 def generate_text(
-    model: Transformer,
+    model: LanguageModel,
     codec: Codec,
     prompts: Iterable[str],
     constraints: Constraints,
@@ -75,13 +75,13 @@ def generate_text(
             yield [_answer(model, codec, prompt, row, one) for one in continuations]
 
 
-def _answer(model: Transformer, codec: Codec, prompt: str, ids: list[int], found: Continuation) -> Answer:
+def _answer(model: LanguageModel, codec: Codec, prompt: str, ids: list[int], found: Continuation) -> Answer:
     text = text_after(codec, _context(model, ids), found.tokens)
     return Answer(prompt, text, len(found.tokens), found.score)
 
 
 def stream_text(
-    model: Transformer,
+    model: LanguageModel,
     codec: Codec,
     prompt: str,
     constraints: Constraints,
@@ -104,7 +104,7 @@ def stream_text(
         yield piece
 
 
-def encode_prompt(model: Transformer, codec: Codec, prompt: str, *, where: str = "") -> list[int]:
+def encode_prompt(model: LanguageModel, codec: Codec, prompt: str, *, where: str = "") -> list[int]:
     """Returns the ids of a prompt, for a decoder at least the one that begins a document.
 
     Raises:
@@ -122,6 +122,6 @@ def encode_prompt(model: Transformer, codec: Codec, prompt: str, *, where: str =
     return ids
 
 
-def _context(model: Transformer, ids: list[int]) -> list[int]:
+def _context(model: LanguageModel, ids: list[int]) -> list[int]:
     """What the new text follows: the prompt of a decoder; an answer stands alone."""
     return ids if model.encoder is None else []

@@ -1,7 +1,9 @@
-"""The Transformer core. Start with `transformer.py`."""
+"""The models. Start with `transformer.py`; what it is compared with is in `recurrent/`."""
 
+from pretrain.model.build import LanguageModel, build_model
 from pretrain.model.cache import KVCache
 from pretrain.model.init import init_weights
-from pretrain.model.transformer import Transformer, build_model
+from pretrain.model.recurrent.recurrent import Recurrent
+from pretrain.model.transformer import Transformer
 
-__all__ = ["KVCache", "Transformer", "build_model", "init_weights"]
+__all__ = ["KVCache", "LanguageModel", "Recurrent", "Transformer", "build_model", "init_weights"]

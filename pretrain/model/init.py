@@ -5,7 +5,7 @@
     t5       normal by fan-in, with what unscaled attention needs             T5
 
 Biases are 0 and norm weights 1 under each. A matrix that fuses several (queries, keys and values; gate and up) is drawn
-part by part, since its fans are those of its parts.
+part by part, since its fans are those of its parts. Recurrent models have a way of their own: `recurrent/init.py`.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.model.recurrent.init import draw_recurrent
 
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
 _TABLES = ("embedding.weight", "token_type.weight", "position.weight")
@@ -81,21 +83,22 @@ def _draw_t5(name: str, weight: Tensor, config: ModelConfig, generator: torch.Ge
 _DRAWS = {"normal": _draw_normal, "xavier": _draw_xavier, "t5": _draw_t5}
 
 
-def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: int) -> Tensor:
     """Draws one parameter, fp32, on the CPU."""
-    if name.endswith(".bias"):
-        return torch.zeros(shape, device="cpu")
-    if len(shape) == 1:
-        return torch.ones(shape, device="cpu")
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
     weight = torch.empty(shape, dtype=torch.float32, device="cpu")
-    _DRAWS[config.init](name, weight, config, generator)
+    if isinstance(config, RecurrentConfig):
+        draw_recurrent(name, weight, config, generator)
+    elif len(shape) == 1:
+        weight.fill_(0.0 if name.endswith(".bias") else 1.0)
+    else:
+        _DRAWS[config.init](name, weight, config, generator)
     return weight
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, config: ModelConfig, seed: int) -> None:
+def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:
     """Overwrites every parameter of `model` in place, one at a time; costs one fp32 copy of the largest."""
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_weight(name, parameter.shape, config, seed))

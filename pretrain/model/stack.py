@@ -17,7 +17,7 @@ from pretrain.model.position import build_position
 from pretrain.model.recompute import Recompute
 from pretrain.types import AttentionMask
 
-_COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Rows(NamedTuple):

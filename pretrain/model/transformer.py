@@ -70,6 +70,10 @@ class Transformer(nn.Module):
         """The encoder and the decoder, as far as there are."""
         return [stack for stack in (self.encoder, self.decoder) if stack is not None]
 
+    def new_cache(self, capacity: int) -> KVCache:
+        """Returns an empty cache for `capacity` positions."""
+        return KVCache(self.num_layers, capacity)
+
     def forward(self, batch: Batch, *, cache: KVCache | None = None, logits: bool = True) -> ModelOutput:
         """Reads a batch.
 
@@ -101,16 +105,8 @@ class Transformer(nn.Module):
         return Encoded(self.encoder(self._embed(source.tokens_BS), rows), length, rows)
 
 
-def build_model(
-    config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
-) -> Transformer:
-    """Builds a model on `device` with its weights unset.
-
-    Args:
-        config: The model; `vocab_size` must be known.
-        engine: Names the attention kernel, what is recomputed in the backward pass, and whether blocks are compiled.
-        device: Where the model will run; on the meta device it has no storage.
-        storage: False: leave the parameters on the meta device, for someone who fills them piece by piece.
+def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool) -> Transformer:
+    """Builds a Transformer with its weights unset; arguments as `build_model`.
 
     Raises:
         ConfigError: The attention backend cannot serve the model or the device: the reason is given.

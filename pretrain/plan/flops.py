@@ -11,9 +11,13 @@ the rest of the decoder and the head; cross attention has T x S scores.
 
 A layer with a window counts the keys that the window leaves, not all T: a kernel for windows computes no others, and
 counting them would report more FLOPs than any machine has run.
+
+A recurrent model has the same count for its cells, whose weights meet every token once, and for its attention.
 """
 
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.plan.recurrent import attention_weights, cell_matrices, decoder_input_width
 
 
 def _attention_weights(stack: StackConfig) -> tuple[int, int]:
@@ -56,8 +60,20 @@ def _self_attention_flops(stack: StackConfig, length: int, *, causal: bool, halv
     return 6 * stack.heads * stack.per_head_width * twice
 
 
+def _recurrent_flops_per_row(model: RecurrentConfig, seq_len: int, source_len: int | None) -> int:
+    """A weight of a cell meets every token of its side once; of attention, the source's or the target's."""
+    of_target, of_source, of_pair = attention_weights(model)
+    of_target += sum(inputs * outputs for inputs, outputs in cell_matrices(model.decoder, decoder_input_width(model)))
+    if model.encoder is None:
+        return 6 * of_target * seq_len
+    length = source_len or seq_len
+    of_source += sum(inputs * outputs for inputs, outputs in cell_matrices(model.encoder, model.encoder.width))
+    pairs = 0 if model.attention == "none" else (max(of_pair, model.decoder.width) + model.decoder.width)
+    return 6 * (of_target * seq_len + of_source * length + pairs * seq_len * length)
+
+
 def train_flops_per_row(
-    model: ModelConfig,
+    model: AnyModelConfig,
     seq_len: int,
     *,
     source_len: int | None = None,
@@ -73,6 +89,9 @@ def train_flops_per_row(
         halve_causal: Likewise.
         head_share: Of the row's positions, those at which the head is computed: a masked language model's are few.
     """
+    if isinstance(model, RecurrentConfig):
+        head = round(6 * _head_weights(model.head_model) * seq_len * head_share)
+        return head + _recurrent_flops_per_row(model, seq_len, source_len)
     flops = round(6 * _head_weights(model) * seq_len * head_share)
     if model.decoder is not None:
         flops += 6 * _stack_weights(model.decoder) * seq_len
@@ -90,7 +109,7 @@ def train_flops_per_row(
 
 
 def train_flops_per_token(
-    model: ModelConfig, seq_len: int, *, source_len: int | None = None, halve_causal: bool = False
+    model: AnyModelConfig, seq_len: int, *, source_len: int | None = None, halve_causal: bool = False
 ) -> int:
     """Returns the FLOPs of forward and backward, per token of a row.
 

@@ -6,6 +6,8 @@ Not here: memory (`memory.py`) and FLOPs (`flops.py`).
 from dataclasses import dataclass, fields
 
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig, RecurrentStackConfig
+from pretrain.plan.recurrent import attention_weights, cell_matrices, decoder_input_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class ParameterCount:
         norm: All norms of the stacks.
         head: Output projection unless tied to the embedding, its bias, and what comes before it.
         pooler: Summary of a sentence.
+        recurrent: Cells of recurrent layers, with both of torch's biases.
     """
 
     embedding: int
@@ -29,6 +32,7 @@ class ParameterCount:
     norm: int
     head: int
     pooler: int
+    recurrent: int = 0
 
     @property
     def total(self) -> int:
@@ -83,8 +87,28 @@ def _count_head(model: ModelConfig) -> int:
     return transform + weight + (rows if model.head.bias else 0)
 
 
-def count_parts(model: ModelConfig) -> ParameterCount:
+def _count_cells(stack: RecurrentStackConfig, input_width: int) -> int:
+    return sum(inputs * outputs + outputs for inputs, outputs in cell_matrices(stack, input_width))
+
+
+def _count_recurrent(model: RecurrentConfig) -> ParameterCount:
+    cells = _count_cells(model.decoder, decoder_input_width(model))
+    return ParameterCount(
+        embedding=model.padded_vocab_size * model.decoder.width,
+        position=0,
+        attention=sum(attention_weights(model)),
+        feedforward=0,
+        norm=0,
+        head=_count_head(model.head_model),
+        pooler=0,
+        recurrent=cells + (0 if model.encoder is None else _count_cells(model.encoder, model.encoder.width)),
+    )
+
+
+def count_parts(model: AnyModelConfig) -> ParameterCount:
     """Counts the parameters of each part; `vocab_size` must be known."""
+    if isinstance(model, RecurrentConfig):
+        return _count_recurrent(model)
     width = model.last_stack.width
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     # Of two stacks, the last is the decoder, whose blocks read the encoder's output.
@@ -100,6 +124,6 @@ def count_parts(model: ModelConfig) -> ParameterCount:
     )
 
 
-def count_parameters(model: ModelConfig) -> int:
+def count_parameters(model: AnyModelConfig) -> int:
     """Returns the number of parameters of the built model, with its padded vocabulary."""
     return count_parts(model).total

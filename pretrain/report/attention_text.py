@@ -71,6 +71,8 @@ def see_attention(artifact: Artifact, request: Request) -> dict[str, Any]:
         ConfigError: A text that is empty or too long, or a head that there is not.
         DiskError: The picture cannot be written.
     """
+    if not isinstance(artifact.model, Transformer):
+        raise ConfigError("a recurrent model has no heads to draw", fix="give a Transformer")
     ids = _read_text(artifact, request)
     tokens = {stack: spell_tokens(artifact.codec, numbers) for stack, numbers in ids.items()}
     maps = record_attention(artifact.model, _build_batch(ids, artifact.model))

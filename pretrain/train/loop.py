@@ -41,7 +41,7 @@ def train(run: Run, state: TrainState) -> TrainState:
         DiskError: The last save, or three in a row, could not be written.
     """
     config = run.config
-    target = config.train.last_step
+    target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
     _announce(run, state, target)
     bad_steps = failed_saves = skipped_rows = 0
     saved_step = state.step
@@ -50,7 +50,7 @@ def train(run: Run, state: TrainState) -> TrainState:
     agreed = _start_exchange(run, _zero(run), None, upcoming)()
     while upcoming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.next_targets
-        learning_rate = config.optim.lr * learning_rate_factor(state.step, config.optim.schedule, config.train.steps)
+        learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
 
         sums = _accumulate(run, state.step, batch, num_targets)
         upcoming = _fetch(run) if state.step + 1 < target else None
@@ -170,6 +170,9 @@ def _metrics(
     metrics = {"loss": loss, "accuracy": accuracy, "lr": learning_rate, "grad_norm": update.grad_norm}
     metrics["tokens"] = float(state.tokens)
     metrics["skipped_steps"] = float(state.step - state.optimizer_step)
+    loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
+    if loss_scale is not None:
+        metrics["loss_scale"] = loss_scale
     if skipped_rows:
         metrics["skipped_rows"] = float(skipped_rows)
     epochs = run.samples.epochs(state.position)

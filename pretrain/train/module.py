@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from pretrain.model.transformer import Transformer
+from pretrain.model import LanguageModel
 from pretrain.objective import Loss
 from pretrain.types import Batch
 
@@ -11,7 +11,7 @@ from pretrain.types import Batch
 class TrainModule(nn.Module):
     """Parameter names are the model's own."""
 
-    def __init__(self, model: Transformer, loss: Loss) -> None:
+    def __init__(self, model: LanguageModel, loss: Loss) -> None:
         super().__init__()
         self.model = model
         self._loss = loss

@@ -4,11 +4,13 @@ import pytest
 from pydantic import ValidationError
 
 from pretrain.config.engine import EngineConfig
+from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.schedule import ScheduleConfig
 from pretrain.config.training_rules import WHOLE_MATRIX_KINDS, check_training
+from pretrain.errors import ConfigError
 from pretrain.optim import OPTIMIZERS
 from pretrain.plan.memory import STATE_BYTES
 
@@ -75,3 +77,16 @@ def test_keys_of_an_optimizer_that_is_not_chosen_are_refused():
 def test_every_optimizer_has_its_bytes_and_is_stepped_whole_or_not():
     assert set(STATE_BYTES) == set(OPTIMIZERS)
     assert set(OPTIMIZERS) >= WHOLE_MATRIX_KINDS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["optim.kind=muon", "engine.offload_optimizer=cpu"], "optim.kind=muon steps whole matrices"),
+        (["optim.schedule={kind: wsd, cooldown_tokens: 9999999}"], "the warm-up of 10 steps and the cooldown of 2442"),
+        (["engine.precision=fp16", "model.init=t5"], "engine.precision=fp16 overflows in a T5-style model"),
+    ],
+)
+def test_a_recipe_meets_the_rules_when_it_is_loaded(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/quickstart.yaml", overrides)

@@ -1,0 +1,153 @@
+"""`model: {kind: recurrent}` -- torch's own RNN, LSTM or GRU: what the Transformer is compared with.
+
+One stack is a language model, two are an encoder-decoder: without attention (Sutskever et al. 2014), with Bahdanau's
+(2015) or with Luong's (2015). `ModelSection` is what `model:` may be: this, or a Transformer.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from pretrain.config.base import Section
+from pretrain.config.model import HeadConfig, ModelConfig, SpecialTokens, StackConfig
+
+
+class RecurrentStackConfig(Section):
+    """One stack of recurrent layers.
+
+    Attributes:
+        cell: `torch.nn.RNN` (tanh; Elman 1990), `nn.LSTM` (Hochreiter and Schmidhuber 1997) or `nn.GRU` (Cho et al.
+            2014).
+        layers: Layers, each reading the outputs of the one below.
+        width: Width D of embeddings, states and outputs.
+        bidirectional: Half of the width reads backwards; of an encoder only.
+        dropout: Probability, on embeddings, between layers and on outputs, never from step to step (Zaremba et al.
+            2014).
+    """
+
+    cell: Literal["rnn", "lstm", "gru"] = "lstm"
+    layers: int = Field(ge=1)
+    width: int = Field(ge=1)
+    bidirectional: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "RecurrentStackConfig":
+        if self.bidirectional and self.width % 2:
+            raise ValueError(f"bidirectional=true needs an even width, not {self.width}")
+        return self
+
+
+class RecurrentConfig(Section):
+    """A recurrent model: the keys that it shares with a Transformer have the same meaning.
+
+    Attributes:
+        kind: `recurrent`.
+        preset: Name of an entry of `config/presets/`; None: all keys are given.
+        encoder: Reads the source; None: a language model.
+        decoder: Its state begins as the encoder's last one, or as zeros.
+        attention: `bahdanau`: additive, of the state before a token, whose result the cell reads beside the token;
+            `luong`: multiplicative, of the state after it; `none`: the state is all that the decoder knows.
+        score: Luong's: `general` has a matrix between the two states, `dot` has none.
+        input_feeding: Luong's: the cell reads the last attentional vector beside the token (his section 3.3).
+        head: What reads the decoder's outputs: a language model's, with or without a bias.
+        vocab_size: As `ModelConfig`.
+        vocab_multiple: As `ModelConfig`.
+        max_seq_len: Longest sequence; nothing in the model depends on it.
+        tied_embeddings: As `ModelConfig`.
+        special_tokens: As `ModelConfig`.
+    """
+
+    kind: Literal["recurrent"]
+    preset: str | None = None
+    encoder: RecurrentStackConfig | None = None
+    decoder: RecurrentStackConfig
+    attention: Literal["none", "bahdanau", "luong"] = "none"
+    score: Literal["general", "dot"] = "general"
+    input_feeding: bool = False
+    head: HeadConfig = HeadConfig()
+    vocab_size: int | None = Field(default=None, ge=1)
+    vocab_multiple: int = Field(default=128, ge=1)
+    max_seq_len: int = Field(default=2048, ge=1)
+    tied_embeddings: bool = False
+    special_tokens: SpecialTokens = SpecialTokens()
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """As `ModelConfig`."""
+        return self.head_model.padded_vocab_size
+
+    @property
+    def shape(self) -> str:
+        """As `ModelConfig`."""
+        return "decoder" if self.encoder is None else "encoder+decoder"
+
+    @property
+    def last_stack(self) -> RecurrentStackConfig:
+        """The decoder."""
+        return self.decoder
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether the cell reads, beside a token, what attention gave: then the decoder goes step by step."""
+        return self.attention == "bahdanau" or self.input_feeding
+
+    @property
+    def head_model(self) -> ModelConfig:
+        """A Transformer with the same table and head, so that these are described, counted and built in one place."""
+        stack = StackConfig(layers=1, width=self.decoder.width, heads=1, ff_width=1, position="none")
+        shared = ("head", "vocab_size", "vocab_multiple", "tied_embeddings")
+        return ModelConfig(decoder=stack, **{name: getattr(self, name) for name in shared})
+
+    @model_validator(mode="after")
+    def _check(self) -> "RecurrentConfig":
+        encoder, decoder = self.encoder, self.decoder
+        if decoder.bidirectional:
+            raise ValueError("decoder.bidirectional=true would show a decoder what it is to predict; leave it out")
+        if encoder is None and self.attention != "none":
+            raise ValueError(f"attention={self.attention} needs an encoder")
+        if encoder is not None:
+            for name in ("cell", "layers", "width"):
+                ours, its = getattr(encoder, name), getattr(decoder, name)
+                if ours != its:
+                    raise ValueError(
+                        f"encoder.{name}={ours} must equal decoder.{name}={its}: the decoder begins with the "
+                        f"encoder's last state"
+                    )
+        if self.attention != "luong" and (self.input_feeding or self.score != "general"):
+            raise ValueError(f"score and input_feeding are for attention=luong, not attention={self.attention}")
+        if self.head != HeadConfig(bias=self.head.bias):
+            raise ValueError("head.kind=lm is the only head of a recurrent model, with head.bias as it may be")
+        return self
+
+
+AnyModelConfig = ModelConfig | RecurrentConfig
+AnyStackConfig = StackConfig | RecurrentStackConfig
+
+MODEL_SECTIONS: dict[str, type[Section]] = {"transformer": ModelConfig, "recurrent": RecurrentConfig}
+"""By `model.kind`."""
+
+
+def parse_model(values: Any) -> AnyModelConfig:
+    """Checks the values of `model:` against the section of its kind.
+
+    Raises:
+        ValueError: There is no such kind. ValidationError: The values are not those of the section.
+    """
+    if isinstance(values, AnyModelConfig):
+        return values
+    kind = values.get("kind", "transformer") if isinstance(values, dict) else "transformer"
+    if not isinstance(kind, str) or kind not in MODEL_SECTIONS:
+        raise ValueError(f"kind={kind} is unknown; use {' or '.join(MODEL_SECTIONS)}")
+    checked = MODEL_SECTIONS[kind].model_validate(values)
+    assert isinstance(checked, AnyModelConfig)
+    return checked
+
+
+def _by_kind(values: Any, handler: ValidatorFunctionWrapHandler) -> AnyModelConfig:
+    """The errors of one section, that of the kind: a plain union reports those of every member."""
+    return parse_model(values)
+
+
+ModelSection = Annotated[AnyModelConfig, WrapValidator(_by_kind)]
+"""The type of `model:`."""

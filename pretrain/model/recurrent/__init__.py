@@ -1,0 +1,1 @@
+"""The recurrent core: torch's own RNN, LSTM and GRU. Start with `recurrent.py`."""
