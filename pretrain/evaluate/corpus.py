@@ -14,7 +14,7 @@ from pretrain.artifact.what import What
 from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.load import load_config
-from pretrain.config.model import ModelConfig
+from pretrain.config.recurrent import AnyModelConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import ValidationLoader
@@ -145,7 +145,7 @@ class Corpus:
         DataError: Data are missing or damaged, or have no such split.
     """
 
-    def __init__(self, setting: Setting, choice: Choice, model: ModelConfig) -> None:
+    def __init__(self, setting: Setting, choice: Choice, model: AnyModelConfig) -> None:
         stores = open_stores(setting.data, lambda: False)
         folders = {path: store.folder for path, store in zip(setting.data.paths, stores, strict=True)}
         self._dataset = open_dataset(setting.data, folders.__getitem__)
@@ -227,7 +227,7 @@ def _tokens_per_byte(index: DataIndex) -> float:
     return split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0
 
 
-def build_row_maker(setting: Setting, dataset: Dataset, model: ModelConfig) -> RowMaker:
+def build_row_maker(setting: Setting, dataset: Dataset, model: AnyModelConfig) -> RowMaker:
     """Returns the part of the objective that makes rows. Raises: ConfigError: The tokenizer lacks what it needs."""
     tokenizer = load_tokenizer(dataset.tokenizer_path)
     known = special_tokens_of(tokenizer).model_dump()
