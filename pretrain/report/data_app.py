@@ -63,23 +63,29 @@ def show_command(
     position: Annotated[int, typer.Option(min=0, help="First row: as many samples of the run are before it.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="How many rows.")] = 2,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    objective: Annotated[
+        str | None, typer.Option(help="Of a folder: masked, span, prefix, ul2, fim, ... Default: by its kind.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Validation of a mixture: whose. Default: the first's.")] = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the config's, or 512.")] = None,
     source_len: SourceLen = None,
     packing: Packing = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the order. Default: the config's, or 1234.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of order and corruption. Default: the config's, or 1234.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print rows as the model will see them: documents, borders, padding, what is learned, source and target.
+    """Print rows as the model will see them: documents and padding, what is hidden, source and target, what is learned.
 
     Example: pretrain data show configs/run/quickstart.yaml --position 100 --rows 1
     """
     import json
 
-    from pretrain.report.data_show import Choice, show
+    from pretrain.report.data_setup import Choice
+    from pretrain.report.data_show import show
     from pretrain.report.data_show_text import print_rows
 
-    choice = Choice(position, rows, split, source, seq_len, source_len, packing, seed)
+    choice = Choice(position, rows, split, source, objective, seq_len, source_len, packing, seed)
     shown = show(what, overrides or [], choice)
     if as_json:
         print(json.dumps(shown.facts(), indent=2))

@@ -1,37 +1,24 @@
-"""Rows of a stream, in words: what each document of a row says, where it lies, and what of it is a target.
+"""Rows of a model in words: what each document of a row says, where it lies, and what of it is predicted.
 
-    TokenRows or PairRows  ->  borders of documents  ->  text of each stretch of one kind  ->  ShownRow
+    TokenRows or PairRows  --objective, row by row-->  ModelRows  ->  documents, stretches  ->  ShownRow
 
-A stretch is what is shown in one style: plain text, what is learned of a record and what is not, source and target of a
-pair. What an objective makes of a row (masks, sentinels) are further kinds of stretch. Not here: colours and terminals
-(data_show_text.py).
+Ids, documents, positions and counts are those that the model gets. Not here: what tokens are to an objective
+(data_labels.py), stacks
+and stretches (data_sides.py), colours and terminals (data_show_text.py).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from pretrain.objective.causal import causal_rows
-from pretrain.objective.seq2seq import pair_rows
-from pretrain.rows import IGNORE_INDEX, PairRows, TokenRows
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Consecutive tokens of one kind.
-
-    Attributes:
-        kind: `text`; `learned` or `context` (not learned) of a record; `source` or `target` of a pair.
-        num_tokens: Tokens.
-        text: What they say, special tokens by their names.
-    """
-
-    kind: str
-    num_tokens: int
-    text: str
+from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfig
+from pretrain.data.tokenizer import display_tokens
+from pretrain.objective import RowContext, build_rows
+from pretrain.report.data_kinds import kinds_of_rows
+from pretrain.report.data_labels import label_tokens
+from pretrain.report.data_sides import Part, split_sides
+from pretrain.rows import ModelRows, PairRows, TokenRows, select_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +26,14 @@ class ShownDocument:
     """A document, or what a row holds of it.
 
     Attributes:
-        first: Its first token in the row; of a pair, of the target row.
-        num_tokens: Tokens in the row.
-        position: Position of the first token, as the model counts them.
+        source: What the encoder of two stacks reads of it. None: nothing.
+        target: What the decoder, or the only stack, reads of it. None: nothing.
         goes_on: It goes on after the row.
-        stretches: In order; of a pair the source first.
     """
 
-    first: int
-    num_tokens: int
-    position: int
+    source: Part | None
+    target: Part | None
     goes_on: bool
-    stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,120 +42,109 @@ class ShownRow:
 
     Attributes:
         sample_id: As in the ledger.
+        objective: Its kind.
+        denoiser: Which of the objective's, where it has several.
         num_tokens: T.
-        num_padding: Tokens behind the last document.
-        num_targets: Tokens that have a loss.
+        num_source_tokens: S. None: one stack.
+        num_padding: Of T, behind the last document.
+        num_source_padding: Of S.
+        num_targets: Predicted tokens.
         starts_inside: The first document began in an earlier row.
-        source_padding: Of a pair: the same of the source row. None: not a pair.
+        beyond: What the last token predicts, which is read in another row or never. None: nothing.
+        starts_with: What a decoder of two stacks reads before each document's target. None: one stack.
         documents: In order.
     """
 
     sample_id: int
+    objective: str
+    denoiser: str | None
     num_tokens: int
+    num_source_tokens: int | None
     num_padding: int
+    num_source_padding: int | None
     num_targets: int
     starts_inside: bool
-    source_padding: int | None
+    beyond: str | None
+    starts_with: str | None
     documents: tuple[ShownDocument, ...]
 
 
-def describe_rows(rows: TokenRows | PairRows, tokenizer: Tokenizer, document_mask: bool = True) -> list[ShownRow]:
+def describe_rows(
+    rows: TokenRows | PairRows, config: ObjectiveConfig, context: RowContext, tokenizer: Tokenizer
+) -> list[ShownRow]:
     """Returns rows in words.
 
     Args:
         rows: From a stream.
-        tokenizer: Its tokenizer.
-        document_mask: As `data.document_mask`.
+        config: What makes the model's rows of them.
+        context: Likewise.
+        tokenizer: Of the data.
+
+    Raises:
+        ConfigError: The tokenizer lacks a token that the objective needs.
     """
-    target = rows.target if isinstance(rows, PairRows) else rows
-    # What the decoder reads first is no part of the data.
-    packed = pair_rows(rows, 0) if isinstance(rows, PairRows) else causal_rows(rows, document_mask)
+    make_rows = build_rows(config, context)
+    ids = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
     shown = []
-    for number in range(len(target.tokens)):
-        mine = _Row(target, number)
-        spans = mine.spans()
-        source: _Row | None = None
-        stretches: list[Sequence[_Ids]] = [mine.stretches(*span) for span in spans]
-        if isinstance(rows, PairRows):
-            source = _Row(rows.source, number)
-            pairs = zip(source.spans(), spans, strict=True)
-            stretches = [(source.stretch(*theirs, "source"), mine.stretch(*ours, "target")) for theirs, ours in pairs]
-        positions = np.arange(mine.width) if packed.positions is None else packed.positions[number]
-        shown.append(
-            ShownRow(
-                sample_id=int(target.sample_ids[number]),
-                num_tokens=mine.width,
-                num_padding=mine.width - mine.filled,
-                num_targets=int((packed.targets[number] != IGNORE_INDEX).sum()),
-                starts_inside=mine.starts_inside,
-                source_padding=None if source is None else source.width - source.filled,
-                documents=tuple(
-                    ShownDocument(
-                        first=first,
-                        num_tokens=end - first,
-                        position=int(positions[first]),
-                        goes_on=end == mine.width and mine.goes_on,
-                        stretches=tuple(Stretch(kind, len(ids), text) for kind, ids, text in _spell(parts, tokenizer)),
-                    )
-                    for (first, end), parts in zip(spans, stretches, strict=True)
-                ),
-            )
-        )
+    for number, (task, denoiser) in enumerate(kinds_of_rows(config, context, ids)):
+        # What becomes of a row does not depend on those beside it.
+        raw = _select(rows, np.arange(len(ids)) == number)
+        shown.append(_describe(raw, make_rows(raw), task, denoiser, context, tokenizer))
     return shown
 
 
-_Ids = tuple[str, list[int]]
-"""Kind of a stretch, and its tokens."""
+def _select(rows: TokenRows | PairRows, chosen: np.ndarray) -> TokenRows | PairRows:
+    if isinstance(rows, PairRows):
+        return PairRows(select_rows(rows.source, chosen), select_rows(rows.target, chosen))
+    return select_rows(rows, chosen)
 
 
-class _Row:
-    """One row of one side."""
-
-    def __init__(self, rows: TokenRows, number: int) -> None:
-        whole = rows.tokens.shape[1]
-        self.width = whole - 1
-        low, high = np.searchsorted(rows.starts, (number * whole, (number + 1) * whole))
-        starts = (rows.starts[low:high] - number * whole).tolist()
-        filled = whole if rows.num_tokens is None else int(rows.num_tokens[number])
-        self.filled = min(filled, self.width)
-        self.goes_on = filled == whole and self.width not in starts
-        self.starts_inside = bool(self.filled) and 0 not in starts
-        self._inner = [start for start in starts if 0 < start < self.filled]
-        self._tokens = rows.tokens[number]
-        self._learned = None if rows.learned is None else rows.learned[number]
-
-    def spans(self) -> list[tuple[int, int]]:
-        """Returns the first token of each document, and the one after its last."""
-        return list(pairwise([0, *self._inner, self.filled])) if self.filled else []
-
-    def stretch(self, first: int, end: int, kind: str) -> _Ids:
-        """Returns the tokens of a document as one stretch."""
-        return kind, self._tokens[first:end].tolist()
-
-    def stretches(self, first: int, end: int) -> Sequence[_Ids]:
-        """Returns the tokens of a document, cut where learned ones begin and end."""
-        if self._learned is None:
-            return [self.stretch(first, end, "text")]
-        flags = self._learned[first:end]
-        cuts = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)]
-        return [self.stretch(first + a, first + b, "learned" if flags[a] else "context") for a, b in pairwise(cuts)]
-
-
-def _spell(parts: Sequence[_Ids], tokenizer: Tokenizer) -> list[tuple[str, list[int], str]]:
-    """Returns the stretches of a document with their texts, which together are the text of the document."""
-    spelled, before, ids_before = [], "", list[int]()
-    for kind, ids in parts:
-        if kind in ("source", "target"):
-            spelled.append((kind, ids, _decode(tokenizer, ids)))
-            continue
-        ids_before = ids_before + ids
-        whole = _decode(tokenizer, ids_before)
-        # A character whose bytes are cut by the border of two stretches is shown as broken on both sides.
-        text = whole[len(before) :] if whole.startswith(before) else _decode(tokenizer, ids)
-        spelled.append((kind, ids, text))
-        before = whole
-    return spelled
+def _describe(
+    raw: TokenRows | PairRows,
+    made: ModelRows,
+    task: TaskConfig,
+    denoiser: DenoiserConfig | None,
+    context: RowContext,
+    tokenizer: Tokenizer,
+) -> ShownRow:
+    target, source = split_sides(raw, made, label_tokens(made, task, context.vocabulary))
+    special = set(context.vocabulary.named.values())
+    read = target.parts(special, tokenizer)
+    sources = {} if source is None else source.parts(special, tokenizer)
+    numbers = sorted(read.keys() | sources.keys())
+    starts_inside, goes_on = _cut_documents(raw.target if isinstance(raw, PairRows) else raw)
+    # Where the head is computed at some places only, a place predicts itself, not the next.
+    predicts_next = source is None and made.places is None
+    beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
+    return ShownRow(
+        sample_id=int(made.sample_ids[0]),
+        objective=task.kind,
+        denoiser=None if denoiser is None else _name(denoiser),
+        num_tokens=len(target.tokens),
+        num_source_tokens=None if source is None else len(source.tokens),
+        num_padding=len(target.tokens) - target.filled,
+        num_source_padding=None if source is None else len(source.tokens) - source.filled,
+        num_targets=made.num_targets,
+        starts_inside=starts_inside,
+        beyond="".join(display_tokens(tokenizer, [number for number in beyond if number >= 0])) or None,
+        starts_with=None if source is None else display_tokens(tokenizer, [int(made.inputs[0, 0])])[0],
+        documents=tuple(
+            ShownDocument(sources.get(number), read.get(number), goes_on and number == numbers[-1])
+            for number in numbers
+        ),
+    )
 
 
-def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=False))
+def _name(denoiser: DenoiserConfig) -> str:
+    mode = f"{denoiser.mode}: " if denoiser.mode else ""
+    if denoiser.prefix:
+        return f"{mode}prefix, the last {denoiser.density:.0%}"
+    return f"{mode}spans, {denoiser.density:.0%} in spans of {denoiser.mean_length:g}"
+
+
+def _cut_documents(raw: TokenRows) -> tuple[bool, bool]:
+    """Returns whether the first document began in an earlier row, and whether the last one goes on in a later."""
+    width = raw.tokens.shape[1]
+    filled = width if raw.num_tokens is None else int(raw.num_tokens[0])
+    starts = raw.starts.tolist()
+    return bool(filled) and 0 not in starts, filled == width and width - 1 not in starts

@@ -119,6 +119,9 @@ def test_show_prints_rows_of_a_folder_and_of_a_config(folder):
     assert "\x1b" not in result.stdout, "no colour in a pipe"
     facts = json.loads(run_cli("data", "show", "a.yaml", "--json", "seed=8", cwd=folder).stdout)
     assert [row["num_tokens"] for row in facts["rows"]] == [32, 32]
+    prefix = run_cli("data", "show", "data", "--objective", "prefix", "--rows", "1", cwd=folder)
+    assert (prefix.code, prefix.stderr) == (0, "")
+    assert "   prefix   512 tokens: " in prefix.stdout and "\n      learned | " in prefix.stdout
 
 
 def test_stats_prints_counts_and_writes_a_picture(folder):
@@ -140,6 +143,7 @@ def test_stats_prints_counts_and_writes_a_picture(folder):
         (["show", "nope.yaml"], 64, "nope.yaml: no such config file"),
         (["show", "."], 65, "holds no index.json"),
         (["show", "data", "--split", "test"], 64, "--split: there is no split 'test'"),
+        (["show", "data", "--objective", "masked"], 64, "objective.kind=masked needs a mask token, which"),
         (["stats", "data", "--out", "a.gif"], 64, "no picture format is called '.gif'"),
         (["stats", "nope"], 65, "nope: no such shard folder"),
     ],

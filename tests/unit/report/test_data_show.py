@@ -9,7 +9,8 @@ import yaml
 from rich.console import Console
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.report.data_show import Choice, show
+from pretrain.report.data_setup import Choice
+from pretrain.report.data_show import show
 from pretrain.report.data_show_text import print_rows
 from tests.unit.report.data_folders import make_folder, make_texts
 
@@ -52,6 +53,12 @@ def printed(shown, **options):
     return console.file.getvalue()
 
 
+def stretches(rows):
+    """Of all rows, in order."""
+    parts = [part for row in rows for document in row.documents for part in (document.source, document.target)]
+    return [stretch for part in parts if part is not None for stretch in part.stretches]
+
+
 def test_rows_of_a_config_are_those_of_its_run(root, config):
     from pretrain.config.load import load_config
     from pretrain.data.stream import TokenStream
@@ -82,11 +89,11 @@ def test_options_go_before_the_config(root, config):
     assert shown.rows == folder.rows and shown.rows[0].num_tokens == 48
 
 
-@pytest.mark.parametrize(("kind", "stretches"), [("text", {"text"}), ("pairs", {"source", "target"}),
+@pytest.mark.parametrize(("kind", "kinds"), [("text", {"text"}), ("pairs", {"source", "target"}),
                                                  ("records", {"context", "learned"})])  # fmt: skip
-def test_a_folder_is_packed_as_its_kind_wants(root, kind, stretches):
+def test_a_folder_is_packed_as_its_kind_wants(root, kind, kinds):
     shown = show(str(root / kind), [], Choice(rows=3))
-    assert {s.kind for row in shown.rows for document in row.documents for s in document.stretches} == stretches
+    assert {stretch.kind for stretch in stretches(shown.rows)} == kinds
     assert {row.num_tokens for row in shown.rows} == {512}
 
 
@@ -103,7 +110,7 @@ def test_rows_of_a_mixture_name_their_sources(root, config):
 def test_validation_is_shown_in_its_fixed_order(root, config):
     one, other = (show(str(root / "text"), [], Choice(split="validation", seed=seed)) for seed in (1, 2))
     assert one.rows == other.rows
-    said = "".join(s.text for row in one.rows for d in row.documents for s in d.stretches)
+    said = "".join(stretch.text for stretch in stretches(one.rows))
     assert said.startswith(TEXTS[0] + "<|endoftext|>" + TEXTS[1])
     mixture = [{"name": name, "path": str(root / name), "weight": 1} for name in ("other", "text")]
     held = show(config(mixture=mixture), [], Choice(split="validation", seq_len=512))
@@ -116,7 +123,7 @@ def test_validation_is_shown_in_its_fixed_order(root, config):
     ("what", "overrides", "choice", "error", "words"),
     [
         ("text", ["seed=1"], {}, ConfigError, "seed=1: a shard folder has no config to lay this over"),
-        ("text", [], {"packing": "tight"}, ConfigError, "there is no packing 'tight'; use concat, bins, padded"),
+        ("text", [], {"packing": "tight"}, ConfigError, "--packing: data.packing='tight': input should be 'conca"),
         (
             "text",
             [],
@@ -140,7 +147,7 @@ def test_a_split_that_there_is_not_is_refused_before_anything_is_read():
 
 
 def test_a_packing_for_a_config_is_checked_too(root, config):
-    with pytest.raises(ConfigError, match=r"--packing tight: Input should be 'concat'"):
+    with pytest.raises(ConfigError, match=r"data.packing='tight': input should be 'concat', 'bins' or 'padded'"):
         show(config(path=str(root / "text")), [], Choice(packing="tight"))
 
 
@@ -148,8 +155,9 @@ def test_in_a_pipe_a_row_is_plain_text_with_borders_and_padding(root):
     text = printed(show(str(root / "pairs"), [], Choice(rows=2, seq_len=150)))
     head, *lines = text.splitlines()
     assert head.startswith("position 0   sample ") and "\x1b" not in text
-    assert lines[0].startswith("1          tokens 0-") and ", positions 0-" in lines[0]
-    assert lines[1].startswith("  source | ") and lines[2].startswith("  target | ")
+    assert lines[0].strip() == "the decoder reads <|endoftext|> before each target"
+    assert lines[1].startswith("1               source tokens 0-") and "; target tokens 0-" in lines[1]
+    assert lines[2].startswith("       source | ") and lines[3].startswith("       target | ")
     assert sum(line.endswith("of padding in the source row") for line in lines) >= 1
     assert text.count("\nposition 1 ") == 1
 
@@ -167,8 +175,8 @@ def test_on_a_terminal_documents_alternate_in_colour_and_long_lines_keep_the_rul
         if "\u2502" in line
     ]
     assert all(len(line) <= 40 for line in plain)
-    words = "".join(line[11:] for line in plain).replace(" ", "")
-    assert words == "".join(s.text for d in shown.rows[0].documents for s in d.stretches).replace(" ", "")
+    words = "".join(line[16:] for line in plain).replace(" ", "")
+    assert words == "".join(stretch.text for stretch in stretches(shown.rows)).replace(" ", "")
 
 
 def test_a_terminal_is_told_nothing_by_a_text(tmp_path):
