@@ -14,7 +14,7 @@ from pretrain.artifact.what import What
 from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.config.load import load_config
 from pretrain.config.prepare import NormalizeConfig
-from pretrain.errors import CheckpointError
+from pretrain.errors import CheckpointError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,9 @@ _IDENTITY = "prepare.json"
 def find_normalize(what: What) -> NormalizeConfig | None:
     """Returns what the training text of a model went through; None: nothing.
 
-    Where it cannot be known, because the data folder of a run is elsewhere, that is logged, and the answer is None.
-
     Raises:
         CheckpointError: A model folder says something that is no such steps.
+        DataError: The data folder of a run is not where it was, and only there it is written down.
     """
     if what.run is not None:
         paths = load_config(what.run.config, import_extensions=False).data.paths
@@ -47,9 +46,15 @@ def find_normalize(what: What) -> NormalizeConfig | None:
 
 def _of_data(path: str) -> list[NormalizeConfig | None]:
     """Returns the steps of each input of a shard folder."""
-    if "://" in path or not Path(path).is_dir():
-        log.warning("%s is not here: whether its text was normalised is not known; text is taken as it is", path)
+    if "://" in path:
+        log.warning("%s is not looked at: if its text was normalised, normalise yours alike", path)
         return [None]
+    if not Path(path).is_dir():
+        raise DataError(
+            "not here, and only there it is said how the run's text was normalised",
+            where=path,
+            fix="start the command where the run was started, or put the folder back",
+        )
     file = Path(path) / _IDENTITY
     try:
         options = json.loads(file.read_text(encoding="utf-8"))["options"]

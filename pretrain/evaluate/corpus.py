@@ -14,16 +14,17 @@ from pretrain.artifact.what import What
 from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.load import load_config
-from pretrain.config.recurrent import AnyModelConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.recurrent import AnyModelConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import ValidationLoader
 from pretrain.data.source_streams import open_stores, open_windows
-from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer, parse_tokenizer, special_tokens_of
+from pretrain.data.tokenizer import load_tokenizer, parse_tokenizer
 from pretrain.errors import ConfigError, DataError
 from pretrain.index import DataIndex
-from pretrain.index.dataset import Dataset, open_dataset
-from pretrain.objective import RowContext, RowMaker, build_rows
+from pretrain.index.dataset import open_dataset
+from pretrain.objective import build_rows
+from pretrain.row_maker import build_context, fill_special
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
@@ -136,6 +137,7 @@ class Corpus:
     Args:
         setting: Of the first model.
         choice: Of the command line.
+        model: Tells stacks and special tokens.
 
     Attributes:
         sources: One or several; at least one has the split.
@@ -156,7 +158,16 @@ class Corpus:
         if self._dataset.index.kind != "text" and packing == "concat":
             packing = "bins"
         data = setting.data.model_copy(update={"packing": packing})
-        make_rows = build_row_maker(setting, self._dataset, model)
+        context = build_context(
+            setting.objective,
+            fill_special(model.special_tokens, self._dataset),
+            self._dataset,
+            seed=setting.seed,
+            lengths=setting.lengths,
+            num_stacks=len(model.shape.split("+")),
+            document_mask=data.document_mask,
+        )
+        make_rows = build_rows(setting.objective, context)
         rows = max(1, choice.batch_tokens // max(setting.lengths.target, setting.lengths.source or 0))
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = all(task.kind == "causal" for task in setting.objective.tasks)
@@ -225,20 +236,3 @@ def _as_validation(index: DataIndex, split: str) -> DataIndex:
 def _tokens_per_byte(index: DataIndex) -> float:
     split = index.splits["validation"]
     return split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0
-
-
-def build_row_maker(setting: Setting, dataset: Dataset, model: AnyModelConfig) -> RowMaker:
-    """Returns the part of the objective that makes rows. Raises: ConfigError: The tokenizer lacks what it needs."""
-    tokenizer = load_tokenizer(dataset.tokenizer_path)
-    known = special_tokens_of(tokenizer).model_dump()
-    said = {role: number for role, number in model.special_tokens.model_dump().items() if number is not None}
-    special = model.special_tokens.model_copy(update=known | said | {"eos": dataset.index.eos_id})
-    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in setting.objective.tasks)
-    context = RowContext(
-        seed=setting.seed,
-        vocabulary=describe_vocabulary(tokenizer, special, whole_words=whole_words),
-        lengths=setting.lengths,
-        num_stacks=len(model.shape.split("+")),
-        document_mask=setting.data.document_mask,
-    )
-    return build_rows(setting.objective, context)

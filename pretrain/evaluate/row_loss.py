@@ -66,7 +66,7 @@ class _Read:
 
 
 def _only(batch: Batch, row: int) -> Batch:
-    """Returns what a loss needs of one row: its targets, and where they are."""
+    """Returns one row of a batch, but for its source."""
     width = batch.targets_BT.shape[1]
     places_P = batch.places_P
     if places_P is not None:
@@ -76,15 +76,19 @@ def _only(batch: Batch, row: int) -> Batch:
         batch,
         tokens_BT=batch.tokens_BT[one],
         targets_BT=batch.targets_BT[one],
-        positions_BT=None,
-        documents_BT=None,
-        lengths_B=None,
-        prefix_BT=None,
-        token_types_BT=None,
+        positions_BT=_sliced(batch.positions_BT, one),
+        documents_BT=_sliced(batch.documents_BT, one),
+        lengths_B=_sliced(batch.lengths_B, one),
+        prefix_BT=_sliced(batch.prefix_BT, one),
+        token_types_BT=_sliced(batch.token_types_BT, one),
         places_P=places_P,
-        source=None,
+        source=None,  # has been read
         sample_ids=batch.sample_ids[one],
     )
+
+
+def _sliced(tensor: Tensor | None, rows: slice) -> Tensor | None:
+    return None if tensor is None else tensor[rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pretrain.checkpoint.average import MeanReader
 from pretrain.checkpoint.manager import load_checkpoint
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from tests.helpers.runs import tensors_of
-from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_run
+from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_run, write_text_run, write_texts
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 
 
@@ -172,10 +172,26 @@ def test_a_hugging_face_folder_is_refused(run, tmp_path):
         average_checkpoints([run, tmp_path], None, tmp_path / "mean")
 
 
-def test_a_run_without_its_data_says_that_it_does_not_know(run, tmp_path, caplog):
-    alone = write_run(tmp_path / "alone", steps=[10])
-    data = tmp_path / "alone-data"
+def test_a_translator_without_its_data_is_refused_and_another_model_is_not(tmp_path):
+    alone = write_run(tmp_path / "alone", steps=[10, 20])
+    write_texts(tmp_path / "texts", TEXTS)
+    decoder = write_text_run(tmp_path / "gpt", tmp_path / "texts", "llama-tiny", "causal")
     assert find_normalize(open_what(alone)) == NORMALIZE
-    data.rename(tmp_path / "elsewhere")
-    assert find_normalize(open_what(alone)) is None
-    assert "whether its text was normalised is not known" in caplog.text
+    assert find_normalize(open_what(decoder)) is None
+    for name in ("alone-data", "texts"):
+        (tmp_path / name).rename(tmp_path / f"{name}-elsewhere")
+    with pytest.raises(DataError, match="alone-data: not here, and only there it is said how the run's text was norm"):
+        average_checkpoints([alone], 2, tmp_path / "mean")
+    copy = decoder.rename(tmp_path / "gpt-copy")
+    write_texts(tmp_path / "texts-again", TEXTS)
+    other = write_text_run(tmp_path / "gpt", tmp_path / "texts-again", "llama-tiny", "causal", step=2)
+    average_checkpoints([copy, other], None, tmp_path / "mean")
+    assert find_normalize(open_what(tmp_path / "mean")) is None
+
+
+def test_a_damaged_normalize_is_named(run, tmp_path):
+    average_checkpoints([run], 2, tmp_path / "mean")
+    facts = json.loads((tmp_path / "mean" / "model.json").read_text())
+    (tmp_path / "mean" / "model.json").write_text(json.dumps(facts | {"normalize": {"steps": ["rhyme"]}}))
+    with pytest.raises(CheckpointError, match=r"model\.json: normalize is damaged: .*; restore it"):
+        find_normalize(open_what(tmp_path / "mean"))
