@@ -1,51 +1,116 @@
-"""Which objective, and which of its denoisers, a row is of: the draw that mixes rows is asked to mix their numbers."""
+"""What each token of a row is to its objective, in a word.
 
-from collections.abc import Sequence
+    ModelRows of one row  ->  kind of each token that the decoder, or the only stack, reads
+
+`text`      learned all of it              `prefix`    read in both directions, not learned
+`learned`   of a text that is not all      `context`   read, not learned
+`source`    what a target is made from     `target`    learned after the source
+`masked`    predicted, the mask token stands there; `replaced`: another token does; `kept`: the token itself does
+`labelled`  the name of a label is predicted there
+`prefix`, `middle`, `suffix`, `prefix+middle`          parts of a document that was rearranged
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
-from pretrain.config.lengths import RowLengths
-from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfig
-from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.mixed import mix
-from pretrain.rows import ModelRows, PairRows, TokenRows
+from pretrain.config.objective import TaskConfig
+from pretrain.rows import IGNORE_INDEX, ModelRows, Vocabulary
+
+Kinds = list[str]
+
+HIDDEN = ("masked", "replaced")
+"""Another token stands there."""
 
 
-def kinds_of_rows(
-    config: ObjectiveConfig, context: RowContext, sample_ids: np.ndarray
-) -> list[tuple[TaskConfig, DenoiserConfig | None]]:
-    """Returns the objective of each row, and its denoiser where the objective has several.
+def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    """Returns the kind of each token [T].
 
     Args:
-        config: Of the run.
-        context: Of the run.
-        sample_ids: int64 [B].
+        made: One row.
+        task: Its objective.
+        vocabulary: Of the run.
     """
-    tasks = [config.tasks[number] for number in _draw(config.weights, "objective", context, sample_ids)]
-    kinds: list[tuple[TaskConfig, DenoiserConfig | None]] = []
-    for place, task in enumerate(tasks):
-        denoiser = None
-        if task.kind == "ul2":
-            weights = [denoiser.weight for denoiser in task.ul2.denoisers]
-            (number,) = _draw(weights, "denoiser", context, sample_ids[place : place + 1])
-            denoiser = task.ul2.denoisers[number]
-        kinds.append((task, denoiser))
+    if made.source is not None:
+        return ["context" if target == IGNORE_INDEX else "target" for target in made.targets[0].tolist()]
+    return KINDS.get(task.kind, _text)(made, task, vocabulary)
+
+
+def borders(documents: np.ndarray | None, filled: int) -> list[tuple[int, int]]:
+    """Returns the first token of each document of a row, and the one after its last; padding is left out.
+
+    Args:
+        documents: int32 [T]; None: one document.
+        filled: Tokens that are not padding.
+    """
+    if not filled:
+        return []
+    numbers = np.zeros(filled, np.int32) if documents is None else documents[:filled]
+    return list(pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), filled]))
+
+
+def _text(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    return ["text"] * made.inputs.shape[1]
+
+
+def _learned(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    """A token is learned if the one before it predicts it."""
+    predicted = [IGNORE_INDEX, *made.targets[0, :-1].tolist()]
+    return ["context" if target == IGNORE_INDEX else "learned" for target in predicted]
+
+
+def _masked(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    kinds = []
+    for stands, truth in zip(made.inputs[0].tolist(), made.targets[0].tolist(), strict=True):
+        if truth == IGNORE_INDEX:
+            kinds.append("text")
+        elif stands == truth:
+            kinds.append("kept")
+        else:
+            kinds.append("masked" if stands == vocabulary.mask else "replaced")
     return kinds
 
 
-def _draw(weights: Sequence[float], purpose: str, context: RowContext, sample_ids: np.ndarray) -> list[int]:
-    rows = TokenRows(np.zeros((len(sample_ids), 2), np.int64), np.empty(0, np.int64), None, sample_ids)
-    makers = [_say(number) for number in range(len(weights))]
-    mixed = mix(makers, weights, purpose, context.seed, RowLengths(1, 1), 0)(rows)
-    return [int(number) for number in mixed.inputs[:, 0]]
+def _prefix(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    assert made.prefix is not None, "a prefix language model's"
+    others = _learned(made, task, vocabulary)
+    return ["prefix" if before else other for before, other in zip(made.prefix[0].tolist(), others, strict=True)]
 
 
-def _say(number: int) -> RowMaker:
-    """Returns what makes rows of one token, a number."""
+def _denoised(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    """Source and target one after another."""
+    assert made.prefix is not None, "a source is read in both directions"
+    return ["source" if before else "target" for before in made.prefix[0].tolist()]
 
-    def make(rows: TokenRows | PairRows) -> ModelRows:
-        assert isinstance(rows, TokenRows), "made here"
-        numbers = np.full((len(rows.sample_ids), 1), number)
-        return ModelRows(numbers, numbers, len(numbers), rows.sample_ids)
 
-    return make
+def _rearranged(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    kinds = _text(made, task, vocabulary)
+    prefix, suffix, middle = (vocabulary.named[token] for token in task.fim.tokens)
+    ids = made.inputs[0].tolist()
+    documents = None if made.documents is None else made.documents[0]
+    for first, end in borders(documents, len(ids)):
+        at = [place for place in range(first, end) if ids[place] in (prefix, suffix, middle)]
+        if [ids[place] for place in at] != [prefix, suffix, middle] or at[0] != first:
+            continue
+        suffix_first = at[1] == first + 1  # what follows the middle's token is the text before it, unmarked, and it
+        parts = ["suffix", "suffix", "prefix+middle"] if suffix_first else ["prefix", "suffix", "middle"]
+        for part, (low, high) in zip(parts, pairwise([*at, end]), strict=True):
+            kinds[low:high] = [part] * (high - low)
+    return kinds
+
+
+def _labelled(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> Kinds:
+    return ["text" if target == IGNORE_INDEX else "labelled" for target in made.targets[0].tolist()]
+
+
+KINDS: dict[str, Callable[[ModelRows, TaskConfig, Vocabulary], Kinds]] = {
+    "masked": _masked,
+    "prefix": _prefix,
+    "ul2": _denoised,
+    "fim": _rearranged,
+    "supervised": _learned,
+    "classify": _labelled,
+    "tag": _labelled,
+}
+"""Of one stack, by `objective.kind`; others are learned all of it."""

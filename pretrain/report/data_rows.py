@@ -3,10 +3,11 @@
     TokenRows or PairRows  --objective, row by row-->  ModelRows  ->  documents, stretches  ->  ShownRow
 
 Ids, documents, positions and counts are those that the model gets. Not here: what tokens are to an objective
-(data_labels.py), stacks
+(data_kinds.py), stacks
 and stretches (data_sides.py), colours and terminals (data_show_text.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,8 @@ from tokenizers import Tokenizer
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfig
 from pretrain.data.tokenizer import display_tokens
 from pretrain.objective import RowContext, build_rows
-from pretrain.report.data_kinds import kinds_of_rows
-from pretrain.report.data_labels import label_tokens
+from pretrain.report.data_draw import draw_objectives
+from pretrain.report.data_kinds import kinds_of_tokens
 from pretrain.report.data_sides import Part, split_sides
 from pretrain.rows import ModelRows, PairRows, TokenRows, select_rows
 
@@ -70,7 +71,11 @@ class ShownRow:
 
 
 def describe_rows(
-    rows: TokenRows | PairRows, config: ObjectiveConfig, context: RowContext, tokenizer: Tokenizer
+    rows: TokenRows | PairRows,
+    config: ObjectiveConfig,
+    context: RowContext,
+    tokenizer: Tokenizer,
+    names: Sequence[str] = (),
 ) -> list[ShownRow]:
     """Returns rows in words.
 
@@ -79,6 +84,7 @@ def describe_rows(
         config: What makes the model's rows of them.
         context: Likewise.
         tokenizer: Of the data.
+        names: Of its labels.
 
     Raises:
         ConfigError: The tokenizer lacks a token that the objective needs.
@@ -86,10 +92,10 @@ def describe_rows(
     make_rows = build_rows(config, context)
     ids = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
     shown = []
-    for number, (task, denoiser) in enumerate(kinds_of_rows(config, context, ids)):
+    for number, (task, denoiser) in enumerate(draw_objectives(config, context, ids)):
         # What becomes of a row does not depend on those beside it.
         raw = _select(rows, np.arange(len(ids)) == number)
-        shown.append(_describe(raw, make_rows(raw), task, denoiser, context, tokenizer))
+        shown.append(_describe(raw, make_rows(raw), task, denoiser, context, tokenizer, names))
     return shown
 
 
@@ -106,8 +112,9 @@ def _describe(
     denoiser: DenoiserConfig | None,
     context: RowContext,
     tokenizer: Tokenizer,
+    names: Sequence[str],
 ) -> ShownRow:
-    target, source = split_sides(raw, made, label_tokens(made, task, context.vocabulary))
+    target, source = split_sides(raw, made, kinds_of_tokens(made, task, context.vocabulary), names)
     special = set(context.vocabulary.named.values())
     read = target.parts(special, tokenizer)
     sources = {} if source is None else source.parts(special, tokenizer)

@@ -17,6 +17,7 @@ from pretrain.config.yaml_nodes import Located
 from pretrain.data.remote.store import is_remote
 from pretrain.data.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.errors import ConfigError
+from pretrain.index import LABELLED
 from pretrain.index.dataset import Dataset
 from pretrain.report.data_course import PADDED_ROWS, choose_packing
 from pretrain.rundir import RunDir
@@ -25,8 +26,8 @@ SPLITS = ("train", "validation")
 DEFAULT_SEQ_LEN = 512
 """Of a shard folder, which has no config."""
 
-OBJECTIVE_OF = {"text": "causal", "pairs": "seq2seq", "records": "supervised"}
-"""What a shard folder is shown for, by its kind; others for the first objective that learns from them."""
+OBJECTIVE_OF = {"text": "causal", "pairs": "seq2seq", "records": "supervised", "classes": "classify", "tags": "tag"}
+"""What a shard folder is shown for, by its kind."""
 
 MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
 """A model of each shape, which a config has to have; rows depend on the shape alone."""
@@ -107,14 +108,13 @@ def folder_config(what: str, dataset: Dataset, choice: Choice) -> RunConfig:
         ConfigError: Options that do not go together.
     """
     kind = dataset.index.kind
-    objective = (
-        choice.objective or OBJECTIVE_OF.get(kind) or next(n for n, needs in NEEDS.items() if kind in needs.data)
-    )
+    objective = choice.objective or OBJECTIVE_OF[kind]
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
     shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
     batch = {"seq_len": seq_len, "global_tokens": PADDED_ROWS * seq_len, "micro": 1, "source_len": choice.source_len}
     max_len = max(seq_len, choice.source_len or 0)
-    model: dict[str, Any] = expand_preset({"preset": MODEL_OF[shapes[0]], "max_seq_len": max_len})
+    head = {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False} if kind in LABELLED else {}
+    model: dict[str, Any] = expand_preset({"preset": MODEL_OF[shapes[0]], "max_seq_len": max_len, **head})
     if (
         choice.objective is None
         and kind == "pairs"

@@ -76,7 +76,7 @@ def show(what: str, overrides: Sequence[str], choice: Choice) -> Shown:
         config = fit_config(config or folder_config(what, dataset, choice), dataset)
         context, tokenizer = context_of_run(config, dataset), load_tokenizer(dataset.tokenizer_path)
         rows = _read_rows(dataset, stores, config, choice)
-        shown = describe_rows(rows, config.objective, context, tokenizer)
+        shown = describe_rows(rows, config.objective, context, tokenizer, dataset.index.labels)
     numbers = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
     names: tuple[str, ...] = ()
     if config.data.mixture and choice.split == "train":

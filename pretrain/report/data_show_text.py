@@ -30,13 +30,18 @@ COLOURS = ("cyan", "magenta")
 STYLES = {"learned": "bold", "target": "bold", "context": "italic", "prefix": "italic"}
 """Laid over the document's colour, by kind of stretch."""
 
-IN_TEXT = ("text", "masked", "replaced", "kept")
+IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
 """Kinds that follow each other in a line; others have lines of their own, and their name beside them."""
 
 TRUTH, STANDS = "bold green", "red"
-"""Of a hidden token, and of what the model reads in its place."""
+"""Of a hidden or labelled token, and of what the model reads in its place or says of it."""
 
-LEGEND = "{truth -> what stands there}: predicted; {truth}: predicted, and left as it is"
+LEGENDS = {
+    "masked": "{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
+    "classify": "{first token: label of the document}",
+    "tag": "{first token: label of its word}",
+}
+"""What braces mean, by objective."""
 
 LABEL_COLUMNS = 13
 LEAST_COLUMNS = 20
@@ -51,8 +56,9 @@ def print_rows(shown: Shown, console: "Console") -> None:
 
     if not shown.document_mask:
         console.print(Text("documents see each other: data.document_mask is off", style="bold"), soft_wrap=True)
-    if "masked" in shown.objectives:
-        console.print(Text(LEGEND, style="bold"), soft_wrap=True)
+    for objective in shown.objectives:
+        if objective in LEGENDS:
+            console.print(Text(LEGENDS[objective], style="bold"), soft_wrap=True)
     for place, row in enumerate(shown.rows):
         if place:
             console.print()
@@ -152,6 +158,9 @@ def _flow(stretches: Sequence[Stretch], style: str) -> "Text":
         if stretch.stands is not None:
             flow.append(" -> ", style="dim")
             flow.append(_printable(stretch.stands), style=STANDS)
+        if stretch.label is not None:
+            flow.append(": ", style="dim")
+            flow.append(_printable(stretch.label), style=STANDS)
         flow.append("}", style="dim")
     return flow
 

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.data.tokenizer import display_tokens
-from pretrain.report.data_labels import HIDDEN, borders
+from pretrain.report.data_kinds import HIDDEN, borders
 from pretrain.report.data_spell import spell_stretches, split_special
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows
 
@@ -21,18 +21,20 @@ class Stretch:
     """Consecutive tokens that are the same to the objective.
 
     Attributes:
-        kind: A label of data_labels.py.
+        kind: One of data_kinds.py.
         text: What they say, special tokens by their names; of hidden tokens the truth.
         special: Where special tokens lie in it, [first, end), without the space that a tokenizer puts before them.
         stands: Of hidden tokens: what the model reads instead. None: the same.
+        label: Name of what is predicted in the place of a token. None: nothing, or tokens.
         inputs: Ids that are read at these places.
-        targets: Ids that are predicted there, -100: none. Of a source: none at all.
+        targets: Ids that are predicted there, or numbers of labels; -100: none. Of a source: none at all.
     """
 
     kind: str
     text: str
     special: tuple[tuple[int, int], ...]
     stands: str | None
+    label: str | None
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
 
@@ -62,19 +64,25 @@ class Side:
         tokens: What is shown, [T]: what is there, the truth of what is hidden, of two stacks the targets.
         inputs: [T].
         targets: [T], or nothing.
-        labels: [T].
+        kinds: [T], of data_kinds.py.
         documents: [T], or None: one document.
         positions: [T], or None: 0..T-1.
         filled: Tokens that are not padding.
+        names: Of labels.
     """
 
     tokens: list[int]
     inputs: list[int]
     targets: list[int]
-    labels: Sequence[str]
+    kinds: Sequence[str]
     documents: np.ndarray | None
     positions: np.ndarray | None
     filled: int
+    names: Sequence[str] = ()
+
+    def _is_cut(self, place: int) -> bool:
+        """Whether a stretch begins at a token; two labels side by side are two."""
+        return self.kinds[place] != self.kinds[place - 1] or self.kinds[place] == "labelled"
 
     def parts(self, special: set[int], tokenizer: Tokenizer) -> dict[int, Part]:
         """Returns the part of each document, by its number."""
@@ -89,7 +97,7 @@ class Side:
         }
 
     def _stretches(self, first: int, end: int, special: set[int], tokenizer: Tokenizer) -> Iterator[Stretch]:
-        cuts = [place for place in range(first + 1, end) if self.labels[place] != self.labels[place - 1]]
+        cuts = [place for place in range(first + 1, end) if self._is_cut(place)]
         spans = list(pairwise([first, *cuts, end]))
         runs = [split_special(self.tokens[low:high], special) for low, high in spans]
         spelled = spell_stretches((run for of_stretch in runs for run in of_stretch), tokenizer)
@@ -100,36 +108,41 @@ class Side:
                 if run and run[0] in special:
                     places.append((len(text + said) - len(said.lstrip()), len(text + said)))
                 text += said
-            inputs, is_hidden = self.inputs[low:high], self.labels[low] in HIDDEN
+            inputs, is_hidden = self.inputs[low:high], self.kinds[low] in HIDDEN
             yield Stretch(
-                kind=self.labels[low],
+                kind=self.kinds[low],
                 text=text,
                 special=tuple(places),
                 stands="".join(display_tokens(tokenizer, inputs)) if is_hidden else None,
+                label=self.names[self.targets[low]] if self.kinds[low] == "labelled" else None,
                 inputs=tuple(inputs),
                 targets=tuple(self.targets[low:high]),
             )
 
 
-def split_sides(raw: TokenRows | PairRows, made: ModelRows, labels: Sequence[str]) -> tuple[Side, Side | None]:
+def split_sides(
+    raw: TokenRows | PairRows, made: ModelRows, kinds: Sequence[str], names: Sequence[str]
+) -> tuple[Side, Side | None]:
     """Returns the target's side, or that of the only stack, and the source's.
 
     Args:
         raw: One row.
         made: What the objective made of it.
-        labels: Of the tokens of `made.inputs`.
+        kinds: Of the tokens of `made.inputs`.
+        names: Of labels.
     """
     inputs, targets = made.inputs[0].tolist(), made.targets[0].tolist()
     documents, positions = _first(made.documents), _first(made.positions)
     if made.source is None:
-        tokens = [t if label in HIDDEN else i for i, t, label in zip(inputs, targets, labels, strict=True)]
-        return Side(tokens, inputs, targets, labels, documents, positions, len(inputs) - made.num_padding), None
+        tokens = [t if kind in HIDDEN else i for i, t, kind in zip(inputs, targets, kinds, strict=True)]
+        filled = len(inputs) - made.num_padding
+        return Side(tokens, inputs, targets, kinds, documents, positions, filled, names), None
     # A token without a loss is seen where the next place reads it.
     following = np.array([*inputs[1:], IGNORE_INDEX])
     if documents is not None:
         following = np.where(np.diff(documents, append=-1) == 0, following, IGNORE_INDEX)
     tokens = [f if t == IGNORE_INDEX else t for t, f in zip(targets, following.tolist(), strict=True)]
-    target = Side(tokens, inputs, targets, labels, documents, positions, _count(raw, "target", documents, len(inputs)))
+    target = Side(tokens, inputs, targets, kinds, documents, positions, _count(raw, "target", documents, len(inputs)))
     read, documents = made.source.tokens[0].tolist(), _first(made.source.documents)
     filled = _count(raw, "source", documents, len(read))
     source = Side(read, read, [], ["source"] * len(read), documents, _first(made.source.positions), filled)

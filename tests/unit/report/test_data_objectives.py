@@ -10,7 +10,7 @@ from pretrain.data.loader import TrainLoader
 from pretrain.data.source_streams import SourceStreams, open_stores
 from pretrain.index.dataset import open_dataset
 from pretrain.objective import build_rows
-from pretrain.report.data_labels import HIDDEN
+from pretrain.report.data_kinds import HIDDEN
 from pretrain.report.data_setup import Choice
 from pretrain.report.data_show import show
 from pretrain.row_maker import context_of_run, fit_config
@@ -155,8 +155,8 @@ def test_rows_are_those_that_the_loader_gives_a_model(config, case, seed, seq_le
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_labels_say_what_is_predicted(config, case):
-    """Told by inputs and targets alone; each label of the objective comes."""
+def test_kinds_say_what_is_predicted(config, case):
+    """Told by inputs and targets alone; each kind of the objective comes."""
     shown = show(config(*CASES[case], 5, 96), [], Choice(rows=NUM_ROWS)).rows
     for row in shown:
         for document in row.documents:
