@@ -8,7 +8,7 @@ data. No torch.
 """
 
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import SpecialTokens
+from pretrain.config.model import HeadConfig, SpecialTokens
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.run import RunConfig
 from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer, special_tokens_of
@@ -18,7 +18,7 @@ from pretrain.objective import RowContext
 
 
 def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Fills in what a config leaves to the tokenizer: the size of the vocabulary, and what special tokens mean.
+    """Fills in what a config leaves to the data: the size of the vocabulary, what special tokens mean, labels.
 
     Raises:
         ConfigError: The config contradicts the data.
@@ -33,7 +33,24 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
     _check_kind(config.objective, dataset)
     special = fill_special(config.model.special_tokens, dataset)
     model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size, "special_tokens": special})
+    if index.labels:
+        model = model.model_copy(update={"head": _fill_labels(config.model.head, dataset)})
     return config.model_copy(update={"model": model})
+
+
+def _fill_labels(head: HeadConfig, dataset: Dataset) -> HeadConfig:
+    labels = list(dataset.index.labels)
+    if head.labels and head.labels != labels:
+        raise ConfigError(
+            f"model.head.labels are {_listed(head.labels)}, those of the data {_listed(labels)}",
+            where=str(dataset.sources[0].folder),
+            fix="leave them out, or prepare the data with these labels",
+        )
+    return head.model_copy(update={"labels": labels})
+
+
+def _listed(labels: list[str], most: int = 10) -> str:
+    return ", ".join(labels[:most]) + (f", ... ({len(labels)})" if len(labels) > most else "")
 
 
 def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:

@@ -124,7 +124,8 @@ class ModelOutput(NamedTuple):
     """What a model returns. A tuple, because the hooks of ZeRO stage 3 find tensors in tuples.
 
     Attributes:
-        hidden_BTD: Last hidden states, after the final norm; the input of the head.
+        hidden_BTD: Last hidden states, after the final norm; the input of the head. Under a head of labels, what it
+            reads of documents, where the model makes a mean or pools.
         logits_BTV: Scores; None when the caller asked for hidden states only, or the model has no head.
     """
 

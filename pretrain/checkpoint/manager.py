@@ -197,23 +197,30 @@ def _check_kind(kind: str, manifest: Manifest) -> None:
         )
 
 
-def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False) -> TrainState:
+def load_checkpoint(
+    path: Path, store: FragmentStore, weights_only: bool = False, may_lack: tuple[str, ...] = ()
+) -> TrainState:
     """Fills a model's state from a verified checkpoint, whatever topology wrote it.
 
     Args:
         path: The checkpoint folder.
         store: Where it goes.
         weights_only: Leave the moments and the step count as they are (to start a new run from these weights).
+        may_lack: Beginnings of the names of parameters that stay as they are where the checkpoint has none of that
+            shape, which is said.
 
     Raises:
         CheckpointError: It is not of this model; the parameters that differ are named.
     """
     manifest = load_manifest(path)
     reader = FragmentReader(path / record.name for record in manifest.files)
-    problem = None
+    problem, lacking = None, dict[str, str]()
     try:
         for fragment in store.held_fragments():
             saved = manifest.shapes.get(fragment.name)
+            if saved != list(fragment.shape) and fragment.name.startswith(may_lack):
+                lacking[fragment.name] = f"{fragment.name} {list(fragment.shape)}"
+                continue
             if saved != list(fragment.shape):
                 shape = "no such parameter" if saved is None else f"shape {saved}"
                 raise CheckpointError(
@@ -227,9 +234,14 @@ def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False
                 reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
     except PretrainError as error:
         problem = str(error)
-    first = next((text for text in dist.gather_objects(problem) if text), None)
+    found = dist.gather_objects((problem, lacking))
+    first = next((text for text, _ in found if text), None)
     if first is not None:
         raise CheckpointError(first)
+    if lacking := {name: text for _, part in found for name, text in part.items()}:
+        log.info(
+            "%s does not have, and they begin anew: %s", path, ", ".join(lacking[name] for name in sorted(lacking))
+        )
     state = TrainState.from_json(manifest.state, str(path))
     store.finish_load(*((0, {}) if weights_only else (state.optimizer_step, manifest.scalars)))
     return state

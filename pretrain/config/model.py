@@ -152,16 +152,30 @@ class HeadConfig(Section):
     """What reads the last hidden states.
 
     Attributes:
-        kind: `lm` scores the vocabulary; `none`: the model ends with hidden states.
-        transform: A linear layer, the stack's activation and its norm come first (BERT).
+        kind: `lm` scores the vocabulary; `labels` labels; `none`: the model ends with hidden states.
+        transform: A linear layer, the stack's activation and its norm come first (BERT, ModernBERT).
         bias: The scores have a bias.
         scaled: Hidden states are divided by sqrt(D) first (T5 v1.0, whose tied embeddings are large).
+        labels: Of kind `labels`: their names. None: those of the data.
+        mean: Of kind `labels`: what is read of a document is the mean over its tokens, not its first.
+        dropout: Of kind `labels`: probability, on what the scores are made of.
     """
 
-    kind: Literal["lm", "none"] = "lm"
+    kind: Literal["lm", "labels", "none"] = "lm"
     transform: bool = False
     bias: bool = False
     scaled: bool = False
+    labels: list[str] = Field(default_factory=list)
+    mean: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "HeadConfig":
+        if self.kind != "labels" and (self.labels or self.mean or self.dropout):
+            raise ValueError(f"labels, mean and dropout go with kind=labels, not {self.kind}; leave them out")
+        if self.kind == "labels" and self.scaled:
+            raise ValueError("scaled=true goes with kind=lm; leave it out")
+        return self
 
 
 class SpecialTokens(Section):
@@ -196,7 +210,7 @@ class ModelConfig(Section):
         max_seq_len: Longest sequence; the size of a learned position table.
         tied_embeddings: The head uses the input embedding's weight.
         scaled_embeddings: Embeddings are multiplied by sqrt(D) (Vaswani et al. 2017, 3.4).
-        pooler: A linear layer and tanh over the first position, for sentence tasks (BERT).
+        pooler: A linear layer and tanh over a document's first position, or its mean, for tasks about documents (BERT).
         init: `normal` with `init_std`; `xavier` uniform, with embeddings of std 1/sqrt(D) (Vaswani et al. 2017, as in
             tensor2tensor); `t5`: by fan-in, which makes up for unscaled attention (Raffel et al. 2020).
         init_std: Standard deviation of `normal`.
@@ -228,6 +242,20 @@ class ModelConfig(Section):
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
+    def num_scores(self) -> int:
+        """What the head tells apart: ids or labels. `head.labels`, or `vocab_size`, must be known."""
+        if self.head.kind == "labels":
+            assert self.head.labels, "labels are filled in from the data before the model is built"
+            return len(self.head.labels)
+        assert self.vocab_size is not None, "vocab_size is filled in from the tokenizer before the model is built"
+        return self.vocab_size
+
+    @property
+    def num_head_rows(self) -> int:
+        """Rows of the head's weight: as `num_scores`, the vocabulary padded."""
+        return self.num_scores if self.head.kind == "labels" else self.padded_vocab_size
+
+    @property
     def shape(self) -> str:
         """Stacks that the model has: `encoder`, `decoder`, or `encoder+decoder`."""
         return "+".join(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
@@ -248,8 +276,10 @@ class ModelConfig(Section):
                 f"encoder.width={self.encoder.width} must equal decoder.width={self.decoder.width}: "
                 "they share embeddings"
             )
-        if self.head.kind == "none" and self.tied_embeddings:
-            raise ValueError("tied_embeddings=true needs head.kind=lm")
+        if self.head.kind != "lm" and self.tied_embeddings:
+            raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {self.head.kind}; set it to false")
+        if self.head.kind == "labels" and self.decoder is not None:
+            raise ValueError("head.kind=labels needs a model of an encoder alone")
         if self.pooler and self.decoder is not None:
             raise ValueError("pooler=true needs a model of an encoder alone")
         return self

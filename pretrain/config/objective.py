@@ -14,13 +14,15 @@ class Needs:
 
     Attributes:
         shapes: Stacks of the model: `encoder`, `decoder`, `encoder+decoder`.
-        data: Kinds of documents: `text`, `pairs`, `records`.
+        data: Kinds of documents: `text`, `pairs`, `records`, `classes`, `tags`.
         whole_rows: Rows must be full, which `data.packing=concat` makes.
+        head: Kind of the model's head.
     """
 
     shapes: tuple[str, ...]
     data: tuple[str, ...]
     whole_rows: bool = False
+    head: str = "lm"
 
 
 NEEDS: dict[str, Needs] = {
@@ -32,6 +34,8 @@ NEEDS: dict[str, Needs] = {
     "fim": Needs(("decoder",), ("text",), whole_rows=True),
     "seq2seq": Needs(("encoder+decoder",), ("pairs",)),
     "supervised": Needs(("decoder",), ("records",)),
+    "classify": Needs(("encoder",), ("classes",), head="labels"),
+    "tag": Needs(("encoder",), ("tags",), head="labels"),
 }
 """By `objective.kind`. Modules under `extend` may add."""
 
@@ -197,12 +201,14 @@ class ObjectiveConfig(TaskConfig):
 
     @property
     def head_share(self) -> float:
-        """Expected share of the positions at which the head is computed: few where all objectives are masked."""
-        if any(task.kind != "masked" for task in self.tasks):
+        """Expected share of the positions at which the head is computed: few where all objectives are masked.
+
+        Where documents are classified it is one a document, which counts as none.
+        """
+        if any(task.kind not in ("masked", "classify") for task in self.tasks):
             return 1.0
-        weights = [task.weight for task in self.mixture] or [1.0]
-        rates = [task.masked.rate for task in self.tasks]
-        return sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
+        rates = [task.masked.rate if task.kind == "masked" else 0.0 for task in self.tasks]
+        return sum(weight * rate for weight, rate in zip(self.weights, rates, strict=True)) / sum(self.weights)
 
     @model_validator(mode="after")
     def _check_mixture(self) -> Self:

@@ -82,6 +82,7 @@ class RunConfig(Section):
                     f"objective.kind={task.kind} lets a decoder read a prefix in both directions, which a recurrence "
                     f"cannot; use objective.kind=causal"
                 )
+            _check_head(task.kind, self)
             if needs.whole_rows and self.data.packing != "concat":
                 raise ValueError(
                     f"objective.kind={task.kind} needs full rows, which data.packing={self.data.packing} does not "
@@ -108,3 +109,21 @@ class RunConfig(Section):
                 )
         _ = self.lengths  # raises where rows are too short for the objective
         return self
+
+
+def _check_head(kind: str, config: RunConfig) -> None:
+    """Checks that the model's head is of the kind that an objective needs, and reads what the objective asks about."""
+    head, needed = config.model.head, NEEDS[kind].head
+    if head.kind != needed:
+        tied = ", and model.tied_embeddings=false" if needed == "labels" else ""
+        raise ValueError(
+            f"objective.kind={kind} needs model.head.kind={needed}, this model has {head.kind}; set it{tied}"
+        )
+    if kind == "tag" and (head.mean or getattr(config.model, "pooler", False)):
+        raise ValueError(
+            "objective.kind=tag labels words, model.head.mean and model.pooler are about documents; set both to false"
+        )
+    if kind == "classify" and not config.data.document_mask:
+        raise ValueError(
+            "objective.kind=classify labels documents, which must not see each other; use data.document_mask=true"
+        )

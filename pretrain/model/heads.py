@@ -1,4 +1,4 @@
-"""What reads hidden states: scores over the vocabulary, or straight to a loss; a summary of a sentence."""
+"""What reads hidden states: scores over the vocabulary or labels, or straight to a loss; a summary of a document."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +22,15 @@ class LanguageModelHead(nn.Module):
 
     `weight` is its own parameter, or with tied embeddings the embedding's: the same object in both modules, so that an
     engine that gathers the weights of one module at a time (ZeRO stage 3) gathers it for each of them.
+
+    Attributes:
+        num_scores: Rows of `weight` that are no padding.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.vocab_size is not None
-        self.vocab_size, width = config.vocab_size, config.last_stack.width
+        self.num_scores, width = config.vocab_size, config.last_stack.width
         self.scale = width**-0.5 if config.head.scaled else 1.0
         self.activation = ACTIVATIONS[config.last_stack.activation]
         self.transform = nn.Linear(width, width, bias=config.last_stack.bias) if config.head.transform else None
@@ -52,9 +55,70 @@ class LanguageModelHead(nn.Module):
         if loss is not None:
             return loss(hidden_BTD, self.weight, self.bias)
         logits_BTV = nn.functional.linear(hidden_BTD, self.weight, self.bias)
-        if self.vocab_size < self.weight.shape[0]:
-            logits_BTV[..., self.vocab_size :] = -torch.inf
+        if self.num_scores < self.weight.shape[0]:
+            logits_BTV[..., self.num_scores :] = -torch.inf
         return logits_BTV
+
+
+class LabelHead(nn.Module):
+    """Linear map from D to labels, dropout before it.
+
+    Before both, where the config asks for them, come a linear layer with the stack's activation and norm (Warner et al.
+    2024, as released). What is read of a document is not decided here: `summarize`.
+
+    Attributes:
+        num_scores: Number of labels V, the rows of `weight`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_scores, width = config.num_scores, config.last_stack.width
+        self.activation = ACTIVATIONS[config.last_stack.activation]
+        self.transform = nn.Linear(width, width, bias=config.last_stack.bias) if config.head.transform else None
+        self.norm = build_norm(config.last_stack) if config.head.transform else None
+        self.dropout = nn.Dropout(config.head.dropout) if config.head.dropout else nn.Identity()
+        self.weight = nn.Parameter(torch.empty(self.num_scores, width))
+        self.bias = nn.Parameter(torch.empty(self.num_scores)) if config.head.bias else None
+
+    def forward(self, hidden_BTD: Tensor, loss: HeadLoss | None = None) -> Tensor:
+        """Scores the labels, or computes a loss; see `LanguageModelHead.forward`."""
+        if self.transform is not None and self.norm is not None:
+            hidden_BTD = self.norm(self.activation(self.transform(hidden_BTD)))
+        hidden_BTD = self.dropout(hidden_BTD)
+        if loss is not None:
+            return loss(hidden_BTD, self.weight, self.bias)
+        return nn.functional.linear(hidden_BTD, self.weight, self.bias)
+
+
+Head = LanguageModelHead | LabelHead
+
+
+def build_head(config: ModelConfig) -> Head | None:
+    """Builds the head that a config names, if any."""
+    if config.head.kind == "none":
+        return None
+    return LabelHead(config) if config.head.kind == "labels" else LanguageModelHead(config)
+
+
+def average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Returns the mean over each token's document, [B, T, D]; means are taken in fp32.
+
+    Args:
+        hidden_BTD: Hidden states.
+        documents_BT: As `Batch`: what is negative is padding, of which no mean is made. None: a row is a document.
+    """
+    exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    if documents_BT is None:
+        return hidden_BTD.mean(dim=1, keepdim=True, dtype=exact).to(hidden_BTD.dtype).expand_as(hidden_BTD)
+    num_rows, length, width = hidden_BTD.shape
+    first_B1 = torch.arange(num_rows, device=hidden_BTD.device)[:, None] * (length + 1)
+    # A row has at most T documents; its padding is one more.
+    place_P = torch.where(documents_BT < 0, length, documents_BT).add(first_B1).flatten()
+    sums = torch.zeros(num_rows * (length + 1), width, dtype=exact, device=hidden_BTD.device)
+    sums = sums.index_add(0, place_P, hidden_BTD.flatten(0, 1).to(exact))
+    counts = torch.bincount(place_P, minlength=len(sums)).to(exact)
+    means = sums / counts.clamp(min=1)[:, None]
+    return means.index_select(0, place_P).view_as(hidden_BTD).to(hidden_BTD.dtype)
 
 
 class Pooler(nn.Linear):

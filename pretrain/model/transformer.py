@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.cache import KVCache
-from pretrain.model.heads import LanguageModelHead, Pooler
+from pretrain.model.heads import LabelHead, Pooler, average_documents, build_head
 from pretrain.model.stack import Encoded, Rows, Stack
 from pretrain.types import Batch, ModelOutput, Source
 
@@ -55,7 +55,8 @@ class Transformer(nn.Module):
             )
 
         self.encoder, self.decoder = build_stack(config.encoder, False), build_stack(config.decoder, True)
-        self.head = LanguageModelHead(config) if config.head.kind == "lm" else None
+        self.head = build_head(config)
+        self.averages = config.head.mean
         self.pooler = Pooler(width) if config.pooler else None
         self.tied_embeddings = config.tied_embeddings
         self.tie()
@@ -90,11 +91,25 @@ class Transformer(nn.Module):
             assert batch.source is not None, "a model of two stacks needs a source"
             encoded = self._encode(batch.source, skip=cache is not None and cache.length > 0)
         hidden_BTD = self.stacks[-1](self._embed(batch.tokens_BT), rows, encoded, cache)
+        if isinstance(self.head, LabelHead):
+            hidden_BTD = self._summarize(hidden_BTD, batch)
         return ModelOutput(hidden_BTD, self.head(hidden_BTD) if logits and self.head is not None else None)
 
     def _embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embedding(tokens_BT)
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
+
+    def _summarize(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        """Returns what labels are read from: at a document's first position, what stands for the document."""
+        if self.averages:
+            documents_BT = batch.documents_BT
+            if documents_BT is None and batch.lengths_B is not None:
+                columns = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+                documents_BT = torch.where(columns < batch.lengths_B[:, None], 0, -1)
+            hidden_BTD = average_documents(hidden_BTD, documents_BT)
+        if self.pooler is not None:
+            hidden_BTD = self.pooler(hidden_BTD.flatten(0, 1)[:, None]).view_as(hidden_BTD)
+        return hidden_BTD
 
     def _encode(self, source: Source, *, skip: bool) -> Encoded:
         rows = Rows(source.positions_BS, source.documents_BS, source.lengths_B)

@@ -4,6 +4,7 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective.causal import build_causal, build_supervised
 from pretrain.objective.contract import Loss, LossOutput, ObjectiveKind, RowContext, RowMaker
 from pretrain.objective.fim import build_fim
+from pretrain.objective.labels import build_labels
 from pretrain.objective.masked import build_masked
 from pretrain.objective.mixed import mix
 from pretrain.objective.prefix import build_prefix
@@ -20,6 +21,8 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "fim": ObjectiveKind(build_fim),
     "seq2seq": ObjectiveKind(build_seq2seq),
     "supervised": ObjectiveKind(build_supervised),
+    "classify": ObjectiveKind(build_labels),
+    "tag": ObjectiveKind(build_labels),
 }
 
 

@@ -25,10 +25,10 @@ class Model(Protocol):
 
     Its `head` is called as `head(hidden_BTD, loss)` and returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside
     the head's own forward: an engine that shards weights (ZeRO stage 3) has gathered the head's there, and only there.
+    Its `num_scores` are the rows of that weight that are no padding.
     """
 
     head: Any
-    vocab_size: int
 
     def __call__(self, batch: "Batch", *, logits: bool) -> "ModelOutput":
         """Reads a batch; with `logits=False` hidden states only."""

@@ -45,3 +45,23 @@ def count_padding(rows: TokenRows, seq_len: int) -> int:
 def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
     """Returns which of the first `seq_len` columns are not padding, bool [B, seq_len]; None: all."""
     return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]
+
+
+def place_documents(rows: TokenRows, document_mask: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns positions and documents of rows that are read in both directions, whose padding nobody may see.
+
+    None where each row is one document, without padding.
+    """
+    num_rows, seq_len = len(rows.tokens), rows.tokens.shape[1] - 1
+    row, column = inner_starts(rows, seq_len)
+    real = real_tokens(rows, seq_len)
+    if real is not None and real.all():
+        real = None
+    if real is None and not (document_mask and len(row)):
+        return None, None
+    if not document_mask:
+        row, column = row[:0], column[:0]
+    positions, documents = number_documents(row, column, num_rows, seq_len)
+    if real is not None:
+        documents[~real] = -1
+    return positions, documents

@@ -12,7 +12,7 @@ from pretrain.config.objective import MaskedConfig, TaskConfig
 from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import count_padding, inner_starts, number_documents, real_tokens
+from pretrain.objective.documents import count_padding, inner_starts, place_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary
 
 
@@ -52,7 +52,7 @@ def masked_rows(
     hidden = np.where(fate < config.random, ordinary[(other * len(ordinary)).astype(np.int64)], vocabulary.mask)
     inputs = tokens.copy()
     inputs[chosen] = np.where(fate >= 1 - config.keep, tokens[chosen], hidden)
-    positions, documents = _place_documents(rows, document_mask)
+    positions, documents = place_documents(rows, document_mask)
     return ModelRows(
         inputs=inputs,
         targets=np.where(chosen, tokens, IGNORE_INDEX),
@@ -63,23 +63,6 @@ def masked_rows(
         places=places,
         num_padding=count_padding(rows, seq_len),
     )
-
-
-def _place_documents(rows: TokenRows, document_mask: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns positions and documents; None where each row is one document, without padding."""
-    num_rows, seq_len = len(rows.tokens), rows.tokens.shape[1] - 1
-    row, column = inner_starts(rows, seq_len)
-    real = real_tokens(rows, seq_len)
-    if real is not None and real.all():
-        real = None
-    if real is None and not (document_mask and len(row)):
-        return None, None
-    if not document_mask:
-        row, column = row[:0], column[:0]
-    positions, documents = number_documents(row, column, num_rows, seq_len)
-    if real is not None:
-        documents[~real] = -1  # both directions are read, so that padding would be seen
-    return positions, documents
 
 
 def _draw_chosen(

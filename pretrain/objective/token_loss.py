@@ -1,4 +1,4 @@
-"""The loss of every objective that predicts tokens: cross-entropy at the positions that have a target."""
+"""The loss of every objective that predicts tokens or labels: cross-entropy at the positions that have a target."""
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
             hidden,
             weight,
             targets_BT,
-            vocab_size=model.vocab_size,
+            vocab_size=model.head.num_scores,
             bias_V=bias,
             label_smoothing=label_smoothing,
             z_loss=z_loss,

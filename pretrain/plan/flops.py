@@ -4,7 +4,7 @@
 
 N_matmul are the weights that a token is multiplied with: the projections and the head, but not look-ups, norms and
 biases. D is the width of all query heads together, N H. Recomputation is not useful work, and is not counted; nor is a
-pooler, which no objective of pretraining runs.
+pooler, which only one token a document needs.
 
 With two stacks a source token meets the encoder and the keys and values that the decoder makes of it, a target token
 the rest of the decoder and the head; cross attention has T x S scores.
@@ -35,7 +35,7 @@ def _head_weights(model: ModelConfig) -> int:
     if model.head.kind == "none":
         return 0
     width = model.last_stack.width
-    return model.padded_vocab_size * width + (width * width if model.head.transform else 0)
+    return model.num_head_rows * width + (width * width if model.head.transform else 0)
 
 
 def count_matmul_weights(model: ModelConfig) -> int:

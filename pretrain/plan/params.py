@@ -81,7 +81,7 @@ def _count_norms(stack: StackConfig, reads_encoder: bool) -> int:
 def _count_head(model: ModelConfig) -> int:
     if model.head.kind == "none":
         return 0
-    stack, rows = model.last_stack, model.padded_vocab_size
+    stack, rows = model.last_stack, model.num_head_rows
     transform = _linear(stack.width, stack.width, stack.bias) + _norm(stack) if model.head.transform else 0
     weight = 0 if model.tied_embeddings else rows * stack.width
     return transform + weight + (rows if model.head.bias else 0)

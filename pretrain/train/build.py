@@ -199,5 +199,7 @@ def _restore(config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: C
     if config.init.from_ is not None:
         from pretrain.artifact.find import find_checkpoint
 
-        load_checkpoint(find_checkpoint(Path(config.init.from_)), engine.state, weights_only=True)
+        # A head of labels is about the data at hand; that of the checkpoint is another one.
+        own = ("head.", "pooler.") if config.model.head.kind == "labels" else ()
+        load_checkpoint(find_checkpoint(Path(config.init.from_)), engine.state, weights_only=True, may_lack=own)
     return fresh

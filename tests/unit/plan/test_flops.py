@@ -136,3 +136,10 @@ def test_a_head_at_some_positions_has_as_many_flops_as_torch_counts(num_places, 
         hidden = model(Batch(tokens, tokens), logits=False).hidden_BTD[0, :num_places]
         model.head(hidden)[..., :100].sum().backward()
     assert counter.get_total_flops() == train_flops_per_row(config, 16, head_share=num_places / 16)
+
+
+def test_a_head_of_labels_has_as_many_flops_as_torch_counts():
+    head = HeadConfig(kind="labels", transform=True, bias=True, labels=["a", "b", "c"])
+    config = ModelConfig(encoder=TINY, head=head, vocab_size=100, max_seq_len=16)
+    tokens = torch.randint(0, 100, (2, 16))
+    assert counted_by_torch(config, Batch(tokens, tokens)) == 2 * train_flops_per_row(config, 16)

@@ -60,12 +60,15 @@ def models(draw):
     width = draw(st.sampled_from([8, 16]))
     shape = draw(st.sampled_from([["encoder"], ["decoder"], ["encoder", "decoder"]]))
     tied = draw(st.booleans())
+    kinds = ["lm"] if tied else ["lm", "none", *(["labels"] if shape == ["encoder"] else [])]
+    kind = draw(st.sampled_from(kinds))
     return ModelConfig(
         **{name: draw(stacks(width)) for name in shape},
         head=HeadConfig(
-            kind="lm" if tied else draw(st.sampled_from(["lm", "none"])),
+            kind=kind,
             transform=draw(st.booleans()),
             bias=draw(st.booleans()),
+            labels=["a", "b", "c"][: draw(st.integers(1, 3))] if kind == "labels" else [],
         ),
         vocab_size=draw(st.integers(1, 300)),
         vocab_multiple=draw(st.sampled_from([1, 128])),
