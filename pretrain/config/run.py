@@ -95,6 +95,8 @@ class RunConfig(Section):
         if not set.intersection(*(set(NEEDS[task.kind].data) for task in self.objective.tasks)):
             kinds = ", ".join(task.kind for task in self.objective.tasks)
             raise ValueError(f"objective.mixture: {kinds} read no kind of data in common; mix those that do")
+        if len(self.objective.tasks) > 1 and any(task.kind == "seq2seq" for task in self.objective.tasks):
+            raise ValueError("objective.mixture: rows of pairs are of one objective; use objective.kind=seq2seq")
         if self.batch.source_len is not None and self.objective.tasks[0].kind != "seq2seq":
             raise ValueError("batch.source_len has a meaning with objective.kind=seq2seq only; leave it out")
         return self

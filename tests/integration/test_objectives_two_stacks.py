@@ -188,6 +188,13 @@ def cli():
             "objective.kind=fim needs the special tokens a, b, which the tokenizer does not have; prepare with them "
             "among tokenizer.special_tokens, or name its own in objective.fim.tokens",
         ),
+        (
+            [
+                "objective={kind: causal, span: {density: 0.15, mean_length: 3.0}, mixture: "
+                "[{kind: seq2seq, weight: 1}, {kind: seq2seq, weight: 2}]}"
+            ],
+            "objective.mixture: rows of pairs are of one objective; use objective.kind=seq2seq",
+        ),
         (["data.packing=bins"], "which data.packing=bins does not make; use data.packing=concat"),
         ([DECODER], "objective.kind=span needs a model with encoder+decoder, this one has decoder"),
         ([SHORT], "batch.seq_len=2 is too short for objective.kind=span; raise it"),
