@@ -47,7 +47,9 @@ def evaluate_command(
     preprocessed: Annotated[
         bool, typer.Option("--preprocessed", help="Both are lower-cased, tokenised, ... as the training text was.")
     ] = False,
-    beams: Annotated[str | None, typer.Option(help="Beam sizes, as in 1,5; 1 is greedy. Default: the model's.")] = None,
+    beams: Annotated[
+        str | None, typer.Option("--beams", "--beam", help="Sizes, as in 1,5; 1 is greedy. Default: the model's.")
+    ] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long translations.")] = None,
     early_stopping: Annotated[str | None, typer.Option(help="With enough texts: true, false or never.")] = None,
     max_tokens: Annotated[

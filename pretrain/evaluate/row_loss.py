@@ -30,7 +30,7 @@ class ModelLoss:
     """
 
     def __init__(self, model: Transformer, loss: Loss) -> None:
-        self.device: torch.device = model.embedding.weight.device
+        self.device: torch.device = next(model.parameters()).device
         self._model, self._loss = model, loss
 
     @torch.no_grad()

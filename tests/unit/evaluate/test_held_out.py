@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.open import open_artifact
+from pretrain.artifact.transfer import export_model
 from pretrain.artifact.what import open_what
 from pretrain.config.objective import MaskedConfig
 from pretrain.config.prepare import PrepareConfig
@@ -134,6 +135,16 @@ def test_a_model_folder_is_evaluated_by_its_shape(folder, tmp_path):
     whole = evaluate_held_out(folder / "t5", Choice()).losses[0].report
     assert report.losses[0].report.num_targets == whole.num_targets
     assert report.losses[0].report.loss != whole.loss
+
+
+def test_a_hugging_face_folder_has_the_loss_of_what_it_was_exported_from(folder, tmp_path):
+    export_model(folder / "gpt", tmp_path / "hf")
+    choice = Choice(data=(str(folder / "texts"),), seq_len=32)
+    theirs = evaluate_held_out(tmp_path / "hf", choice, other=folder / "gpt", resamples=100)
+    (found,) = theirs.losses
+    assert theirs.objective == "causal"
+    assert found.report.num_targets == found.baseline.num_targets
+    assert found.report.loss == pytest.approx(found.baseline.loss, rel=1e-6)
 
 
 def test_sources_are_told_apart_and_add_up(folder):
