@@ -132,13 +132,12 @@ def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(run
     assert "<extra_id_" not in json.loads(answer.stdout)["text"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
         ("prefix", ["data.document_mask=false"]),
-        pytest.param(
-            "fim", ["model.encoder=null", "data.document_mask=true", "engine.zero_stage=3"], marks=pytest.mark.long
-        ),
+        ("fim", ["model.encoder=null", "data.document_mask=true", "engine.zero_stage=3"]),
     ],
 )
 def test_a_run_of_several_objectives_stops_and_goes_on_bit_for_bit(runs, name, overrides):
