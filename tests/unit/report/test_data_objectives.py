@@ -141,6 +141,9 @@ def test_rows_are_those_that_the_loader_gives_a_model(config, case, seed, seq_le
         predicted = [n for part in parts if part for stretch in part.stretches for n in stretch.targets]
         assert predicted == targets[: len(predicted)].tolist()
         assert (targets[len(predicted) :] == IGNORE_INDEX).all(), "padding is not predicted"
+        last = IGNORE_INDEX if not predicted else predicted[-1]
+        next_token = last != IGNORE_INDEX and batch.source is None and row.objective != "masked"
+        assert (row.beyond is None) != next_token
         assert (row.num_source_tokens is None) == (batch.source is None)
         if batch.source is not None:
             read = batch.source.tokens_BS[number].numpy()
@@ -191,6 +194,7 @@ def check_stretch(row, stretch) -> None:
     elif row.objective == "masked":
         assert set(stretch.targets) <= {IGNORE_INDEX}
     elif row.num_source_tokens is not None:
+        assert "<pad>" not in stretch.text, "what begins the next target is no part of this one"
         assert (
             set(stretch.targets) <= {IGNORE_INDEX} if stretch.kind != "target" else IGNORE_INDEX not in stretch.targets
         )

@@ -89,6 +89,15 @@ def test_options_go_before_the_config(root, config):
     assert shown.rows == folder.rows and shown.rows[0].num_tokens == 48
 
 
+def test_another_length_leaves_a_step_its_number_of_rows(root, config):
+    """On which the order of padded rows depends."""
+    path = config(path=str(root / "text"), packing="padded")
+    whole = show(path, ["batch.seq_len=48", "batch.global_tokens=384"], Choice(rows=12))
+    assert show(path, [], Choice(rows=12, seq_len=48)).rows == whole.rows
+    other = show(path, ["batch.seq_len=48", "batch.global_tokens=96"], Choice(rows=12))
+    assert other.rows != whole.rows
+
+
 @pytest.mark.parametrize(("kind", "kinds"), [("text", {"text"}), ("pairs", {"source", "target"}),
                                                  ("records", {"context", "learned"})])  # fmt: skip
 def test_a_folder_is_packed_as_its_kind_wants(root, kind, kinds):
