@@ -153,8 +153,11 @@ def _flow(stretches: Sequence[Stretch], style: str) -> "Text":
         if stretch.kind not in IN_TEXT or stretch.kind == "text":
             _append(flow, stretch, style)
             continue
+        text = _printable(stretch.text)
+        word = text.lstrip() or text  # the space before a word is no part of what is said of it
+        flow.append(text.removesuffix(word), style=style)
         flow.append("{", style="dim")
-        flow.append(_printable(stretch.text), style=TRUTH)
+        flow.append(word, style=TRUTH if stretch.label is None else style)
         if stretch.stands is not None:
             flow.append(" -> ", style="dim")
             flow.append(_printable(stretch.stands), style=STANDS)

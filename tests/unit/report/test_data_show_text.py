@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pretrain.config.prepare import PrepareConfig
+from pretrain.data.prepare import prepare
 from pretrain.errors import ConfigError
 from pretrain.report.data_setup import Choice
 from pretrain.report.data_show import show
@@ -207,3 +209,31 @@ def test_pairs_are_shown_though_nothing_could_start_their_targets(tmp_path):
     assert row.starts_with == "<|endoftext|>"
     with pytest.raises(ConfigError, match="the tokenizer has no token that a decoder reads first"):
         show(str(tmp_path / "data"), [], Choice(objective="seq2seq"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "fields", "line"),
+    [
+        ("classes", [{"text": "good film", "label": "pos"}, {"text": "bad film", "label": "neg"}], {}, "{[CLS]: pos}"),
+        (
+            "tags",
+            [{"tokens": ["Anna", "saw", "Paris"], "tags": ["PER", "O", "LOC"]}],
+            {"words_field": "tokens", "tags_field": "tags"},
+            "[CLS] {Anna: PER} {saw: O} {Paris: LOC} [SEP]",
+        ),
+    ],
+)  # fmt: skip
+def test_labels_are_told_at_the_tokens_that_have_them(tmp_path, kind, rows, fields, line):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 20))
+    values = {
+        "output": str(tmp_path / "data"),
+        "kind": kind,
+        "inputs": [{"path": str(tmp_path / "a.jsonl"), **fields}],
+        "split": "hash:0",
+        "tokenizer": {"kind": "wordpiece", "vocab_size": 200, "roles": "bert"},
+    }
+    prepare(PrepareConfig.model_validate(values), processes=1)
+    shown = show(str(tmp_path / "data"), [], Choice(rows=1, seq_len=32))
+    assert line in printed(tmp_path / "data", Choice(rows=1, seq_len=32))
+    names = [stretch.label for document in shown.rows[0].documents for stretch in document.target.stretches]
+    assert len([name for name in names if name]) == shown.rows[0].num_targets > 0
