@@ -17,6 +17,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
+from pretrain.config.recurrent import parse_model
 from pretrain.dist import World, all_reduce_sum
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.loss_scale import set_loss_scale
@@ -111,7 +112,7 @@ def build(
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
     optim = OptimConfig(kind=optimizer, lr=1e-2, grad_clip=grad_clip)
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
-    model_config = ModelConfig.model_validate(expand_preset(model))
+    model_config = parse_model(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
     groups = group_parameters(built)
     if sharded:
