@@ -7,6 +7,7 @@ import pytest
 from pretrain.tracking.jsonl import read_rows
 from tests.helpers.cli import WarmCli
 from tests.helpers.runs import tensors_of
+from tests.unit.artifact.runs import write_run
 
 SINGLE = ["engine.kind=single", "engine.zero_stage=0", "data.lanes=1", "train.steps=12", "checkpoint.every_steps=3"]
 KEEP = ["checkpoint.keep=10", "eval.every_steps=12", "model.decoder.dropout=0.0", "tracking.log_every_steps=1"]
@@ -16,6 +17,12 @@ KEEP = ["checkpoint.keep=10", "eval.every_steps=12", "model.decoder.dropout=0.0"
 def warm():
     with WarmCli() as cli:
         yield cli
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A run with four checkpoints of random weights."""
+    return write_run(tmp_path_factory.mktemp("average") / "run", steps=[3, 6, 9, 12])
 
 
 @pytest.fixture
@@ -65,14 +72,14 @@ def test_the_loss_of_a_checkpoint_is_what_training_logged(run, warm, tmp_path):
     [
         (["{run}", "--last", "9", "--output", "out"], 66, "has 4 checkpoints, --last 9 needs more"),
         (["{run}", "--output", "out"], 64, "one checkpoint has no mean; give --last N with a run"),
-        (["{run}", "--last", "2", "--output", "."], 64, "exists and is not an empty folder"),
+        (["{run}", "--last", "2", "--output", "{run}"], 64, "exists and is not an empty folder"),
         (["nothing", "--last", "2", "--output", "out"], 66, "has 0 checkpoints, --last 2 needs more; check the path"),
         (["{run}", "--last", "0", "--output", "out"], 64, "Invalid value for '--last'"),
         (["{run}", "--last", "2"], 64, "Missing option '--output'"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(run, warm, tmp_path, arguments, code, message):
-    done = warm("average", *(text.format(run=run.path) for text in arguments), cwd=tmp_path)
+def test_what_makes_no_sense_is_one_line(written, warm, tmp_path, arguments, code, message):
+    done = warm("average", *(text.format(run=written) for text in arguments), cwd=tmp_path)
     assert (done.code, done.stdout, len(done.errors), done.stderr.count("\n")) == (code, "", 1, 1)
     assert message in done.errors[0]
     assert not (tmp_path / "out").exists()
