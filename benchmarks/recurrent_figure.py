@@ -1,0 +1,90 @@
+"""Draws what benchmarks/recurrent.py measured: one picture of three panels, and one table in Markdown.
+
+python -m benchmarks.recurrent_figure runs/recurrent/rows.jsonl --picture docs/why_transformers.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+Rows = dict[str, dict[str, Any]]
+
+
+def read_rows(path: Path) -> Rows:
+    """Returns the last row of each question that was not a trial."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["question"]: row for row in rows if not row["quick"]}
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draws tokens/s against length, loss at equal time, and recall by distance, as far as they were measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(rows), figsize=(5 * len(rows), 4), layout="constrained", squeeze=False)
+    for axes, (question, row) in zip(panels[0], rows.items(), strict=True):
+        if question == "loss":
+            axes.barh(list(row["arms"]), [arm["val_loss"] for arm in row["arms"].values()])
+            axes.set(title="loss after an equal time", xlabel="validation loss")
+            axes.invert_yaxis()
+        elif question == "speed":
+            _curves(axes, row["tokens_per_s"])
+            axes.set(title="speed", xlabel="tokens of a row", ylabel="tokens/s, forward and backward", yscale="log")
+        else:
+            _curves(axes, {name: arm["recall"] for name, arm in row["arms"].items()})
+            axes.set(title="recall after an equal time", xlabel="distance", ylabel="share of keys", ylim=(0, 1.02))
+    figure.savefig(path, dpi=120)
+
+
+def _curves(axes: Any, curves: dict[str, dict[str, float]]) -> None:
+    """Draws a curve a model, over lengths or distances that double."""
+    for name, points in curves.items():
+        axes.plot(range(len(points)), list(points.values()), marker="o", label=name)
+    labels = list(next(iter(curves.values())))
+    axes.set_xticks(range(len(labels)), labels)
+    axes.legend(fontsize="small")
+
+
+def table(rows: Rows) -> str:
+    """Returns a row a model: its size, tokens/s at the shortest and longest length, loss, and recall by distance."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row["parameters"]))
+    head, lines = ["model", "parameters"], [[name] for name in names]
+    for line in lines:
+        line.append(f"{next(row['parameters'][line[0]] for row in rows.values() if line[0] in row['parameters']):,}")
+    speed = rows.get("speed", {}).get("tokens_per_s", {})
+    lengths = list(next(iter(speed.values()), {}))
+    for length in dict.fromkeys(lengths[:1] + lengths[-1:]):
+        head.append(f"tokens/s at {length}")
+        _fill(lines, {name: f"{points[length]:,.0f}" for name, points in speed.items()})
+    loss = rows.get("loss", {}).get("arms", {})
+    if loss:
+        head.append("loss")
+        _fill(lines, {name: f"{arm['val_loss']:.3f}" for name, arm in loss.items()})
+    recall = rows.get("recall", {}).get("arms", {})
+    for distance in next(iter(recall.values()), {"recall": {}})["recall"]:
+        head.append(f"recall at {distance}")
+        _fill(lines, {name: f"{arm['recall'][distance]:.2f}" for name, arm in recall.items()})
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines))
+
+
+def _fill(lines: list[list[str]], cells: dict[str, str]) -> None:
+    for line in lines:
+        line.append(cells.get(line[0], ""))
+
+
+def main() -> None:
+    """Writes the picture and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--picture", type=Path, default=Path("docs/why_transformers.png"))
+    arguments = parser.parse_args()
+    rows = read_rows(arguments.rows)
+    draw(rows, arguments.picture)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
