@@ -198,7 +198,12 @@ def _check_kind(kind: str, manifest: Manifest) -> None:
 
 
 def load_checkpoint(
-    path: Path, store: FragmentStore, weights_only: bool = False, may_lack: tuple[str, ...] = ()
+    path: Path,
+    store: FragmentStore,
+    weights_only: bool = False,
+    *,
+    may_lack: tuple[str, ...] = (),
+    leave: tuple[str, ...] = (),
 ) -> TrainState:
     """Fills a model's state from a verified checkpoint, whatever topology wrote it.
 
@@ -208,18 +213,20 @@ def load_checkpoint(
         weights_only: Leave the moments and the step count as they are (to start a new run from these weights).
         may_lack: Beginnings of the names of parameters that stay as they are where the checkpoint has none of that
             shape, which is said.
+        leave: Names of parameters that stay as they are, which is said.
 
     Raises:
         CheckpointError: It is not of this model; the parameters that differ are named.
     """
     manifest = load_manifest(path)
     reader = FragmentReader(path / record.name for record in manifest.files)
-    problem, lacking = None, dict[str, str]()
+    problem, anew = None, dict[str, str]()
     try:
         for fragment in store.held_fragments():
             saved = manifest.shapes.get(fragment.name)
-            if saved != list(fragment.shape) and fragment.name.startswith(may_lack):
-                lacking[fragment.name] = f"{fragment.name} {list(fragment.shape)}"
+            lacks = saved != list(fragment.shape) and fragment.name.startswith(may_lack)
+            if lacks or fragment.name in leave:
+                anew[fragment.name] = f"{fragment.name} {list(fragment.shape)}"
                 continue
             if saved != list(fragment.shape):
                 shape = "no such parameter" if saved is None else f"shape {saved}"
@@ -234,13 +241,15 @@ def load_checkpoint(
                 reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
     except PretrainError as error:
         problem = str(error)
-    found = dist.gather_objects((problem, lacking))
+    found = dist.gather_objects((problem, anew))
     first = next((text for text, _ in found if text), None)
     if first is not None:
         raise CheckpointError(first)
-    if lacking := {name: text for _, part in found for name, text in part.items()}:
+    if anew := {name: text for _, part in found for name, text in part.items()}:
         log.info(
-            "%s does not have, and they begin anew: %s", path, ", ".join(lacking[name] for name in sorted(lacking))
+            "weights are those of %s, but for these, which begin anew: %s",
+            path,
+            ", ".join(anew[n] for n in sorted(anew)),
         )
     state = TrainState.from_json(manifest.state, str(path))
     store.finish_load(*((0, {}) if weights_only else (state.optimizer_step, manifest.scalars)))

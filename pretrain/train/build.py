@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
+from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.run import RunConfig
@@ -38,6 +38,7 @@ from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import Claim, begin
 from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_data
+from pretrain.train.start import load_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +198,5 @@ def _restore(config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: C
         check_data(state, fresh, config.resume.allow)
         return replace(state, data_hash=fresh.data_hash, tokenizer_hash=fresh.tokenizer_hash)
     if config.init.from_ is not None:
-        from pretrain.artifact.find import find_checkpoint
-
-        # A head of labels is about the data at hand; that of the checkpoint is another one.
-        own = ("head.", "pooler.") if config.model.head.kind == "labels" else ()
-        load_checkpoint(find_checkpoint(Path(config.init.from_)), engine.state, weights_only=True, may_lack=own)
+        load_start(Path(config.init.from_), config.model, engine.state)
     return fresh

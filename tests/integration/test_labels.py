@@ -1,0 +1,187 @@
+"""Labels through everything: prepare, training from scratch or from an encoder, ranks, a kill, what is refused."""
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.config.load import load_config
+from pretrain.index import load_index
+from pretrain.tracking.audit import compare, read_audit
+from tests.helpers.cli import run_cli
+from tests.helpers.runs import RunMaker, kill_rank, tensors_of
+
+WORDS = ["unbelievable", "walking", "walked", "dogs", "cats", "talked", "houses"]
+COLORS = ["red", "green", "blue"]
+TOKENIZER = "{kind: wordpiece, vocab_size: 90, roles: bert}"
+
+CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 16, packing: {packing}}}
+model: {model}
+objective: {{kind: {kind}}}
+batch: {{global_tokens: {tokens}, seq_len: 32, micro: 8}}
+optim: {{lr: 3e-3, schedule: {{kind: cosine, warmup_steps: 10}}}}
+train: {{steps: {steps}}}
+eval: {{every_steps: {steps}}}
+engine: {engine}
+checkpoint: {{every_steps: 20}}
+tracking: {{log_every_steps: 20, wandb: off}}
+"""
+BERT = (
+    "{preset: bert-tiny, encoder: {width: 48, heads: 4, ff_width: 96}, tied_embeddings: false, pooler: true, "
+    "head: {kind: labels, transform: false, dropout: 0.1}}"
+)
+MODERNBERT = (
+    "{preset: modernbert-tiny, encoder: {layers: 2, width: 48, heads: 4, ff_width: 64, dropout: 0.1}, "
+    "tied_embeddings: false, head: {kind: labels, mean: %s}}"
+)
+SINGLE = "{kind: single, zero_stage: 0, precision: fp32, device: cpu}"
+RANKS = "{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu, timeout_s: 60}"
+
+
+class LabelRuns(RunMaker):
+    """Runs of small encoders over labelled data."""
+
+    def __init__(self, folder: Path, data: Path, **values: object) -> None:
+        super().__init__(folder, data)
+        self._values = values
+
+    def config(self, name: str = "runs") -> Path:
+        """Writes a config whose run folder is `name/run`."""
+        path = self._folder / f"{name}.yaml"
+        path.write_text(CONFIG.format(runs=self._folder / name, data=self._data, **self._values))
+        return path
+
+
+def classified(rng: random.Random) -> dict[str, object]:
+    """Words, and somewhere between them a color: the class."""
+    words, color = rng.choices(WORDS, k=rng.randint(3, 20)), rng.choice(COLORS)
+    words.insert(rng.randint(0, len(words)), color)
+    return {"text": " ".join(words), "label": color.upper()}
+
+
+def tagged(rng: random.Random) -> dict[str, object]:
+    """Words, of which several are one color: the tag of every dog and cat."""
+    color = rng.choice(COLORS)
+    words = [color, *rng.choices([*WORDS, *[color] * 5], k=rng.randint(3, 20))]
+    return {"tokens": words, "tags": [color.upper() if word in ("dogs", "cats") else "O" for word in words]}
+
+
+def prepare(folder: Path, kind: str, make: Callable[[random.Random], dict[str, object]]) -> Path:
+    rng = random.Random(3)
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(make(rng)) for _ in range(1500)))
+    (folder / "prepare.yaml").write_text(
+        f"output: data\nkind: {kind}\ninputs: [{{path: rows.jsonl}}]\ntokenizer: {TOKENIZER}\nsplit: hash:0.1\n"
+    )
+    result = run_cli("prepare", "prepare.yaml", cwd=folder)
+    assert result.code == 0, result.stderr
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory) -> Path:
+    """A shard folder of classified texts."""
+    return prepare(tmp_path_factory.mktemp("labels") / "classes", "classes", classified)
+
+
+@pytest.fixture(scope="module")
+def tags(tmp_path_factory) -> Path:
+    """A shard folder of tagged texts."""
+    return prepare(tmp_path_factory.mktemp("labels") / "tags", "tags", tagged)
+
+
+def last_validation(runs: LabelRuns, name: str) -> dict[str, float]:
+    rows = map(json.loads, runs.folder(name).metrics.read_text().splitlines())
+    return [row for row in rows if "val_loss" in row][-1]
+
+
+@pytest.mark.parametrize(("packing", "model"), [("padded", BERT), ("bins", MODERNBERT % "true")])
+def test_an_encoder_from_scratch_learns_classes(tmp_path, classes, packing, model):
+    runs = LabelRuns(
+        tmp_path, classes, packing=packing, model=model, kind="classify", tokens=1024, steps=50, engine=SINGLE
+    )
+    runs.complete("runs", ranks=1)
+    found = last_validation(runs, "runs")
+    assert found["val_accuracy"] > 0.95
+    assert found["val_tokens"] == load_index(classes).split("validation").num_documents
+    assert "val_bits_per_byte" not in found
+    assert load_config(runs.folder("runs").config).model.head.labels == ["BLUE", "GREEN", "RED"]
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory, tags) -> LabelRuns:
+    """An uninterrupted run on two ranks that learns tags, and a maker of others beside it."""
+    model = MODERNBERT % "false"
+    folder = tmp_path_factory.mktemp("tagging")
+    maker = LabelRuns(folder, tags, packing="bins", model=model, kind="tag", tokens=1024, steps=60, engine=RANKS)
+    maker.complete("golden")
+    return maker
+
+
+def test_an_encoder_from_scratch_learns_tags_on_two_ranks(golden, tags):
+    found = last_validation(golden, "golden")
+    assert found["val_accuracy"] > 0.95
+    counts = json.loads((tags / "statistics.json").read_text())["splits"]["validation"]["labels"]
+    assert found["val_tokens"] == sum(counts.values())
+    known = counts["O"] / found["val_tokens"]
+    assert known + (1 - known) / 3 < 0.93, "to know cats and dogs, and not the color, would not do"
+
+
+def test_a_run_that_learns_tags_and_whose_rank_was_killed_continues_bit_for_bit(golden):
+    process = golden.start("killed")
+    golden.wait_for_step("killed", 44, process)
+    kill_rank(process, 1)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    golden.complete("killed")
+    ours, reference = golden.folder("killed"), golden.folder("golden")
+    assert compare(reference.audit, ours.audit) is None
+    assert [row.step for row in read_audit(ours.audit)] == list(range(1, 61))
+    left, right = (tensors_of(list_checkpoints(folder.checkpoints)[-1]) for folder in (reference, ours))
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[key], right[key]) for key in left)
+
+
+def test_the_head_of_another_task_begins_anew_at_zero_stage_3_and_the_encoder_does_not(tmp_path, golden, classes):
+    """Two tokenizers of equal size: what the tokens mean is not looked at here."""
+    first = str(golden.folder("golden").path)
+    runs = LabelRuns(
+        tmp_path,
+        classes,
+        packing="bins",
+        model=MODERNBERT % "true",
+        kind="classify",
+        tokens=1024,
+        steps=20,
+        engine=RANKS,
+    )
+    overrides = (
+        "engine.zero_stage=3",
+        "optim.lr=1e-30",
+        "optim.weight_decay=0",
+        "train.stop_after=1",
+        "model.head.labels=[RED, GREEN]",
+    )
+    output = runs.complete("wrong", *overrides, expect=64, ranks=1)
+    assert "model.head.labels are RED, GREEN, those of the data BLUE, GREEN, RED" in output
+    output = runs.complete("runs", *overrides[:4], f"init.from={first}")
+    assert "but for these, which begin anew: head.bias [3], head.weight [3, 48]" in output
+    start = tensors_of(list_checkpoints(golden.folder("golden").checkpoints)[-1])
+    end = tensors_of(list_checkpoints(runs.folder("runs").checkpoints)[-1])
+    same = {name for name in end if name.endswith("/weight") and np.array_equal(start.get(name), end[name])}
+    assert {name for name in end if name.endswith("/weight")} - same == {"head.weight/weight", "head.bias/weight"}
+
+
+def test_an_objective_that_does_not_fit_the_labels_is_refused(tmp_path, tags):
+    runs = LabelRuns(tmp_path, tags, packing="bins", model=BERT, kind="classify", tokens=1024, steps=20, engine=SINGLE)
+    result = run_cli("train", str(runs.config()), cwd=tmp_path)
+    assert (result.code, len(result.errors)) == (64, 1)
+    assert "objective.kind=classify learns from classes, and the data are tags; choose another" in result.errors[0]

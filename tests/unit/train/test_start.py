@@ -1,0 +1,77 @@
+"""Weights of a new run from a checkpoint: of a head of labels, those of the same labels only."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.config.model import HeadConfig
+from pretrain.config.prepare import TokenizerConfig
+from pretrain.data.tokenizer import dump_tokenizer, train_tokenizer
+from pretrain.errors import CheckpointError
+from pretrain.rundir import RunDir
+from pretrain.train.start import load_start
+from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
+
+SHAPES = {"encoder.weight": (3, 4), "pooler.weight": (4, 4), "head.weight": (2, 4), "head.bias": (2,)}
+CONFIG = """
+run: {{dir: {runs}, name: run}}
+data: {{path: data, packing: bins}}
+model: {{preset: bert-tiny, tied_embeddings: false, head: {head}}}
+objective: {{kind: {kind}}}
+batch: {{global_tokens: 128, seq_len: 64, micro: 2}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 1}}}}
+train: {{steps: 100}}
+"""
+"""Of the model only the head matters here: the weights are a stand-in's."""
+
+
+def finished_run(folder: Path, kind: str, head: str, shapes: dict[str, tuple[int, ...]]) -> RunDir:
+    """A run with a checkpoint of step 6, whose every value is 6."""
+    run = RunDir(folder / "run")
+    run.path.mkdir(parents=True)
+    run.config.write_text(CONFIG.format(runs=folder, kind=kind, head=head))
+    run.tokenizer.write_bytes(dump_tokenizer(train_tokenizer(["a text"], TokenizerConfig(kind="char"))))
+    manager(run.checkpoints).save(StandIn(6, shapes), state_of(6))
+    return run
+
+
+def start_from(run: RunDir, labels: list[str], caplog) -> dict[str, float]:
+    """The one value that each weight has after the start of a run over these labels."""
+    model = load_config(run.config).model.model_copy(update={"head": HeadConfig(kind="labels", labels=labels)})
+    store = StandIn(0, SHAPES)
+    with caplog.at_level(logging.INFO, logger="pretrain"):
+        load_start(run.path, model, store)
+    found = {name: set(kinds["weight"].tolist()) for name, kinds in store.tensors.items()}
+    assert all(len(values) == 1 for values in found.values())
+    return {name: value for name, (value,) in found.items()}
+
+
+def test_the_scores_of_the_same_labels_are_kept(tmp_path, caplog):
+    run = finished_run(tmp_path, "classify", "{kind: labels, labels: [a, b]}", SHAPES)
+    assert set(start_from(run, ["a", "b"], caplog).values()) == {6.0}
+    assert "begin anew" not in caplog.text
+
+
+@pytest.mark.parametrize("labels", [["b", "a"], ["x", "y"]])
+def test_the_scores_of_other_labels_begin_anew_although_they_are_as_many(tmp_path, caplog, labels):
+    run = finished_run(tmp_path, "classify", "{kind: labels, labels: [a, b]}", SHAPES)
+    found = start_from(run, labels, caplog)
+    assert found == {"encoder.weight": 6.0, "pooler.weight": 6.0, "head.weight": 0.0, "head.bias": 0.0}
+    assert "but for these, which begin anew: head.bias [2], head.weight [2, 4]" in caplog.text
+
+
+def test_of_a_language_model_the_encoder_is_taken_and_what_it_lacks_is_named(tmp_path, caplog):
+    shapes = {"encoder.weight": (3, 4), "head.weight": (99, 4)}
+    run = finished_run(tmp_path, "masked", "{kind: lm}", shapes)
+    found = start_from(run, ["a", "b"], caplog)
+    assert found == {"encoder.weight": 6.0, "pooler.weight": 0.0, "head.weight": 0.0, "head.bias": 0.0}
+    assert "begin anew: head.bias [2], head.weight [2, 4], pooler.weight [4, 4]" in caplog.text
+
+
+def test_an_encoder_of_another_size_is_no_start(tmp_path, caplog):
+    shapes = SHAPES | {"encoder.weight": (3, 5)}
+    run = finished_run(tmp_path, "classify", "{kind: labels, labels: [a, b]}", shapes)
+    with pytest.raises(CheckpointError, match=r"encoder\.weight has shape \[3, 4\] in this model, in the checkpoint"):
+        start_from(run, ["a", "b"], caplog)
