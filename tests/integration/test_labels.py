@@ -106,7 +106,7 @@ def last_validation(runs: LabelRuns, name: str) -> dict[str, float]:
 @pytest.mark.parametrize(("packing", "model"), [("padded", BERT), ("bins", MODERNBERT % "true")])
 def test_an_encoder_from_scratch_learns_classes(tmp_path, classes, packing, model):
     runs = LabelRuns(
-        tmp_path, classes, packing=packing, model=model, kind="classify", tokens=1024, steps=50, engine=SINGLE
+        tmp_path, classes, packing=packing, model=model, kind="classify", tokens=1024, steps=60, engine=SINGLE
     )
     runs.complete("runs", ranks=1)
     found = last_validation(runs, "runs")
