@@ -54,11 +54,11 @@ def run_cells(cells: nn.RNNBase, x_BTD: Tensor, segments: Segments, state: State
         outputs_BTD, and the state of each document after it.
     """
     if segments.count == len(x_BTD):
-        outputs_BTD, last = _call(cells, x_BTD, state)
+        outputs_BTD, last = call_cells(cells, x_BTD, state)
         return outputs_BTD, last
     slots, places = segments.order()
     packed = PackedSequence(x_BTD.flatten(0, 1)[places.data], *places[1:])
-    outputs, last = _call(cells, packed, state)
+    outputs, last = call_cells(cells, packed, state)
     return outputs.data[slots].view(*x_BTD.shape[:2], -1), last
 
 
@@ -69,6 +69,7 @@ def join_directions(state: State) -> State:
     return tuple(torch.cat((held[0::2], held[1::2]), dim=-1) for held in state)
 
 
-def _call(cells: nn.RNNBase, x: Any, state: State) -> tuple[Any, State]:
+def call_cells(cells: nn.RNNBase, x: Any, state: State) -> tuple[Any, State]:
+    """Calls torch's module, whose states are tensors or pairs of them. `x`: [N, T, D], or packed."""
     outputs, last = cells(x, state if isinstance(cells, nn.LSTM) else state[0])
     return outputs, last if isinstance(cells, nn.LSTM) else (last,)

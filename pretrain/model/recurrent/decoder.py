@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pretrain.config.recurrent import RecurrentConfig
 from pretrain.model.recurrent.attention import build_score, mix
-from pretrain.model.recurrent.cells import State, build_cells, run_cells, zero_state
+from pretrain.model.recurrent.cells import State, build_cells, call_cells, run_cells, zero_state
 from pretrain.model.recurrent.encoder import Encoded
 from pretrain.model.recurrent.segments import Segments, match, split_rows
 
@@ -135,7 +135,7 @@ class RecurrentDecoder(nn.Module):
         begins_T = segments.begins_BT.any(dim=0).tolist()
         cells = tuple(held[:, segments.number_BT[:, 0]] for held in first)
         outputs = []
-        for step in range(x_BTD.shape[1]):
+        for step, x_BD in enumerate(x_BTD.unbind(dim=1)):  # slices would each have a gradient of the whole
             if step > 0 and begins_T[step]:
                 begins_B1 = segments.begins_BT[:, step, None]
                 number_B = segments.number_BT[:, step]
@@ -145,8 +145,8 @@ class RecurrentDecoder(nn.Module):
                 fed_BD = fed_BD.masked_fill(begins_B1, 0.0)
             if self.looks_before:
                 fed_BD = self._context(cells[0][-1], source, step)
-            read_B1D = torch.cat((x_BTD[:, step], fed_BD), dim=-1)[:, None]
-            states_B1D, cells = self._run_step(read_B1D, cells)
+            read_B1D = torch.cat((x_BD, fed_BD), dim=-1)[:, None]
+            states_B1D, cells = call_cells(self.rnn, read_B1D, cells)
             context_BD = fed_BD if self.looks_before else self._context(states_B1D[:, 0], source, step)
             outputs.append(self._read_out(states_B1D[:, 0], context_BD))
             if not self.looks_before:
@@ -157,10 +157,6 @@ class RecurrentDecoder(nn.Module):
         context_B1D = self._attend(state_BD[:, None], source, step)
         assert context_B1D is not None
         return context_B1D[:, 0]
-
-    def _run_step(self, x_B1D: Tensor, cells: State) -> tuple[Tensor, State]:
-        rows = split_rows(x_B1D.shape[:2], None, x_B1D.device)
-        return run_cells(self.rnn, x_B1D, rows, cells)
 
 
 def _column(documents_BT: Tensor | None, like: Tensor) -> Tensor:
