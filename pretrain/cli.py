@@ -251,6 +251,9 @@ def generate(
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
     from pretrain.artifact import open_artifact
+    from pretrain.artifact.normalize import find_normalize
+    from pretrain.artifact.what import open_what
+    from pretrain.data.normalize import build_normalizers
     from pretrain.generate.command import run_generate
     from pretrain.generate.options import Options
     from pretrain.generate.prompts import find_prompts
@@ -258,6 +261,9 @@ def generate(
     options = Options(max_tokens, temperature, top_k, top_p, beams, length_penalty, early_stopping, n_best)
     prompts = find_prompts(prompt or [], file)
     artifact = open_artifact(what, device)
+    normalize = find_normalize(open_what(what))
+    if normalize is not None and prompts is not None:
+        prompts = map(build_normalizers(normalize)[0], prompts)
     for setting in artifact.generation.not_honoured():
         print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
     try:

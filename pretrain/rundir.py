@@ -67,6 +67,11 @@ class RunDir:
         """The tokenizer, copied from the data, so that the run can generate by itself."""
         return self.path / "tokenizer.json"
 
+    @property
+    def normalize(self) -> Path:
+        """What the text of the data went through before the tokenizer, and what is read later goes through too."""
+        return self.path / "normalize.json"
+
     def exists(self) -> bool:
         """Returns whether a run has begun here."""
         return self.record.is_file()

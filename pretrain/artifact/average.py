@@ -16,7 +16,6 @@ from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
 from pretrain.checkpoint.average import MeanReader
 from pretrain.checkpoint.layout import MANIFEST, MODEL_FILE, list_checkpoints, step_of
 from pretrain.checkpoint.weights import write_weights
-from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.io import make_dir, new_folder, write_file, write_json
 from pretrain.rundir import RunDir
@@ -50,7 +49,7 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
     Raises:
         ConfigError: Too few, or of different models, which keys are named; `out` holds something.
         CheckpointError: One is missing, damaged, or has other parameters.
-        DataError: Their tokenizers differ; or it is not known how a translator's text was normalised.
+        DataError: Their tokenizers differ.
         DiskError: The disk refused; nothing is left under `out`.
     """
     chosen = [open_what(path) for path in _choose(whats, last)]
@@ -66,7 +65,7 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
         "steps": averaged.steps,
         "arithmetic": averaged.arithmetic,
     }
-    normalize = _normalize_of(chosen[0])
+    normalize = find_normalize(chosen[0])
     with new_folder(out) as folder:
         facts = {
             "format": FORMAT,
@@ -82,16 +81,6 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
                 write_file(tokenizer / name, content)
         write_weights(folder, ((name, reader.read(name)) for name in reader.shapes), origin)
     return averaged
-
-
-def _normalize_of(what: What) -> NormalizeConfig | None:
-    """Returns what training text went through; a translator cannot be used without, so it must be known."""
-    try:
-        return find_normalize(what)
-    except DataError:
-        if what.config.shape == "encoder+decoder":
-            raise
-        return None
 
 
 def _choose(whats: Sequence[Path], last: int | None) -> list[Path]:

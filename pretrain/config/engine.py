@@ -1,6 +1,6 @@
 """`engine:` -- what runs a step: DeepSpeed ZeRO, DDP or one process, at what precision."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -40,9 +40,17 @@ class EngineConfig(Section):
     offload_params: Literal["none", "cpu"] = "none"
     timeout_s: int = Field(default=600, ge=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_zero(cls, values: Any) -> Any:
+        """Only DeepSpeed has stages: elsewhere the one that was not named is 0, also when the config is written out."""
+        if isinstance(values, dict) and values.get("kind") in ("ddp", "single"):
+            return {"zero_stage": 0, **values}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> "EngineConfig":
-        if self.kind != "deepspeed" and "zero_stage" in self.model_fields_set and self.zero_stage:
+        if self.kind != "deepspeed" and self.zero_stage:
             raise ValueError(f"zero_stage={self.zero_stage} needs kind=deepspeed, not {self.kind}; set zero_stage=0")
         if self.precision == "fp16" and self.kind != "deepspeed":
             raise ValueError(
@@ -56,12 +64,11 @@ class EngineConfig(Section):
                 "precision=fp16 is wrong at zero_stage=0: DeepSpeed divides gradients by a loss scale that it has not "
                 "multiplied the loss by; use zero_stage=1, 2 or 3"
             )
-        sharded = self.zero_stage if self.kind == "deepspeed" else 0
-        if self.offload_optimizer != "none" and not sharded:
+        if self.offload_optimizer != "none" and not self.zero_stage:
             raise ValueError(
                 "offload_optimizer=cpu moves what ZeRO has cut up; use kind=deepspeed and zero_stage=1, 2 or 3"
             )
-        if self.offload_params != "none" and sharded != 3:
+        if self.offload_params != "none" and self.zero_stage != 3:
             raise ValueError("offload_params=cpu needs weights that are cut up: use kind=deepspeed and zero_stage=3")
         return self
 

@@ -14,7 +14,7 @@ from pretrain.artifact.open import Artifact, open_artifact
 from pretrain.artifact.what import open_what
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.data.normalize import build_normalizers
-from pretrain.errors import ConfigError, DataError
+from pretrain.errors import ConfigError
 from pretrain.evaluate.lines import read_parallel, write_texts
 from pretrain.evaluate.measure import RESAMPLES, Hypotheses, Measure, Paired, Scored
 from pretrain.evaluate.translate import BATCH_TOKENS, Translations, encode_sources, translate
@@ -156,12 +156,12 @@ def evaluate_translation(
 
     Raises:
         ConfigError: A file cannot be read, a text does not fit, or the model does not translate.
-        DataError: Sources and references do not belong together; or how a run's text was normalised is not known.
+        DataError: Sources and references do not belong together.
         LaunchError: A package is missing.
     """
     task.options()  # what is out of range is refused before anything is loaded
     sources, references = read_parallel(task.source, task.reference)
-    steps = {path: _normalize_of(path, task) for path in (what, *([] if other is None else [other]))}
+    steps = {path: find_normalize(open_what(path)) for path in (what, *([] if other is None else [other]))}
     measure = Measure(references, next(filter(None, steps.values()), None), preprocessed=task.preprocessed)
     own = _decode(what, task, sources, steps[what], device)
     if output is not None:
@@ -176,17 +176,6 @@ def evaluate_translation(
         for paired in measure.compare(baseline.hypotheses, system.hypotheses, task.resamples)
     ]
     return TranslationReport([(one, measure.score(one.hypotheses)) for one in (*own, *theirs)], compared)
-
-
-def _normalize_of(path: Path, task: TranslationTask) -> NormalizeConfig | None:
-    """Returns what raw text must go through for a model; of preprocessed text it need not be known."""
-    described = open_what(path)
-    try:
-        return find_normalize(described)
-    except DataError:
-        if not task.preprocessed:
-            raise
-        return None
 
 
 def _decode(

@@ -158,14 +158,25 @@ class Stack(nn.Module):
         if encoded is None or self.cross_backend is None:
             return None
         num_rows, queries, _ = x_BTD.shape
-        packed = rows.documents_BT is not None and encoded.rows.documents_BT is not None
+        documents_BT, key_documents_BS = rows.documents_BT, encoded.rows.documents_BT
+        if (documents_BT is None) != (key_documents_BS is None):
+            # One side without numbers is one document a row, the first of the other side's.
+            documents_BT = _whole(documents_BT, num_rows, queries, x_BTD.device)
+            key_documents_BS = _whole(key_documents_BS, num_rows, encoded.length, x_BTD.device)
         mask = AttentionMask(
             causal=False,
-            documents_BT=rows.documents_BT if packed else None,
-            key_documents_BS=encoded.rows.documents_BT if packed else None,
+            documents_BT=documents_BT,
+            key_documents_BS=key_documents_BS,
             key_lengths_B=encoded.rows.lengths_B,
         )
         prepared = self.cross_backend.prepare(
             mask, rows=num_rows, queries=queries, keys=encoded.length, device=x_BTD.device
         )
         return Memory(encoded.hidden_BSD, prepared)
+
+
+def _whole(documents_BT: Tensor | None, num_rows: int, length: int, device: torch.device) -> Tensor:
+    """Returns document numbers, written out where there are none: each row is document 0."""
+    if documents_BT is not None:
+        return documents_BT
+    return torch.zeros(num_rows, length, dtype=torch.int32, device=device)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import dist
+from pretrain.artifact.normalize import dump_normalize, normalize_of_data
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.run import RunConfig
@@ -72,6 +73,8 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
         write_file(claim.folder.config, dump_config(claim.config).encode())
         if not claim.folder.tokenizer.is_file():
             write_file(claim.folder.tokenizer, claim.dataset.tokenizer_path.read_bytes())
+            steps = normalize_of_data([source.folder for source in claim.dataset.sources])
+            write_file(claim.folder.normalize, dump_normalize(steps))
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)
     assert isinstance(result, dict)

@@ -9,7 +9,7 @@ import torch
 
 from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.find import find_checkpoint
-from pretrain.artifact.normalize import find_normalize
+from pretrain.artifact.normalize import find_normalize, normalize_of_data
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model
 from pretrain.artifact.what import open_what
@@ -17,7 +17,7 @@ from pretrain.checkpoint.average import MeanReader
 from pretrain.checkpoint.manager import load_checkpoint
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from tests.helpers.runs import tensors_of
-from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_run, write_text_run, write_texts
+from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 
 
@@ -172,21 +172,23 @@ def test_a_hugging_face_folder_is_refused(run, tmp_path):
         average_checkpoints([run, tmp_path], None, tmp_path / "mean")
 
 
-def test_a_translator_without_its_data_is_refused_and_another_model_is_not(tmp_path):
+def test_how_text_was_normalised_is_known_without_the_data(tmp_path):
     alone = write_run(tmp_path / "alone", steps=[10, 20])
     write_texts(tmp_path / "texts", TEXTS)
     decoder = write_text_run(tmp_path / "gpt", tmp_path / "texts", "llama-tiny", "causal")
-    assert find_normalize(open_what(alone)) == NORMALIZE
-    assert find_normalize(open_what(decoder)) is None
     for name in ("alone-data", "texts"):
         (tmp_path / name).rename(tmp_path / f"{name}-elsewhere")
-    with pytest.raises(DataError, match="alone-data: not here, and only there it is said how the run's text was norm"):
-        average_checkpoints([alone], 2, tmp_path / "mean")
-    copy = decoder.rename(tmp_path / "gpt-copy")
-    write_texts(tmp_path / "texts-again", TEXTS)
-    other = write_text_run(tmp_path / "gpt", tmp_path / "texts-again", "llama-tiny", "causal", step=2)
-    average_checkpoints([copy, other], None, tmp_path / "mean")
-    assert find_normalize(open_what(tmp_path / "mean")) is None
+    average_checkpoints([alone], 2, tmp_path / "mean")
+    assert find_normalize(open_what(alone)) == find_normalize(open_what(tmp_path / "mean")) == NORMALIZE
+    assert find_normalize(open_what(decoder)) is None
+
+
+def test_inputs_that_were_normalised_in_different_ways_are_warned_about(tmp_path, caplog):
+    write_texts(tmp_path / "texts", TEXTS)
+    folders = [write_pairs(tmp_path / "pairs"), tmp_path / "texts"]
+    assert normalize_of_data(folders[:1]) == NORMALIZE
+    assert normalize_of_data(folders) is None
+    assert "normalised in different ways" in caplog.text
 
 
 def test_a_damaged_normalize_is_named(run, tmp_path):

@@ -238,6 +238,14 @@ def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, st
     assert load_config(folder / "b.yaml", import_extensions=False) == config
 
 
+@pytest.mark.parametrize("kind", ["single", "ddp"])
+def test_an_engine_without_stages_is_dumped_with_none_and_loads_again(write, tmp_path, kind):
+    config = load_config(write(BASE), [f"engine={{kind: {kind}, precision: fp32}}"])
+    assert config.engine.zero_stage == 0
+    (tmp_path / "dumped.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
 def test_changed_keys_are_leaves_with_both_values(write):
     old = load_config(write(BASE))
     assert changed_keys(old, old) == {}

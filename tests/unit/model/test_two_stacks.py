@@ -79,6 +79,28 @@ def test_padding_and_packing_leave_pairs_as_they_are_alone(shape, attention):
             assert (grad - total).norm() <= 1e-9 * total.norm(), name
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_side_without_document_numbers_is_one_document_a_row(side, attention):
+    """Rows of equal lengths have no padding, and no numbers; the padding of the other side stays unseen."""
+    model = two_stacks("rotary", attention=attention)
+    sources, targets = ([9, 4, 12], [7, 7, 7]) if side == "target" else ([9, 9, 9], [4, 2, 7])
+    padded, alone = random_pairs(sources, targets)
+
+    def numbered(lengths, width):
+        return (torch.arange(width)[None] >= torch.tensor(lengths)[:, None]).int()
+
+    source = replace(padded.source, lengths_B=None)
+    batch = replace(padded, lengths_B=None, source=source)
+    if side == "target":
+        batch = replace(batch, source=replace(source, documents_BS=-numbered(sources, 12)))
+    else:
+        batch = replace(batch, documents_BT=-numbered(targets, 7))
+    found = logits_of(model, batch)
+    for row, length in enumerate(targets):
+        torch.testing.assert_close(found[row, :length], logits_of(model, alone[row])[0], **EXACT)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_step_by_step_with_caches_gives_the_logits_of_the_whole_row(shape):
     model = two_stacks(shape)
