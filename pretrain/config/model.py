@@ -156,6 +156,7 @@ class HeadConfig(Section):
         transform: A linear layer, the stack's activation and its norm come first (BERT, ModernBERT).
         bias: The scores have a bias.
         scaled: Hidden states are divided by sqrt(D) first (T5 v1.0, whose tied embeddings are large).
+        soft_cap: Scores s become `cap tanh(s / cap)` (Gemma 2, 3.2). None: they are not bounded.
         labels: Of kind `labels`: their names. None: those of the data.
         mean: Of kind `labels`: what is read of a document is the mean over its tokens, not its first.
         dropout: Of kind `labels`: probability, on what the scores are made of.
@@ -165,6 +166,7 @@ class HeadConfig(Section):
     transform: bool = False
     bias: bool = False
     scaled: bool = False
+    soft_cap: float | None = Field(default=None, gt=0)
     labels: list[str] = Field(default_factory=list)
     mean: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -173,8 +175,8 @@ class HeadConfig(Section):
     def _check(self) -> "HeadConfig":
         if self.kind != "labels" and (self.labels or self.mean or self.dropout):
             raise ValueError(f"labels, mean and dropout go with kind=labels, not {self.kind}; leave them out")
-        if self.kind == "labels" and self.scaled:
-            raise ValueError("scaled=true goes with kind=lm; leave it out")
+        if self.kind == "labels" and (self.scaled or self.soft_cap):
+            raise ValueError("scaled and soft_cap go with kind=lm, not labels; leave them out")
         return self
 
 

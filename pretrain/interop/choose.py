@@ -89,7 +89,7 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     keys = ("vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "pooler")
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":
-        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "scaled")}
+        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "scaled", "soft_cap")}
     return found
 
 

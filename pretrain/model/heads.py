@@ -25,6 +25,7 @@ class LanguageModelHead(nn.Module):
 
     Attributes:
         num_scores: Rows of `weight` that are no padding.
+        soft_cap: Bound of the scores, which a loss has to apply too. None: there is none.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -32,6 +33,7 @@ class LanguageModelHead(nn.Module):
         assert config.vocab_size is not None
         self.num_scores, width = config.vocab_size, config.last_stack.width
         self.scale = width**-0.5 if config.head.scaled else 1.0
+        self.soft_cap = config.head.soft_cap
         self.activation = ACTIVATIONS[config.last_stack.activation]
         self.transform = nn.Linear(width, width, bias=config.last_stack.bias) if config.head.transform else None
         self.norm = build_norm(config.last_stack) if config.head.transform else None
@@ -55,6 +57,8 @@ class LanguageModelHead(nn.Module):
         if loss is not None:
             return loss(hidden_BTD, self.weight, self.bias)
         logits_BTV = nn.functional.linear(hidden_BTD, self.weight, self.bias)
+        if self.soft_cap is not None:
+            logits_BTV = self.soft_cap * (logits_BTV / self.soft_cap).tanh()
         if self.num_scores < self.weight.shape[0]:
             logits_BTV[..., self.num_scores :] = -torch.inf
         return logits_BTV
@@ -68,7 +72,10 @@ class LabelHead(nn.Module):
 
     Attributes:
         num_scores: Number of labels V, the rows of `weight`.
+        soft_cap: None: labels are few, and their scores are not bounded.
     """
+
+    soft_cap = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

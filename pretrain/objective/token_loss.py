@@ -36,6 +36,7 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
             bias_V=bias,
             label_smoothing=label_smoothing,
             z_loss=z_loss,
+            soft_cap=model.head.soft_cap,
         )
 
     return LossOutput(*model.head(hidden_BTD, head_loss))

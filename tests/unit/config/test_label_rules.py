@@ -51,7 +51,10 @@ def test_what_fits_is_taken(tmp_path):
         ),
         ({"model": ", head: {kind: labels}"}, r"tied_embeddings=true needs head\.kind=lm, not labels; set it to false"),
         ({"model": ", head: {mean: true}"}, r"labels, mean and dropout go with kind=labels, not lm; leave them out"),
-        ({"model": ", head: {kind: labels, scaled: true}"}, r"scaled=true goes with kind=lm; leave it out"),
+        (
+            {"model": ", head: {kind: labels, scaled: true}"},
+            "scaled and soft_cap go with kind=lm, not labels",
+        ),
         (
             {
                 "kind": "causal",

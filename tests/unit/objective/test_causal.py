@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from pretrain.config.model import HeadConfig
 from pretrain.objective.token_loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.model.tiny import build, random_batch, tiny_config
@@ -49,3 +50,17 @@ def test_padding_the_vocabulary_does_not_change_the_loss():
                 dict(model.named_parameters())[name][: parameter.shape[0]] = parameter
         losses.append(sum_token_loss(model, ragged_batch()).loss_sum)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
+
+
+def test_capped_scores_are_those_that_the_loss_reads():
+    config = tiny_config()
+    model = build(config.model_copy(update={"head": HeadConfig(soft_cap=0.5)}), dtype=torch.float64)
+    batch, plain = ragged_batch(), build(config, dtype=torch.float64)
+    plain.load_state_dict(model.state_dict())
+    logits = model(batch).logits_BTV[..., : model.vocab_size]
+    free = plain(batch).logits_BTV[..., : model.vocab_size]
+    torch.testing.assert_close(logits, 0.5 * (free / 0.5).tanh(), rtol=1e-12, atol=0)
+    expected = functional.cross_entropy(
+        logits.flatten(0, 1), batch.targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+    torch.testing.assert_close(sum_token_loss(model, batch).loss_sum, expected, rtol=1e-12, atol=0)
