@@ -33,7 +33,7 @@ def values_of(name: str, kind: str, length: int) -> torch.Tensor:
     return torch.arange(length, dtype=torch.float32) + 1000 * int(name.split(".")[1]) + (500 if kind == "m" else 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(written_parameters(), st.data())
 def test_any_range_is_read_back_whatever_cut_wrote_it(tmp_path_factory, written, data):
     num_files, parameters = written

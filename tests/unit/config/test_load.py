@@ -220,7 +220,7 @@ MARKUP_LIKE = ["a: b", "[x", "{", "'", '"', "#", " x", "x ", "- a", "&a", "*a", 
 LOOKALIKES = st.sampled_from([*NUMBER_LIKE, *MARKUP_LIKE])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(path=PLAIN | LOOKALIKES, lr=st.floats(1e-30, 1e30), steps=st.integers(21, 10**15))
 def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, steps):
     folder = tmp_path_factory.mktemp("dump")

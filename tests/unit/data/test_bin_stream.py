@@ -50,7 +50,7 @@ def make_pairs(folder, sizes, kind="pairs"):
 
 
 @given(seed=st.integers(0, 50), longest=st.integers(3, 70))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_an_epoch_holds_every_document_once_and_whole_unless_it_is_longer_than_a_row(tmp_path_factory, seed, longest):
     folder = tmp_path_factory.mktemp("shards")
     index = make_shards(folder, train=(700, 300), longest=longest)

@@ -14,7 +14,7 @@ def pieces_of(bins):
 
 
 @given(LENGTHS, st.integers(1, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_token_is_in_one_bin_and_only_what_cannot_fit_is_cut(lengths, capacity):
     bins = pack_documents(np.array(lengths), capacity)
     covered = [np.zeros(length, dtype=int) for length in lengths]
@@ -29,7 +29,7 @@ def test_every_token_is_in_one_bin_and_only_what_cannot_fit_is_cut(lengths, capa
 
 
 @given(LENGTHS, st.integers(8, 64))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_bin_is_opened_only_for_what_no_earlier_one_has_room_for(lengths, capacity):
     bins = pack_documents(np.array(lengths), capacity)
     room = capacity - np.add.reduceat(bins.length, bins.starts[:-1])
@@ -46,7 +46,7 @@ def test_documents_of_a_real_shape_fill_their_rows():
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60), st.integers(8, 32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_both_sides_of_a_bin_of_pairs_fit(sizes, capacity):
     sources, targets = np.array(sizes).T
     bins = pack_pairs(sources, targets, capacity + 3, capacity)

@@ -14,7 +14,7 @@ WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 
 @given(WEIGHTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_after_any_number_of_samples_each_source_has_had_its_share_to_within_one(counts):
     order = build_period(counts)
     period = len(order)
@@ -39,7 +39,7 @@ def test_weights_that_hardly_ever_repeat_are_refused():
 
 
 @given(WEIGHTS, st.integers(0, 5000), st.integers(1, 300), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_position_is_found_without_those_before_it(counts, start, length, step):
     order = MixtureOrder([(0, counts)])
     sources, places = order.pick(range(start, start + length * step, step))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain import io
@@ -31,7 +31,6 @@ def shard(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40), member_tokens=st.integers(1, 100))
-@settings(deadline=None)
 def test_documents_are_read_back_whole_and_in_order(tmp_path_factory, dtype, sizes, member_tokens):
     folder = tmp_path_factory.mktemp("shard")
     top = np.iinfo(dtype).max
@@ -211,7 +210,6 @@ def test_a_sidecar_read_under_the_wrong_dtype_is_refused(tmp_path):
 
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=30))
-@settings(deadline=None)
 def test_pairs_are_read_back_side_by_side(tmp_path_factory, sizes):
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "train").mkdir()

@@ -111,7 +111,7 @@ def test_words_of_prose_and_code_are_those_of_the_pre_tokenizer(tokenizer):
         check_same_words(tokenizer, text)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(TEXT)
 def test_words_of_any_text_are_those_of_the_pre_tokenizer(tokenizer, text):
     check_same_words(tokenizer, text)

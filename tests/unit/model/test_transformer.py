@@ -108,7 +108,7 @@ def test_a_packed_row_equals_its_documents_run_one_by_one(shape, attention, dtyp
         assert (grad - expected).norm() <= tolerance * expected.norm(), name
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), attention=st.sampled_from(["eager", "sdpa"]))
 def test_changing_one_document_never_changes_the_logits_of_another(data, attention):
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=5))

@@ -112,7 +112,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(cases(), OPTIONS, st.integers(1, 20))
 def test_losses_and_gradients_are_those_of_materialised_logits(case, options, tokens_a_chunk):
     with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +123,7 @@ def test_losses_and_gradients_are_those_of_materialised_logits(case, options, to
     torch.testing.assert_close(values_of(found, case), values_of(expected, case), rtol=1e-11, atol=1e-11)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases(), OPTIONS)
 def test_fp32_is_within_1e_5_of_float64(case, options):
     exact = values_of(plain(case, **options), case)
@@ -134,7 +134,7 @@ def test_fp32_is_within_1e_5_of_float64(case, options):
         torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-5 * largest)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases(), OPTIONS)
 def test_autocast_runs_the_products_in_bf16_and_the_softmax_in_fp32(case, options):
     case = case.to(torch.float32)

@@ -68,7 +68,7 @@ def pairs_of(made: ModelRows) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("packing", ["bins", "padded"])
 @given(sizes=st.lists(st.tuples(st.integers(1, SOURCE_LEN), st.integers(1, TARGET_LEN)), min_size=1, max_size=40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_pair_is_learned_once_and_whole(tmp_path_factory, packing, sizes):
     folder = tmp_path_factory.mktemp("pairs")
     index, documents = make_pairs(folder, sizes)

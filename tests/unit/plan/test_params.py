@@ -79,7 +79,7 @@ def models(draw):
 
 
 @given(models())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_part_has_as_many_parameters_as_the_built_model(config):
     model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
     built: Counter[str] = Counter()

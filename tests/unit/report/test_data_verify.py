@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
     return root
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     kind=st.sampled_from([("text", "concat"), ("text", "bins"), ("text", "padded"), ("pairs", "bins"),
                           ("pairs", "padded"), ("records", "bins"), ("records", "padded")]),

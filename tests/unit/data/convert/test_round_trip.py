@@ -12,7 +12,7 @@ from tests.unit.data.convert import writers
 from tests.unit.data.convert.asked import convert
 from tests.unit.data.convert.writers import EOS_ID, VOCAB_SIZE, join
 
-QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 TOKEN = st.integers(0, VOCAB_SIZE - 1)
 WORD = st.integers(1, VOCAB_SIZE - 1)
 ENDED = st.lists(st.lists(WORD, max_size=8).map(lambda words: [*words, EOS_ID]), max_size=20)
