@@ -11,8 +11,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 BENCH ?= --quick
 JOBS ?= 2
-# decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
-BENCHMARKS := $(filter-out common peers decoder_step,$(basename $(notdir $(wildcard benchmarks/*.py))))
+# What benchmarks share, and the parts of one. decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
+PARTS := common peers recall_data recurrent_figure trainer_%
+BENCHMARKS := $(filter-out $(PARTS) decoder_step recurrent,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: install quickstart test check bench clean
 
@@ -42,6 +43,7 @@ bench: install
 	    echo; echo "$$ python -m benchmarks.$$name $(BENCH)"; \
 	    $(BIN)/python -m benchmarks.$$name $(BENCH) || failed="$$failed $$name"; \
 	done; \
+	$(BIN)/python -m benchmarks.recurrent speed $(BENCH) || failed="$$failed recurrent"; \
 	$(if $(NANOGPT),$(BIN)/python -m benchmarks.decoder_step --nanogpt '$(NANOGPT)' $(BENCH) || failed="$$failed decoder_step";) \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
