@@ -60,7 +60,7 @@ def row_contents(step: StepBatch) -> list[tuple]:
     return rows
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     world_and_micro=st.sampled_from([(w, m) for w in (1, 2, 3, 4) for m in (1, 2, 3, 6) if ROWS % (w * m) == 0]),
     workers=st.integers(0, 3),
