@@ -1,6 +1,6 @@
 """Runs a test function on real ranks over gloo, and brings back what each returned.
 
-    run_in_ranks("tests.integration.workers:train_all_stages", 2, {"steps": 20})  ->  [rank 0's result, rank 1's]
+    run_in_ranks("tests.integration.engine_workers:losses_of", 2, {"steps": 20})  ->  [rank 0's result, rank 1's]
 
 The function is called as `function(world, **arguments)`; arguments and result are JSON. Every process gets one thread
 and a free port, and is killed at the timeout.

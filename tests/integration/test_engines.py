@@ -9,7 +9,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.engine.start import pick_device
 from pretrain.errors import ConfigError
 from tests.helpers.ranks import run_in_ranks
-from tests.integration import workers
+from tests.integration import references
 
 STAGES_FP32 = [["deepspeed", stage, "fp32"] for stage in range(4)]
 STAGES_BF16 = [["deepspeed", stage, "bf16"] for stage in range(4)]
@@ -25,13 +25,13 @@ STEPS = 20
 @pytest.fixture(scope="module")
 def reference() -> list[list[float]]:
     """[loss, grad norm] of each step: one process, one big batch, float64, torch alone."""
-    return workers.bare_float64(STEPS)
+    return references.bare_float64(STEPS)
 
 
 def test_one_process_without_an_engine_trains_like_the_reference(reference):
     cases = [["single", 0, "fp32"]]
     (((rows,),),) = [
-        run_in_ranks("tests.integration.workers:losses_of", 1, {"cases": cases, "steps": STEPS, "micro": 4})
+        run_in_ranks("tests.integration.engine_workers:losses_of", 1, {"cases": cases, "steps": STEPS, "micro": 4})
     ]
     for row, expected in zip(rows, reference, strict=True):
         assert row[:2] == pytest.approx(expected, rel=1e-4)
@@ -40,7 +40,7 @@ def test_one_process_without_an_engine_trains_like_the_reference(reference):
 def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference):
     cases = [*STAGES_FP32, ["ddp", 0, "fp32"]]
     # micro 2 of 6 rows a rank: three accumulation steps, with targets spread unevenly over ranks and micro-batches.
-    ranks = run_in_ranks("tests.integration.workers:losses_of", 2, {"cases": cases, "steps": STEPS, "micro": 2})
+    ranks = run_in_ranks("tests.integration.engine_workers:losses_of", 2, {"cases": cases, "steps": STEPS, "micro": 2})
     assert ranks[0] == ranks[1], "all ranks must see the same global loss and gradient norm"
     for case, rows in zip(cases, ranks[0], strict=True):
         for step, (row, expected) in enumerate(zip(rows, reference, strict=True)):
@@ -51,11 +51,11 @@ def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference
 
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_optimizers_of_whole_matrices_train_as_torch_does_on_each_matrix_at_every_zero_stage(optimizer):
-    expected = workers.bare_blocks(optimizer, 5)
+    expected = references.bare_blocks(optimizer, 5)
     cases = [[*case, optimizer] for case in (*STAGES_FP32, ["ddp", 0, "fp32"])]
     for world_size, micro, chosen in ((2, 2, cases), (3, 4, cases[2:4])):
         arguments = {"cases": chosen, "steps": 5, "micro": micro}
-        ranks = run_in_ranks("tests.integration.workers:losses_of", world_size, arguments)
+        ranks = run_in_ranks("tests.integration.engine_workers:losses_of", world_size, arguments)
         assert all(rows == ranks[0] for rows in ranks)
         for case, rows in zip(chosen, ranks[0], strict=True):
             for step, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
@@ -69,9 +69,11 @@ def test_optimizers_of_whole_matrices_train_as_torch_does_on_each_matrix_at_ever
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_optimizers_of_whole_matrices_follow_fp32_in_bf16(optimizer):
-    expected = workers.bare_blocks(optimizer, 5)
+    expected = references.bare_blocks(optimizer, 5)
     cases = [[*case, optimizer] for case in (STAGES_BF16[0], STAGES_BF16[3])]
-    (results, _) = run_in_ranks("tests.integration.workers:losses_of", 2, {"cases": cases, "steps": 5, "micro": 6})
+    (results, _) = run_in_ranks(
+        "tests.integration.engine_workers:losses_of", 2, {"cases": cases, "steps": 5, "micro": 6}
+    )
     for case, rows in zip(cases, results, strict=True):
         for row, wanted in zip(rows, expected, strict=True):
             assert row[0] == pytest.approx(wanted[0], rel=1e-2), case
@@ -79,7 +81,7 @@ def test_optimizers_of_whole_matrices_follow_fp32_in_bf16(optimizer):
 
 def test_the_gradient_is_clipped_to_the_global_norm_and_left_alone_without_a_limit():
     cases, clips = [*STAGES_FP32, ["ddp", 0, "fp32"]], [0.0, 0.1]
-    for rows in run_in_ranks("tests.integration.workers:first_moments", 2, {"cases": cases, "clips": clips}):
+    for rows in run_in_ranks("tests.integration.engine_workers:first_moments", 2, {"cases": cases, "clips": clips}):
         for number, (norm, moment) in enumerate(rows):
             case, clip = cases[number // 2], clips[number % 2]
             limit = min(norm, clip) if clip else norm
@@ -90,7 +92,7 @@ def test_the_gradient_is_clipped_to_the_global_norm_and_left_alone_without_a_lim
 
 
 def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(reference):
-    (facts,) = run_in_ranks("tests.integration.workers:offload_facts", 1, {"cases": OFFLOADED})
+    (facts,) = run_in_ranks("tests.integration.engine_workers:offload_facts", 1, {"cases": OFFLOADED})
     for (_, stage, _, _, offload), (optimizer, params, description, kind) in zip(OFFLOADED, facts, strict=True):
         assert optimizer == ("cpu" if offload in ("optimizer", "both") else "none")
         assert params == ("cpu" if offload in ("params", "both") else "none")
@@ -98,7 +100,9 @@ def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(refe
         assert description.endswith("in host memory")
         # Not DeepSpeed's own, which is compiled at the first start.
         assert kind == "AdamW"
-    (results, _) = run_in_ranks("tests.integration.workers:losses_of", 2, {"cases": OFFLOADED, "steps": 5, "micro": 2})
+    (results, _) = run_in_ranks(
+        "tests.integration.engine_workers:losses_of", 2, {"cases": OFFLOADED, "steps": 5, "micro": 2}
+    )
     for case, rows in zip(OFFLOADED, results, strict=True):
         # The second is that of bf16, as above.
         for row, expected in zip(rows, reference, strict=False):
@@ -109,10 +113,12 @@ def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(refe
 def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process():
     stages = [*STAGES_FP32, ["ddp", 0, "fp32"]]
     alone = run_in_ranks(
-        "tests.integration.workers:two_stacks_losses", 1, {"cases": [["single", 0, "fp32"]], "steps": 6, "micro": 12}
+        "tests.integration.engine_workers:two_stacks_losses",
+        1,
+        {"cases": [["single", 0, "fp32"]], "steps": 6, "micro": 12},
     )[0][0]
     for rows in run_in_ranks(
-        "tests.integration.workers:two_stacks_losses", 2, {"cases": stages, "steps": 6, "micro": 2}
+        "tests.integration.engine_workers:two_stacks_losses", 2, {"cases": stages, "steps": 6, "micro": 2}
     )[0]:
         for row, expected in zip(rows, alone, strict=True):
             # fp32 sums in another order, fed back through six steps of Adam.
@@ -122,21 +128,24 @@ def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process(
 
 def test_parameters_cut_up_one_by_one_train_bit_for_bit_like_whole_ones():
     results = run_in_ranks(
-        "tests.integration.workers:sharded_losses", 2, {"precisions": ["fp32", "bf16"], "steps": 4, "micro": 3}
+        "tests.integration.engine_workers:sharded_losses", 2, {"precisions": ["fp32", "bf16"], "steps": 4, "micro": 3}
     )
     for sharded, whole in results[0]:
         assert sharded == whole
 
 
 def test_a_rank_never_holds_more_than_its_share_and_one_parameter():
-    for total, largest, peak in run_in_ranks("tests.integration.workers:sharded_peak", 2, {}):
+    for total, largest, peak in run_in_ranks("tests.integration.engine_workers:sharded_peak", 2, {}):
         assert peak <= total / 2 * 1.02 + largest
 
 
 @pytest.mark.long
 def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_graph(reference):
     results = run_in_ranks(
-        "tests.integration.workers:compiled_losses", 2, {"stages": [0, 2, 3], "steps": 3, "micro": 2}, timeout_s=400
+        "tests.integration.engine_workers:compiled_losses",
+        2,
+        {"stages": [0, 2, 3], "steps": 3, "micro": 2},
+        timeout_s=400,
     )
     for stages, graph_breaks in results:
         assert graph_breaks == 0
@@ -147,7 +156,7 @@ def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_g
 
 def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
     (results, _) = run_in_ranks(
-        "tests.integration.workers:losses_of", 2, {"cases": STAGES_BF16, "steps": STEPS, "micro": 6}
+        "tests.integration.engine_workers:losses_of", 2, {"cases": STAGES_BF16, "steps": STEPS, "micro": 6}
     )
     losses, exact = (np.array(rows)[..., 0] for rows in (results, reference))
     # bf16 has 8 bits of mantissa: 2**-8 a rounding, which feedback doubles every few steps; equally exact orders of
@@ -161,7 +170,7 @@ def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
 def test_a_non_finite_gradient_on_one_rank_changes_nothing_on_any():
     cases = [*STAGES_FP32, *STAGES_BF16, ["ddp", 0, "fp32"], OFFLOADED[1], OFFLOADED[4]]
     cases += [["deepspeed", 3, "bf16", "muon"], ["deepspeed", 2, "fp32", "adafactor"]]
-    for results in run_in_ranks("tests.integration.workers:poisoned", 2, {"cases": cases}):
+    for results in run_in_ranks("tests.integration.engine_workers:poisoned", 2, {"cases": cases}):
         for case, (rows, unchanged) in zip(cases, results, strict=True):
             assert [row[2] for row in rows] == [0.0, 0.0, 1.0, 0.0], case
             assert not math.isfinite(rows[2][1]), case
@@ -173,7 +182,7 @@ def test_fp16_scales_its_loss_skips_what_overflows_and_goes_on_from_a_checkpoint
     """Run on a CPU, where DeepSpeed has to be told to: the kernels are slow there, the scaling is the same."""
     cases = [*(["deepspeed", stage, "fp16"] for stage in (1, 2, 3)), ["deepspeed", 2, "fp16", "muon"]]
     arguments = {"cases": cases, "folder": str(tmp_path), "steps": 5}
-    for results in run_in_ranks("tests.integration.workers:half_losses", 2, arguments):
+    for results in run_in_ranks("tests.integration.checkpoint_workers:half_losses", 2, arguments):
         for case, result in zip(cases, results, strict=True):
             # From 2**20 the scale halves twice before the gradients of this model fit under 65504.
             assert [row[2] for row in result["rows"]] == [1.0, 1.0, 0.0, 0.0, 0.0], case

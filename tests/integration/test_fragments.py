@@ -24,7 +24,9 @@ def saved(tmp_path_factory):
     """Every case trained and saved on two ranks: the folder, and what followed each save."""
     folder = str(tmp_path_factory.mktemp("saved"))
     (followed, _) = run_in_ranks(
-        "tests.integration.workers:save_each", 2, {"cases": [*CASES, *WHOLE], "folder": folder, "steps": STEPS}
+        "tests.integration.checkpoint_workers:save_each",
+        2,
+        {"cases": [*CASES, *WHOLE], "folder": folder, "steps": STEPS},
     )
     return folder, dict(zip(("-".join(map(str, case)) for case in [*CASES, *WHOLE]), followed, strict=True))
 
@@ -37,7 +39,7 @@ def test_the_same_topology_continues_bit_for_bit(saved):
     folder, followed = saved
     pairs = [[case, case] for case in [*CASES, *WHOLE]]
     (loaded, other) = run_in_ranks(
-        "tests.integration.workers:load_pairs", 2, {"pairs": pairs, "folder": folder, "steps": STEPS}
+        "tests.integration.checkpoint_workers:load_pairs", 2, {"pairs": pairs, "folder": folder, "steps": STEPS}
     )
     assert loaded == other
     for (case, _), rows in zip(pairs, loaded, strict=True):
@@ -52,7 +54,9 @@ def test_another_world_size_and_stage_continue_alike(saved, world_size):
     pairs = [[case, fp32[(number + world_size) % len(fp32)]] for number, case in enumerate(fp32)]
     pairs = [[a, ["single", 0, "fp32"] if b[0] == "ddp" and world_size == 1 else b] for a, b in pairs]
     (loaded, *_) = run_in_ranks(
-        "tests.integration.workers:load_pairs", world_size, {"pairs": pairs, "folder": folder, "steps": STEPS}
+        "tests.integration.checkpoint_workers:load_pairs",
+        world_size,
+        {"pairs": pairs, "folder": folder, "steps": STEPS},
     )
     for (source, _), rows in zip(pairs, loaded, strict=True):
         expected = followed[name(source)]
@@ -66,7 +70,7 @@ def test_bf16_masters_move_between_stages_without_loss(saved):
     bf16 = [case for case in CASES if case[2] == "bf16"]
     pairs = [[case, bf16[(number + 1) % len(bf16)]] for number, case in enumerate(bf16)]
     (loaded, _) = run_in_ranks(
-        "tests.integration.workers:load_pairs", 2, {"pairs": pairs, "folder": folder, "steps": STEPS}
+        "tests.integration.checkpoint_workers:load_pairs", 2, {"pairs": pairs, "folder": folder, "steps": STEPS}
     )
     for (source, _), rows in zip(pairs, loaded, strict=True):
         # The forward pass in bf16 does not depend on the stage, so the first loss has no rounding of its own.
@@ -82,7 +86,9 @@ def test_state_of_whole_matrices_moves_between_stages_and_world_sizes(saved, wor
         pairs += [[case, cases[(number + world_size) % len(cases)]] for number, case in enumerate(cases)]
     pairs = [[a, ["single", *b[1:]] if b[0] == "ddp" and world_size == 1 else b] for a, b in pairs]
     (loaded, *_) = run_in_ranks(
-        "tests.integration.workers:load_pairs", world_size, {"pairs": pairs, "folder": folder, "steps": STEPS}
+        "tests.integration.checkpoint_workers:load_pairs",
+        world_size,
+        {"pairs": pairs, "folder": folder, "steps": STEPS},
     )
     for (source, target), rows in zip(pairs, loaded, strict=True):
         for row, wanted in zip(rows, followed[name(source)], strict=True):
@@ -93,6 +99,6 @@ def test_state_of_whole_matrices_moves_between_stages_and_world_sizes(saved, wor
 def test_a_checkpoint_of_another_optimizer_is_refused_by_name(saved):
     folder, _ = saved
     arguments = {"saved": CASES[2], "case": WHOLE[1], "folder": folder, "steps": STEPS}
-    for message in run_in_ranks("tests.integration.workers:refused_load", 2, arguments):
+    for message in run_in_ranks("tests.integration.checkpoint_workers:refused_load", 2, arguments):
         assert "saved under another optimizer: it has exp_avg, exp_avg_sq, and no momentum_buffer" in message
         assert "init.from" in message

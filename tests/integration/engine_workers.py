@@ -1,0 +1,116 @@
+"""What the ranks of the engine tests do: train under every engine and option, and bring back what they saw."""
+
+from typing import Any
+
+import torch
+
+from pretrain.config.data import BatchConfig, plan_batch
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import expand_preset
+from pretrain.dist import World, all_reduce_sum
+from pretrain.engine.engine import Engine
+from pretrain.engine.sharded import fill_sharded
+from pretrain.engine.start import start_accelerator
+from pretrain.model import build_model
+from pretrain.model.init import initial_weight
+from tests.integration.workers import ROWS, SEQ_LEN, TWO_STACKS, build, train
+
+
+def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
+    """Trains each (kind, stage, precision) from the same start."""
+    return [train(build(world, *case, micro=micro), world, range(steps), micro) for case in cases]
+
+
+def two_stacks_losses(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
+    """The same for an encoder-decoder with padded sources."""
+    return [
+        train(build(world, *case, micro=micro, model=TWO_STACKS), world, range(steps), micro, source=True)
+        for case in cases
+    ]
+
+
+def sharded_losses(world: World, precisions: list[str], steps: int, micro: int) -> list[list[list[list[float]]]]:
+    """Trains an encoder-decoder at stage 3 from parameters cut up one by one, and from whole ones."""
+
+    def trained(precision: str, sharded: bool) -> list[list[float]]:
+        engine = build(world, "deepspeed", 3, precision, micro=micro, model=TWO_STACKS, sharded=sharded)
+        return train(engine, world, range(steps), micro, source=True)
+
+    return [[trained(precision, True), trained(precision, False)] for precision in precisions]
+
+
+def sharded_peak(world: World) -> list[int]:
+    """Fills a model for stage 3; returns [elements of the model, of its largest parameter, most that were live]."""
+    config = EngineConfig(kind="deepspeed", zero_stage=3, precision="fp32", device="cpu", timeout_s=60)
+    plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=2), world.size)
+    accelerator = start_accelerator(config, 1.0, plan, 30000, world)
+    model_config = ModelConfig.model_validate(expand_preset(TWO_STACKS))
+    model = build_model(model_config, config, torch.device("cpu"), storage=False)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    peak = 0
+
+    def draw(name: str, shape: torch.Size) -> torch.Tensor:
+        nonlocal peak
+        held = sum(p.ds_tensor.numel() for p in model.parameters() if hasattr(p, "ds_tensor"))
+        whole = sum(p.numel() for p in model.parameters() if not p.is_meta)
+        peak = max(peak, held + whole + shape.numel())
+        return initial_weight(name, shape, model_config, 5)
+
+    fill_sharded(model, draw, config, accelerator)
+    return [sum(sizes), max(sizes), peak]
+
+
+def offload_facts(world: World, cases: list[list[Any]]) -> list[list[Any]]:
+    """Of each case: what DeepSpeed says is in host memory, what the engine says of itself, the type of optimizer."""
+    facts = []
+    for case in cases:
+        engine: Any = build(world, *case, micro=2)
+        inner = engine._engine
+        sections = (inner.zero_offload_optimizer(), inner.zero_offload_param())
+        devices = [section.device if section else "none" for section in sections]
+        facts.append([*devices, engine.description, type(inner.basic_optimizer).__name__])
+    return facts
+
+
+def compiled_losses(world: World, stages: list[int], steps: int, micro: int) -> tuple[list[list[list[float]]], int]:
+    """Trains with compiled blocks at each ZeRO stage; returns the rows, and how often a graph was broken."""
+    from torch._dynamo.utils import counters
+
+    rows = [
+        train(build(world, "deepspeed", stage, "fp32", micro=micro, compile=True), world, range(steps), micro)
+        for stage in stages
+    ]
+    return rows, sum(counters["graph_break"].values())
+
+
+def first_moments(world: World, cases: list[list[Any]], clips: list[float]) -> list[list[float]]:
+    """Global norm of the gradient of step 0, and that of AdamW's first moment after it, for each case and clip."""
+    rows = []
+    for case in cases:
+        for clip in clips:
+            engine = build(world, *case, micro=2, grad_clip=clip)
+            ((_, norm, _),) = train(engine, world, range(1), 2)
+            square = sum(float(f.tensors["exp_avg"].square().sum()) for f in engine.state.owned_fragments())
+            total = all_reduce_sum(torch.tensor([square], dtype=torch.float64))
+            rows.append([norm, float(total) ** 0.5])
+    return rows
+
+
+def poisoned(world: World, cases: list[list[Any]]) -> list[list[Any]]:
+    """Trains 4 steps with a non-finite gradient at step 2; returns rows, and whether weights and moments stayed."""
+    results = []
+    for case in cases:
+        engine = build(world, *case, micro=2)
+        rows = train(engine, world, range(2), 2)
+        before = snapshot(engine)
+        rows += train(engine, world, range(2, 3), 2, poison=2)
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, snapshot(engine), strict=True))
+        rows += train(engine, world, range(3, 4), 2)
+        results.append([rows, unchanged])
+    return results
+
+
+def snapshot(engine: Engine) -> list[torch.Tensor]:
+    """Copies of all weights and moments on this rank."""
+    return [tensor.clone() for fragment in engine.state.held_fragments() for tensor in fragment.tensors.values()]
