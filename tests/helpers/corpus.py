@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 from pretrain.data.tokenizer import EOS
@@ -23,6 +24,12 @@ def write_corpus(folder: Path, num_documents: int = 60, words: int = 80) -> list
     for number, text in enumerate(texts[2 * third :]):
         (folder / f"c{number:03d}.txt").write_bytes(text.encode())
     return texts
+
+
+def write_rows(path: Path, rows: Iterable[object]) -> Path:
+    """Writes a .jsonl file of rows; returns its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -15,3 +15,11 @@ def prepare_config(output: Path, inputs: Sequence[str | Path] = (), **changes: A
     short = {name: changes.pop(name) for name in SHORT if name in changes}
     base = short_prepare(output, [str(path) for path in inputs], **short)
     return PrepareConfig.model_validate(base.model_dump() | changes)
+
+
+def labels_config(
+    output: Path, path: Path, kind: str, *, fields: dict[str, str] | None = None, **changes: Any
+) -> PrepareConfig:
+    """Returns a config of labelled texts, of `kind` classes or tags, in one file; nothing held out."""
+    values = {"output": str(output), "kind": kind, "inputs": [{"path": str(path), **(fields or {})}], "split": "hash:0"}
+    return PrepareConfig.model_validate({**values, "tokenizer": {"kind": "bpe", "vocab_size": 300}, **changes})

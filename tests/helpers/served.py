@@ -6,6 +6,8 @@ python -m tests.helpers.served URL CACHE BYTES     reads all of the train split,
 import hashlib
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from tests.helpers.shards import make_shards
 
 if TYPE_CHECKING:
     from pretrain.data.stream import TokenStream
+    from tests.helpers.servers import FolderServer
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = Patience(first_s=0.01, longest_s=0.05, total_s=20, room_s=20, report_s=20)
@@ -47,6 +50,24 @@ def room_for(folder: Path, *shards: ShardIndex) -> int:
 def size_of(*shards: ShardIndex) -> int:
     """Returns what shards take in a cache."""
     return sum(shard.num_bytes + shard.table_bytes for shard in shards)
+
+
+def train_shards(data: tuple[Path, DataIndex]) -> tuple[ShardIndex, ...]:
+    """Returns the train shards of a folder and its index."""
+    return data[1].split("train").shards
+
+
+def tars(server: "FolderServer") -> list[str]:
+    """Returns the shards that a server was asked for, in order."""
+    return [path.lstrip("/") for path in server.paths() if path.endswith(".tar")]
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 20) -> None:
+    """Waits for what a thread or a process will do."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def cached(cache: Path, pattern: str = "*.tar") -> set[str]:

@@ -18,16 +18,11 @@ from pretrain.data.split import TRAIN, VALIDATION
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import ConfigError
 from pretrain.index import load_index
-from tests.helpers.corpus import WORDS, digests
+from tests.helpers.corpus import WORDS, digests, write_rows
 from tests.helpers.killed import count_writes, run_killed
 from tests.helpers.prepare_config import prepare_config
 
 EMPTY_SIDE = {"min_chars": 0}
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def columns(folder, split=TRAIN):

@@ -1,43 +1,29 @@
-"""What `prepare` makes of labelled texts, and what rows are read of them."""
+"""What `prepare` makes of labelled texts."""
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.config.load import parse_section
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.yaml_nodes import Located
-from pretrain.data.bin_stream import BinStream
-from pretrain.data.crop import crop
 from pretrain.data.documents import Label
 from pretrain.data.labelling import LabelSet, check_labels, first_tokens, number_tokens
-from pretrain.data.mixture import MixtureOrder
-from pretrain.data.mixture_stream import MixtureStream
 from pretrain.data.prepare import prepare, prepare_share
-from pretrain.data.remote.store import LocalStore
 from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import ShardSet
 from pretrain.data.share import Share
 from pretrain.data.split import TRAIN, VALIDATION
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import ConfigError, DataError
-from pretrain.index import DataIndex, data_hash, load_index
-from pretrain.index.dataset import open_dataset
-from pretrain.report.data_files import check_files
-from pretrain.rows import IGNORE_INDEX, select_rows
-from tests.helpers.corpus import digests
+from pretrain.index import load_index
+from pretrain.rows import IGNORE_INDEX
+from tests.helpers.corpus import digests, write_rows
+from tests.helpers.prepare_config import labels_config
 
 TEXTS = [("good film", "pos"), ("bad film", "neg"), ("so so", "mixed")]
 SENTENCE = {"tokens": ["Anna", "saw", "Paris", "!"], "tags": ["B-PER", "O", "B-LOC", "O"]}
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def class_rows(number=30):
@@ -57,17 +43,12 @@ def labelled(folder, split=TRAIN):
                 yield tokenizer.decode(ids.tolist()), found
 
 
-def config_of(folder, path, kind, *, fields=None, **changes):
-    values = {"output": str(folder), "kind": kind, "inputs": [{"path": str(path), **(fields or {})}], "split": "hash:0"}
-    return PrepareConfig.model_validate({**values, "tokenizer": {"kind": "bpe", "vocab_size": 300}, **changes})
-
-
 BERT = {"kind": "wordpiece", "vocab_size": 200, "roles": "bert"}
 
 
 def test_a_class_is_at_the_token_that_begins_its_text(tmp_path):
     rows = class_rows()
-    config = config_of(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "classes", tokenizer=BERT)
+    config = labels_config(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "classes", tokenizer=BERT)
     index = prepare(config, processes=1)
     assert index == load_index(tmp_path / "out")
     assert (index.kind, index.labels) == ("classes", ("mixed", "neg", "pos"))
@@ -82,14 +63,14 @@ def test_a_class_is_at_the_token_that_begins_its_text(tmp_path):
 
 def test_without_a_token_that_begins_texts_a_class_is_at_the_first_of_the_text(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [{"text": "ab", "label": 1}, {"text": "ba", "label": 0}])
-    prepare(config_of(tmp_path / "out", path, "classes", tokenizer={"kind": "char"}), processes=1)
+    prepare(labels_config(tmp_path / "out", path, "classes", tokenizer={"kind": "char"}), processes=1)
     assert [found for _, found in labelled(tmp_path / "out")] == [[("a", "1")], [("b", "0")]]
 
 
 def test_tags_are_at_the_first_token_of_each_word(tmp_path):
     words = [f"w{n}ords" for n in range(40)]
     rows = [SENTENCE] * 3 + [{"tokens": words, "tags": ["O", "B-LOC"] * 20}]
-    config = config_of(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "tags", tokenizer=BERT)
+    config = labels_config(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "tags", tokenizer=BERT)
     assert prepare(config, processes=1).labels == ("B-LOC", "B-PER", "O")
     tokenizer = load_tokenizer(tmp_path / "out/tokenizer.json")
     for row, (_, found) in zip(rows, labelled(tmp_path / "out"), strict=True):
@@ -102,7 +83,7 @@ def test_tags_find_their_words_whatever_a_token_takes_of_the_space_before(tmp_pa
     words = ["the", "stra\u00dfe", "has", "two", "na\u00efve", "\u6f22\u5b57", "in", "it"]
     rows = [{"tokens": words, "tags": list(range(len(words)))}] * 4
     size = None if kind == "char" else 330
-    config = config_of(
+    config = labels_config(
         tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "tags", tokenizer={"kind": kind, "vocab_size": size}
     )
     prepare(config, processes=1)
@@ -143,13 +124,13 @@ def test_of_words_that_share_a_token_the_first_has_it():
 def test_labels_that_are_numbers_are_sorted_by_value(tmp_path):
     rows = [{"text": f"t{n}", "label": n} for n in (10, 9, 2)] + [{"text": "t1", "label": "1"}]
     path = write_rows(tmp_path / "a.jsonl", rows)
-    assert prepare(config_of(tmp_path / "out", path, "classes"), processes=1).labels == ("1", "2", "9", "10")
+    assert prepare(labels_config(tmp_path / "out", path, "classes"), processes=1).labels == ("1", "2", "9", "10")
 
 
 def test_numbers_are_places_in_names_that_are_given(tmp_path):
     rows = [{"tokens": ["a", "b"], "tags": [2, "O"]}]
     path = write_rows(tmp_path / "a.jsonl", rows)
-    config = config_of(tmp_path / "out", path, "tags", tokenizer={"kind": "char"}, labels=["O", "X", "Y"])
+    config = labels_config(tmp_path / "out", path, "tags", tokenizer={"kind": "char"}, labels=["O", "X", "Y"])
     prepare(config, processes=1)
     assert [name for _, found in labelled(tmp_path / "out") for _, name in found] == ["Y", "O"]
 
@@ -187,7 +168,7 @@ def test_a_label_that_only_the_validation_split_has_is_refused_by_name(tmp_path)
 def test_a_label_that_is_none_of_those_given_is_refused(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", class_rows())
     with pytest.raises(DataError, match=r"label 'mixed' is not one of labels \(neg, pos\); add it to labels, or"):
-        prepare(config_of(tmp_path / "out", path, "classes", labels=["neg", "pos"]), processes=1)
+        prepare(labels_config(tmp_path / "out", path, "classes", labels=["neg", "pos"]), processes=1)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +194,7 @@ def test_a_label_that_is_none_of_those_given_is_refused(tmp_path):
 def test_a_record_without_its_labels_is_an_error_with_its_place(tmp_path, kind, row, message):
     path = write_rows(tmp_path / "a.jsonl", [row])
     with pytest.raises(DataError, match=message):
-        prepare(config_of(tmp_path / "out", path, kind), processes=1)
+        prepare(labels_config(tmp_path / "out", path, kind), processes=1)
 
 
 @pytest.mark.parametrize(
@@ -244,14 +225,14 @@ def test_there_must_be_labels_and_not_more_than_a_shard_can_tell_apart():
 def test_the_same_text_is_in_one_split_whatever_its_label(tmp_path):
     rows = [{"text": f"text {n}", "label": label} for n in range(60) for label in ("a", "b")]
     path = write_rows(tmp_path / "a.jsonl", rows)
-    prepare(config_of(tmp_path / "out", path, "classes", split="hash:0.5"), processes=1)
+    prepare(labels_config(tmp_path / "out", path, "classes", split="hash:0.5"), processes=1)
     train, held = ({text for text, _ in labelled(tmp_path / "out", split)} for split in (TRAIN, VALIDATION))
     assert train and held and not train & held
 
 
 def test_shares_and_processes_write_the_same_bytes_and_the_card_counts_labels(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", class_rows(400))
-    config = config_of(tmp_path / "one", path, "classes", split="hash:0.2", part_bytes=3000)
+    config = labels_config(tmp_path / "one", path, "classes", split="hash:0.2", part_bytes=3000)
     index = prepare(config, processes=1)
     other = config.model_copy(update={"output": str(tmp_path / "two")})
     assert prepare_share(other, Share(1, 2), processes=2) is None
@@ -273,121 +254,8 @@ def test_parquet_has_labels_in_columns(tmp_path):
     table = pyarrow.table({"words": [["a", "b"], ["b"]], "ner_tags": [[0, 1], [1]]})
     parquet.write_table(table, tmp_path / "a.parquet")
     fields = {"words_field": "words", "tags_field": "ner_tags"}
-    config = config_of(
+    config = labels_config(
         tmp_path / "out", tmp_path / "a.parquet", "tags", fields=fields, tokenizer={"kind": "char"}, labels=["O", "X"]
     )
     prepare(config, processes=1)
     assert [found for _, found in labelled(tmp_path / "out")] == [[("a", "O"), ("b", "X")], [("b", "X")]]
-
-
-# Rows.
-
-
-def tagged_folder(tmp_path, name="out", rows=40, seed=0, labels=("x", "y", "z")):
-    rng = np.random.default_rng(seed)
-    made = [
-        {"tokens": [str(rng.integers(10)) for _ in range(size)], "tags": rng.choice(labels, size).tolist()}
-        for size in rng.integers(1, 14, rows)
-    ]
-    path = write_rows(tmp_path / f"{name}.jsonl", made)
-    tokenizer = {"kind": "given", "path": str(tmp_path / "tokenizer.json")}
-    if not (tmp_path / "tokenizer.json").exists():
-        tokenizer = {"kind": "char"}
-    config = config_of(tmp_path / name, path, "tags", tokenizer=tokenizer, labels=list(labels))
-    index = prepare(config, processes=1)
-    if not (tmp_path / "tokenizer.json").exists():
-        (tmp_path / "tokenizer.json").write_bytes((tmp_path / name / "tokenizer.json").read_bytes())
-    return tmp_path / name, index
-
-
-def split_rows(rows):
-    """Returns the pieces of documents in rows, as (tokens, labels)."""
-    width, found = rows.tokens.shape[1], []
-    for number in range(len(rows.tokens)):
-        starts = [start % width for start in rows.starts.tolist() if start // width == number]
-        filled = min(int(rows.num_tokens[number]), width - 1)
-        bounds = [start for start in starts if start < filled] + [filled]
-        for a, b in pairwise(bounds):
-            found.append((rows.tokens[number, a:b].tolist(), rows.labels[number, a:b].tolist()))
-        assert (rows.labels[number, rows.num_tokens[number] :] == IGNORE_INDEX).all()
-    return found
-
-
-@pytest.mark.parametrize("bucket_rows", [None, 4])
-def test_labels_stay_with_their_tokens_in_every_packing(tmp_path, bucket_rows):
-    folder, index = tagged_folder(tmp_path)
-    stream = BinStream(
-        ShardSet(folder, index, TRAIN), seq_len=32, seed=3, lanes=2, block_samples=4, bucket_rows=bucket_rows
-    )
-    num_samples = stream.order.num_tokens
-    rows = stream.read(range(-(-num_samples // 256) * 256))  # groups of batches of similar length are whole
-    rows = select_rows(rows, rows.sample_ids < num_samples)
-    reader = ShardReader(folder, index.split(TRAIN).shards[0], index.dtype)
-    (tokens, starts), labels = reader.member(0), reader.labels(0)
-    stored = zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)
-    expected = sorted((ids.tolist(), marks.tolist()) for ids, marks in stored)
-    assert sorted(split_rows(rows)) == expected
-    cropped = crop(rows)
-    assert (cropped.labels == rows.labels[:, : cropped.tokens.shape[1]]).all()
-
-
-def test_a_document_that_is_longer_than_a_row_is_cut_with_its_labels(tmp_path):
-    folder, index = tagged_folder(tmp_path)
-    stream = BinStream(ShardSet(folder, index, TRAIN), seq_len=5)
-    rows = stream.read_windows(range(stream.num_windows()))
-    reader = ShardReader(folder, index.split(TRAIN).shards[0], index.dtype)
-    found = np.concatenate([marks for _, marks in split_rows(rows)])
-    assert sorted(found.tolist()) == sorted(reader.labels(0).tolist())
-
-
-def test_mixtures_keep_labels_with_their_rows(tmp_path):
-    streams, rows = [], []
-    for seed, name in enumerate(("one", "two")):
-        folder, index = tagged_folder(tmp_path, name, seed=seed)
-        streams.append(BinStream(ShardSet(folder, index, TRAIN), seq_len=32, seed=seed))
-    mixed = MixtureStream(streams, MixtureOrder([(0, [0.5, 0.5])])).read(range(8))
-    for stream in streams:
-        rows += split_rows(stream.read(range(4)))
-    assert sorted(split_rows(mixed)) == sorted(rows)
-
-
-def test_sources_of_a_mixture_need_the_same_labels(tmp_path):
-    folders = [
-        tagged_folder(tmp_path, name, labels=labels)[0] for name, labels in (("a", ("x", "y")), ("b", ("y", "x")))
-    ]
-    mixture = [SourceConfig(name=path.name, path=str(path), weight=1) for path in folders]
-    message = (
-        r"data\.mixture: the labels of 'b' are not those of 'a', in their order; prepare all sources with one list"
-    )
-    with pytest.raises(DataError, match=message):
-        open_dataset(DataConfig(mixture=mixture))
-
-
-def test_names_of_labels_are_part_of_what_the_data_are(tmp_path):
-    _, index = tagged_folder(tmp_path)
-    assert data_hash(index) != data_hash(DataIndex(**{**vars_of(index), "labels": ("z", "y", "x")}))
-
-
-def vars_of(index):
-    return {name: getattr(index, name) for name in index.__slots__}
-
-
-@pytest.mark.parametrize("labels", [[], ["a", "a"], "ab", [1]])
-def test_an_index_with_labels_that_cannot_be_is_refused(tmp_path, labels):
-    folder, _ = tagged_folder(tmp_path)
-    raw = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps(raw | {"labels": labels}))
-    with pytest.raises(DataError, match=r"field 'labels' must (list different texts|be a list)"):
-        load_index(folder)
-
-
-def test_a_label_beyond_the_names_is_damage(tmp_path):
-    folder, index = tagged_folder(tmp_path)
-
-    def check(found):
-        return check_files(LocalStore(folder), found, lambda name, total: lambda amount: None)
-
-    assert check(index).num_shards == 1
-    fewer = DataIndex(**{**vars_of(index), "labels": ("x", "y")})
-    with pytest.raises(DataError, match=r"00000000\.labels\.npy holds labels that are none of 2"):
-        check(fewer)

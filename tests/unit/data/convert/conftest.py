@@ -1,6 +1,5 @@
 import pytest
 
-from pretrain.io import set_fault_hook
 from tests.unit.data.convert.asked import write_source
 
 
@@ -8,9 +7,3 @@ from tests.unit.data.convert.asked import write_source
 def source(tmp_path):
     write_source(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def fault_hook():
-    yield set_fault_hook
-    set_fault_hook(None)

@@ -22,7 +22,7 @@ from tests.helpers.served import (
     open_stream,
     size_of,
 )
-from tests.helpers.servers import Fault, serve_folder, serve_s3
+from tests.helpers.servers import Fault, serve_s3
 
 IN_FIRST_MEMBER = 512 + 128
 """Behind the headers of tar and npy."""
@@ -30,22 +30,10 @@ IN_FIRST_MEMBER = 512 + 128
 IMPATIENT = Patience(first_s=0.01, longest_s=0.05, total_s=0.2)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return folder, make_served(folder)
-
-
 @pytest.fixture
-def data(whole, tmp_path):
+def data(data, tmp_path):
     """A copy that a test may damage, and the index."""
-    return shutil.copytree(whole[0], tmp_path / "data"), whole[1]
-
-
-@pytest.fixture
-def server(data):
-    with serve_folder(data[0]) as server:
-        yield server
+    return shutil.copytree(data[0], tmp_path / "data"), data[1]
 
 
 @pytest.fixture

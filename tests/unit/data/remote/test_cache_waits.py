@@ -1,0 +1,69 @@
+"""Waiting for a server: a stop ends it, closing ends it, and a long wait says its reason."""
+
+import threading
+
+import pytest
+
+from pretrain.data.remote.store import Patience, WaitStoppedError
+from tests.helpers.served import (
+    tars,
+    train_shards,
+    wait_until,
+)
+from tests.helpers.servers import Fault
+
+
+def test_a_stop_ends_the_wait(data, server, opened):
+    server.faults.append(Fault(path=".tar", times=9, hold_after=100))
+    asked = threading.Event()
+    store = opened(stop=asked.is_set)
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(WaitStoppedError):
+        store.path(train_shards(data)[0].name)
+
+
+def test_a_stop_ends_the_wait_for_an_index(server, opened):
+    server.stop()
+    asked = threading.Event()
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(WaitStoppedError):
+        opened(stop=asked.is_set)
+
+
+def test_close_ends_the_wait_of_other_threads(data, server, opened):
+    server.faults.append(Fault(path=".tar", times=9, hold_after=100))
+    store = opened()
+    caught = []
+
+    def wait():
+        try:
+            store.path(train_shards(data)[0].name)
+        except WaitStoppedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: tars(server))
+    server.stop()  # a silent server would be waited for
+    store.close()
+    store.close()
+    thread.join()
+    assert len(caught) == 1
+
+
+def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog):
+    name = train_shards(data)[0].name
+    server.faults.append(Fault(path=".tar", times=10, status=503))
+    opened(patience=Patience(first_s=0.02, longest_s=0.02, total_s=20, report_s=0.01)).path(name)
+    assert f"waiting for {server.url}/{name} since 0 s: 0.0 of 0.0 MiB, HTTP 503 Service Unavailable" in caplog.text
+    assert caplog.text.count("waiting for") <= 7  # at 10, 20, 40, ... ms
+
+
+def test_a_stop_ends_the_wait_for_lengths(data, server, opened):
+    name = train_shards(data)[0].lengths.name
+    server.faults.append(Fault(path=name, status=503, times=10**6))
+    asked = threading.Event()
+    store = opened(stop=asked.is_set)
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(WaitStoppedError):
+        store.sidecar(name)

@@ -1,0 +1,135 @@
+"""Rows of labelled texts keep each label at its token, through packing, cutting and mixing."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pretrain.config.data import DataConfig, SourceConfig
+from pretrain.data.bin_stream import BinStream
+from pretrain.data.crop import crop
+from pretrain.data.mixture import MixtureOrder
+from pretrain.data.mixture_stream import MixtureStream
+from pretrain.data.prepare import prepare
+from pretrain.data.remote.store import LocalStore
+from pretrain.data.shard_reader import ShardReader
+from pretrain.data.shard_set import ShardSet
+from pretrain.data.split import TRAIN
+from pretrain.errors import DataError
+from pretrain.index import DataIndex, data_hash, load_index
+from pretrain.index.dataset import open_dataset
+from pretrain.report.data_files import check_files
+from pretrain.rows import IGNORE_INDEX, select_rows
+from tests.helpers.corpus import write_rows
+from tests.helpers.prepare_config import labels_config
+
+
+def tagged_folder(tmp_path, name="out", rows=40, seed=0, labels=("x", "y", "z")):
+    rng = np.random.default_rng(seed)
+    made = [
+        {"tokens": [str(rng.integers(10)) for _ in range(size)], "tags": rng.choice(labels, size).tolist()}
+        for size in rng.integers(1, 14, rows)
+    ]
+    path = write_rows(tmp_path / f"{name}.jsonl", made)
+    tokenizer = {"kind": "given", "path": str(tmp_path / "tokenizer.json")}
+    if not (tmp_path / "tokenizer.json").exists():
+        tokenizer = {"kind": "char"}
+    config = labels_config(tmp_path / name, path, "tags", tokenizer=tokenizer, labels=list(labels))
+    index = prepare(config, processes=1)
+    if not (tmp_path / "tokenizer.json").exists():
+        (tmp_path / "tokenizer.json").write_bytes((tmp_path / name / "tokenizer.json").read_bytes())
+    return tmp_path / name, index
+
+
+def split_rows(rows):
+    """Returns the pieces of documents in rows, as (tokens, labels)."""
+    width, found = rows.tokens.shape[1], []
+    for number in range(len(rows.tokens)):
+        starts = [start % width for start in rows.starts.tolist() if start // width == number]
+        filled = min(int(rows.num_tokens[number]), width - 1)
+        bounds = [start for start in starts if start < filled] + [filled]
+        for a, b in pairwise(bounds):
+            found.append((rows.tokens[number, a:b].tolist(), rows.labels[number, a:b].tolist()))
+        assert (rows.labels[number, rows.num_tokens[number] :] == IGNORE_INDEX).all()
+    return found
+
+
+@pytest.mark.parametrize("bucket_rows", [None, 4])
+def test_labels_stay_with_their_tokens_in_every_packing(tmp_path, bucket_rows):
+    folder, index = tagged_folder(tmp_path)
+    stream = BinStream(
+        ShardSet(folder, index, TRAIN), seq_len=32, seed=3, lanes=2, block_samples=4, bucket_rows=bucket_rows
+    )
+    num_samples = stream.order.num_tokens
+    rows = stream.read(range(-(-num_samples // 256) * 256))  # groups of batches of similar length are whole
+    rows = select_rows(rows, rows.sample_ids < num_samples)
+    reader = ShardReader(folder, index.split(TRAIN).shards[0], index.dtype)
+    (tokens, starts), labels = reader.member(0), reader.labels(0)
+    stored = zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)
+    expected = sorted((ids.tolist(), marks.tolist()) for ids, marks in stored)
+    assert sorted(split_rows(rows)) == expected
+    cropped = crop(rows)
+    assert (cropped.labels == rows.labels[:, : cropped.tokens.shape[1]]).all()
+
+
+def test_a_document_that_is_longer_than_a_row_is_cut_with_its_labels(tmp_path):
+    folder, index = tagged_folder(tmp_path)
+    stream = BinStream(ShardSet(folder, index, TRAIN), seq_len=5)
+    rows = stream.read_windows(range(stream.num_windows()))
+    reader = ShardReader(folder, index.split(TRAIN).shards[0], index.dtype)
+    found = np.concatenate([marks for _, marks in split_rows(rows)])
+    assert sorted(found.tolist()) == sorted(reader.labels(0).tolist())
+
+
+def test_mixtures_keep_labels_with_their_rows(tmp_path):
+    streams, rows = [], []
+    for seed, name in enumerate(("one", "two")):
+        folder, index = tagged_folder(tmp_path, name, seed=seed)
+        streams.append(BinStream(ShardSet(folder, index, TRAIN), seq_len=32, seed=seed))
+    mixed = MixtureStream(streams, MixtureOrder([(0, [0.5, 0.5])])).read(range(8))
+    for stream in streams:
+        rows += split_rows(stream.read(range(4)))
+    assert sorted(split_rows(mixed)) == sorted(rows)
+
+
+def test_sources_of_a_mixture_need_the_same_labels(tmp_path):
+    folders = [
+        tagged_folder(tmp_path, name, labels=labels)[0] for name, labels in (("a", ("x", "y")), ("b", ("y", "x")))
+    ]
+    mixture = [SourceConfig(name=path.name, path=str(path), weight=1) for path in folders]
+    message = (
+        r"data\.mixture: the labels of 'b' are not those of 'a', in their order; prepare all sources with one list"
+    )
+    with pytest.raises(DataError, match=message):
+        open_dataset(DataConfig(mixture=mixture))
+
+
+def test_names_of_labels_are_part_of_what_the_data_are(tmp_path):
+    _, index = tagged_folder(tmp_path)
+    assert data_hash(index) != data_hash(DataIndex(**{**vars_of(index), "labels": ("z", "y", "x")}))
+
+
+def vars_of(index):
+    return {name: getattr(index, name) for name in index.__slots__}
+
+
+@pytest.mark.parametrize("labels", [[], ["a", "a"], "ab", [1]])
+def test_an_index_with_labels_that_cannot_be_is_refused(tmp_path, labels):
+    folder, _ = tagged_folder(tmp_path)
+    raw = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(raw | {"labels": labels}))
+    with pytest.raises(DataError, match=r"field 'labels' must (list different texts|be a list)"):
+        load_index(folder)
+
+
+def test_a_label_beyond_the_names_is_damage(tmp_path):
+    folder, index = tagged_folder(tmp_path)
+
+    def check(found):
+        return check_files(LocalStore(folder), found, lambda name, total: lambda amount: None)
+
+    assert check(index).num_shards == 1
+    fewer = DataIndex(**{**vars_of(index), "labels": ("x", "y")})
+    with pytest.raises(DataError, match=r"00000000\.labels\.npy holds labels that are none of 2"):
+        check(fewer)
