@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
+from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.rundir import RunDir
+from pretrain.tracking.audit import compare, read_audit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,3 +115,13 @@ def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:
                 name, _, offset = key.rpartition("@")
                 pieces.setdefault(name, []).append((int(offset), file.get_tensor(key)))
     return {name: np.concatenate([a for _, a in sorted(found, key=lambda p: p[0])]) for name, found in pieces.items()}
+
+
+def assert_same_run(runs: RunMaker, name: str, golden: str, steps: int) -> None:
+    """Ledger and weights of a run equal those of one that nobody interrupted."""
+    ours, expected = runs.folder(name), runs.folder(golden)
+    assert compare(expected.audit, ours.audit) is None
+    assert [row.step for row in read_audit(ours.audit)] == list(range(1, steps + 1))
+    left, right = (tensors_of(list_checkpoints(folder.checkpoints)[-1]) for folder in (expected, ours))
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[key], right[key]) for key in left)

@@ -1,10 +1,12 @@
-"""A small prepared corpus, and a function that writes run configs over it."""
+"""A small prepared corpus, a function that writes run configs over it, and quick commands."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.cli import WarmCli
 from tests.helpers.runs import RunMaker
 
 
@@ -23,6 +25,13 @@ def corpus(tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("shards")
     prepare(prepare_config(output, [folder], tokenizer="char", split="tail:0.1"), processes=1)
     return output
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmCli]:
+    """Commands in forks of one process that has imported torch."""
+    with WarmCli() as cli:
+        yield cli
 
 
 @pytest.fixture

@@ -5,18 +5,11 @@ import json
 import pytest
 
 from pretrain.tracking.jsonl import read_rows
-from tests.helpers.cli import WarmCli
 from tests.helpers.runs import tensors_of
 from tests.unit.artifact.runs import write_run
 
 SINGLE = ["engine.kind=single", "engine.zero_stage=0", "data.lanes=1", "train.steps=12", "checkpoint.every_steps=3"]
 KEEP = ["checkpoint.keep=10", "eval.every_steps=12", "model.decoder.dropout=0.0", "tracking.log_every_steps=1"]
-
-
-@pytest.fixture(scope="module")
-def warm():
-    with WarmCli() as cli:
-        yield cli
 
 
 @pytest.fixture(scope="module")

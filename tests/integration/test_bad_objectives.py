@@ -1,13 +1,11 @@
 """An objective that cannot be had is refused before anything is built: one line, and no run folder."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import WarmCli
-from tests.integration.test_bad_input import check_refused
+from tests.helpers.refused import check_refused, fill_folder
 
 CONFIG = """
 seed: 7
@@ -24,19 +22,10 @@ tracking: {wandb: off}
 DECODER = "model={preset: llama-tiny, max_seq_len: 32}"
 
 
-@pytest.fixture(scope="module")
-def warm():
-    """Commands in forks of one process that has imported torch."""
-    with WarmCli() as cli:
-        yield cli
-
-
 @pytest.fixture
 def folder(tmp_path, corpus) -> Path:
     """A working folder with the config of an encoder, and shards whose tokenizer has no mask token."""
-    (tmp_path / "a.yaml").write_text(CONFIG)
-    shutil.copytree(corpus, tmp_path / "data")
-    return tmp_path
+    return fill_folder(tmp_path, CONFIG, corpus)
 
 
 REFUSED = {

@@ -3,14 +3,14 @@ other row comes when it would have come."""
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from pretrain.data.shard_reader import ShardReader
 from pretrain.index import load_index
-from tests.helpers.cli import Result, WarmCli, run_cli
+from tests.helpers.cli import Result, run_cli
+from tests.helpers.refused import error_line, fill_folder
 from tests.helpers.servers import serve_folder
 from tests.unit.report.data_folders import make_folder, make_texts
 
@@ -31,13 +31,6 @@ STEPS = 12
 
 
 @pytest.fixture(scope="module")
-def warm():
-    """Commands in forks of one process that has imported torch."""
-    with WarmCli() as cli:
-        yield cli
-
-
-@pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
     """Shards of one epoch and a half of twelve steps."""
     folder = tmp_path_factory.mktemp("shards") / "data"
@@ -48,9 +41,7 @@ def prepared(tmp_path_factory) -> Path:
 @pytest.fixture
 def folder(tmp_path, prepared) -> Path:
     """A working folder with a config and shards."""
-    (tmp_path / "a.yaml").write_text(CONFIG)
-    shutil.copytree(prepared, tmp_path / "data")
-    return tmp_path
+    return fill_folder(tmp_path, CONFIG, prepared)
 
 
 def damage(folder: Path, shard: int, member: int) -> str:
@@ -67,9 +58,7 @@ def damage(folder: Path, shard: int, member: int) -> str:
 
 def refused(result: Result, code: int, words: str) -> None:
     """The command ended with `code` and one error line that matches."""
-    assert result.code == code, result.stderr
-    assert "Traceback" not in result.stderr
-    (line,) = result.errors
+    line = error_line(result, code)
     assert re.search(words, line), line
 
 

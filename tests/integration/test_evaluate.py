@@ -10,7 +10,7 @@ import time
 import pytest
 
 from pretrain.evaluate.lines import read_texts
-from tests.helpers.cli import ROOT, WarmCli
+from tests.helpers.cli import ROOT
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 
 
@@ -26,12 +26,6 @@ def folder(tmp_path_factory):
     (folder / "short.de").write_text("ja\n")
     (folder / "long.en").write_text("word " * 200 + "\n")
     return folder
-
-
-@pytest.fixture(scope="module")
-def warm():
-    with WarmCli() as cli:
-        yield cli
 
 
 TEST = ["--source", "test.en", "--reference", "test.de", "--max-tokens", "8", "--resamples", "100"]

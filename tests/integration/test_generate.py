@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tests.helpers.cli import ROOT, WarmCli, run_cli
+from tests.helpers.cli import ROOT, run_cli
 from tests.helpers.lent import quiet_transformers
 from tests.unit.generate.codecs import END, MASK, PAD, byte_codec
 
@@ -55,12 +55,6 @@ def models(tmp_path_factory):
     )  # fmt: skip
     save(transformers.BertForMaskedLM(bert), codec, folder / "bert")
     return folder
-
-
-@pytest.fixture(scope="module")
-def warm():
-    with WarmCli() as cli:
-        yield cli
 
 
 def start(*arguments, cwd, **streams):

@@ -27,13 +27,6 @@ PREFIX = "{kind: prefix}"
 MIXTURE = "{mixture: [{kind: prefix, weight: 1}, {kind: causal, weight: 3}]}"
 
 
-@pytest.fixture(scope="module")
-def warm():
-    """Commands in forks of one process that has imported torch."""
-    with WarmCli() as cli:
-        yield cli
-
-
 @pytest.fixture
 def folder(tmp_path, corpus) -> Path:
     """A working folder with shards."""

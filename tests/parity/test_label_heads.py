@@ -46,6 +46,17 @@ def padded_batch() -> tuple[Batch, dict[str, torch.Tensor]]:
     return Batch(tokens, tokens, lengths_B=lengths), {"input_ids": tokens, "attention_mask": mask}
 
 
+def compare_scores(ours: Transformer, theirs: torch.nn.Module, kind: str) -> None:
+    """A text's scores are at its first token, a token's at the token; padding has none."""
+    batch, inputs = padded_batch()
+    scores, expected = ours(batch).logits_BTV, theirs(**inputs).logits
+    if kind == "Sequence":
+        torch.testing.assert_close(scores[:, 0], expected, **TOLERANCE)
+    else:
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(scores[real], expected[real], **TOLERANCE)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
 def test_bert(tmp_path, kind):
@@ -57,13 +68,7 @@ def test_bert(tmp_path, kind):
     extra = {"head.weight": "classifier.weight", "head.bias": "classifier.bias"}
     ours = labelled(theirs, theirs.bert, tmp_path, head, extra)
     assert (ours.pooler is not None) == (kind == "Sequence")
-    batch, inputs = padded_batch()
-    scores, expected = ours(batch).logits_BTV, theirs(**inputs).logits
-    if kind == "Sequence":
-        torch.testing.assert_close(scores[:, 0], expected, **TOLERANCE)
-    else:
-        real = inputs["attention_mask"].bool()
-        torch.testing.assert_close(scores[real], expected[real], **TOLERANCE)
+    compare_scores(ours, theirs, kind)
 
 
 @torch.no_grad()
@@ -81,10 +86,4 @@ def test_modernbert(tmp_path, pooling):
     extra = {"head.weight": "classifier.weight", "head.bias": "classifier.bias"}
     extra |= {"head.transform.weight": "head.dense.weight", "head.norm.weight": "head.norm.weight"}
     ours = labelled(theirs, theirs.model, tmp_path, head, extra)
-    batch, inputs = padded_batch()
-    scores, expected = ours(batch).logits_BTV, theirs(**inputs).logits
-    if kind == "Sequence":
-        torch.testing.assert_close(scores[:, 0], expected, **TOLERANCE)
-    else:
-        real = inputs["attention_mask"].bool()
-        torch.testing.assert_close(scores[real], expected[real], **TOLERANCE)
+    compare_scores(ours, theirs, kind)

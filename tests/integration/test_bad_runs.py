@@ -1,0 +1,144 @@
+"""Runs and checkpoints that are damaged, or are not what a command is told they are, through the real command line."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import run_cli
+from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
+from tests.unit.checkpoint.test_manager import damages
+
+
+@pytest.fixture(scope="module")
+def finished(warm, corpus, tmp_path_factory) -> Path:
+    """A working folder with a run of four steps that is complete, and its checkpoints of steps 2 and 4."""
+    folder = fill_folder(tmp_path_factory.mktemp("finished"), CONFIG, corpus)
+    result = warm("train", "a.yaml", cwd=folder)
+    assert result.code == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def run_folder(finished, tmp_path) -> Path:
+    """A copy of the finished run, to damage."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+# --- resumption -----------------------------------------------------------------------------------------------------
+
+
+def test_a_resumption_with_another_meaning_is_refused_naming_keys_and_values(run_folder, warm):
+    before = (run_folder / "runs/run/run.json").read_bytes()
+    changes = ["seed=8", "model.decoder.width=64", "data.lanes=2"]
+    refused = warm("train", "a.yaml", *changes, cwd=run_folder)
+    words = ["seed: 7 -> 8", "data.lanes: 1 -> 2", "model.decoder.width: 32 -> 64", "name the keys in resume.allow"]
+    check_refused(refused, 64, *words)
+    assert (run_folder / "runs/run/run.json").read_bytes() == before
+    allowed = warm("train", "a.yaml", "seed=8", "resume.allow=[seed]", "train.steps=5", cwd=run_folder)
+    assert allowed.code == 0, allowed.stderr
+    assert "resuming runs/run at step 4" in allowed.stderr
+    assert "resuming with train.steps changed from 4 to 5" in allowed.stderr
+
+
+def test_a_changed_learning_rate_is_said_and_not_refused(run_folder, warm):
+    result = warm("train", "a.yaml", "optim.lr=0.5", "train.stop_after=4", cwd=run_folder)
+    assert result.code == 0, result.stderr
+    assert "WARNING resuming with optim.lr changed from 0.001 to 0.5" in result.stderr
+
+
+def test_a_resumption_on_other_data_is_refused_unless_allowed(run_folder, warm):
+    options = ["--output", "other", "--tokenizer", "data/tokenizer.json", "--split", "tail:0.1"]
+    (run_folder / "b.txt").write_text("alpha beta gamma delta " * 2000)
+    assert warm("prepare", "--input", "b.txt", *options, cwd=run_folder).code == 0
+    refused = warm("train", "a.yaml", "data.path=other", cwd=run_folder)
+    check_refused(refused, 64, "the token shards at data.path differ", "pass resume.allow=[data]")
+    assert warm("train", "a.yaml", "data.path=other", "resume.allow=[data]", cwd=run_folder).code == 0
+
+
+def test_a_damaged_record_of_a_run_is_refused(run_folder, warm):
+    (run_folder / "runs/run/config.yaml").write_text("run: {name: ")
+    check_refused(warm("train", "a.yaml", cwd=run_folder), 64, "runs/run/config.yaml:1:", "not YAML")
+    (run_folder / "runs/run/config.yaml").unlink()
+    (run_folder / "runs/run/run.json").write_text("{")
+    check_refused(warm("train", "a.yaml", cwd=run_folder), 64, "runs/run/run.json", "cannot be read", "restore it")
+    check_refused(warm("inspect", "runs/run", cwd=run_folder), 64, "runs/run/run.json", "restore it")
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def test_a_corrupted_checkpoint_is_set_aside_and_the_older_one_continued(run_folder, warm):
+    checkpoints = run_folder / "runs/run/checkpoints"
+    file = checkpoints / "step-00000004/rank-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    result = warm("train", "a.yaml", cwd=run_folder)
+    assert result.code == 0, result.stderr
+    assert "WARNING checkpoint runs/run/checkpoints/step-00000004 is damaged (rank-00000.safetensors: CRC32" in (
+        result.stderr
+    )
+    assert "resuming runs/run at step 2" in result.stderr
+    assert visible(checkpoints) == {"step-00000002", "step-00000004", "step-00000004.bad-damaged"}
+    again = json.loads((run_folder / "runs/run/audit.jsonl").read_text().splitlines()[-1])
+    assert again["step"] == 4
+
+
+def test_a_run_without_a_good_checkpoint_is_refused_on_every_rank_and_never_starts_over(run_folder):
+    checkpoints = run_folder / "runs/run/checkpoints"
+    for path in checkpoints.glob("step-*/rank-00000.safetensors"):
+        path.write_bytes(path.read_bytes()[:-4])
+    audit = (run_folder / "runs/run/audit.jsonl").read_bytes()
+    result = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", cwd=run_folder)
+    words = ["this run has saved checkpoints, and none can be used", "restore one, or start over under another run"]
+    check_refused(result, 66, "runs/run/checkpoints", *words)
+    assert result.seconds < 40
+    assert (run_folder / "runs/run/audit.jsonl").read_bytes() == audit
+    assert visible(checkpoints) == {"step-00000002.bad-damaged", "step-00000004.bad-damaged"}
+
+
+def test_weights_of_another_model_are_refused_by_the_name_of_a_parameter(run_folder, warm):
+    options = ["run.name=new", "init.from=runs/run", "model.decoder.ff_width=64"]
+    result = warm("train", "a.yaml", *options, cwd=run_folder)
+    check_refused(
+        result, 66, "runs/run/checkpoints/step-00000004", "has shape", "in the checkpoint shape", "use the con"
+    )
+
+
+@pytest.mark.parametrize("what", ["nope", "a.yaml", "data", "runs", "runs/run/logs"])
+def test_generate_refuses_what_is_no_model(run_folder, warm, what):
+    result = warm("generate", what, cwd=run_folder)
+    check_refused(result, 66, what, "neither a checkpoint nor a run with one", "check the path")
+
+
+@pytest.mark.parametrize("what", ["nope", "a.yaml", "runs", "runs/run/checkpoints"])
+def test_inspect_refuses_what_it_does_not_know(run_folder, warm, what):
+    result = warm("inspect", what, cwd=run_folder)
+    check_refused(result, 65, what, "neither a shard folder, a run, a checkpoint nor a model", "check the path")
+
+
+def test_generate_and_inspect_refuse_what_is_damaged(run_folder, warm):
+    truncate_shard(run_folder)
+    check_refused(warm("inspect", "data", cwd=run_folder), 65, "data", ".tar has")
+    checkpoint = "runs/run/checkpoints/step-00000004"
+    weights = run_folder / checkpoint / "rank-00000.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    check_refused(warm("inspect", checkpoint, cwd=run_folder), 66, "rank-00000.safetensors", "not of its size")
+    check_refused(warm("generate", checkpoint, cwd=run_folder), 66, checkpoint, "damaged", "use another checkpoint")
+    assert warm("generate", "runs/run", "--max-tokens", "3", cwd=run_folder).code == 0
+    (run_folder / "runs/run/tokenizer.json").write_text("{")
+    check_refused(warm("generate", "runs/run", cwd=run_folder), 65, "tokenizer.json", "not a tokenizer")
+    (run_folder / "runs/run/tokenizer.json").unlink()
+    check_refused(warm("generate", "runs/run", cwd=run_folder), 66, "runs/run", "tokenizer.json is missing")
+
+
+def test_no_damage_to_a_manifest_makes_inspect_fail_with_a_traceback(run_folder, warm):
+    manifest = run_folder / "runs/run/checkpoints/step-00000004/manifest.json"
+    content = manifest.read_bytes()
+    chosen = random.Random(3).sample(list(damages(content[:-1], random.Random(4), num_flips=100)), 12)
+    for damaged in chosen:
+        manifest.write_bytes(damaged)
+        check_refused(warm("inspect", str(manifest.parent), cwd=run_folder), 66, "manifest.json", "damaged")
