@@ -8,12 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.config.prepare import PrepareConfig
-from pretrain.tracking.audit import compare, read_audit
-from tests.helpers.cli import WarmCli, run_cli
+from pretrain.tracking.audit import read_audit
+from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.runs import RunMaker, kill_rank, tensors_of
+from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
 from tests.integration import objective_workers as workers
 
 MODULE = "tests.integration.objective_workers"
@@ -101,16 +100,6 @@ def runs(tmp_path_factory, texts) -> RunMaker:
     return RunMaker(tmp_path_factory.mktemp("runs"), texts, CONFIG)
 
 
-def assert_same_run(runs: RunMaker, name: str, golden: str, steps: int) -> None:
-    """Ledger and weights of a run equal those of one that nobody interrupted."""
-    ours, expected = runs.folder(name), runs.folder(golden)
-    assert compare(expected.audit, ours.audit) is None
-    assert [row.step for row in read_audit(ours.audit)] == list(range(1, steps + 1))
-    left, right = (tensors_of(list_checkpoints(folder.checkpoints)[-1]) for folder in (expected, ours))
-    assert left.keys() == right.keys()
-    assert all(np.array_equal(left[key], right[key]) for key in left)
-
-
 def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(runs):
     output = runs.complete("golden", "eval={every_steps: 15}")
     assert "rows of 56 tokens become a source of 48 and 26 tokens" in output
@@ -158,12 +147,6 @@ SHORT = "batch={seq_len: 2, global_tokens: 24}"
 DECODER = "model.encoder=null"
 
 
-@pytest.fixture(scope="module")
-def cli():
-    with WarmCli() as warm:
-        yield warm
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -204,29 +187,29 @@ def cli():
         ),
     ],
 )
-def test_what_cannot_be_trained_is_one_line_before_anything_is_written(runs, cli, overrides, message):
+def test_what_cannot_be_trained_is_one_line_before_anything_is_written(runs, warm, overrides, message):
     alone = ["engine={kind: single, zero_stage: 0}"]
-    found = cli("train", str(runs.config("refused")), *alone, *overrides, cwd=runs.folder("refused").path.parents[1])
+    found = warm("train", str(runs.config("refused")), *alone, *overrides, cwd=runs.folder("refused").path.parents[1])
     assert found.code == 64, found.stderr
     (line,) = found.errors
     assert line.endswith(message) or message in line
     assert not runs.folder("refused").path.exists()
 
 
-def test_pairs_that_would_be_cut_are_refused(runs, cli, tmp_path, texts):
+def test_pairs_that_would_be_cut_are_refused(runs, warm, tmp_path, texts):
     workers.write_pairs(tmp_path / "pairs")
     shutil.copy(texts / "tokenizer.json", tmp_path / "pairs")
     objective = "objective={kind: seq2seq, span: {density: 0.15, mean_length: 3.0}}"
     overrides = [f"data.path={tmp_path / 'pairs'}", "engine={kind: single, zero_stage: 0}", objective]
-    found = cli("train", str(runs.config("refused")), *overrides, cwd=tmp_path)
+    found = warm("train", str(runs.config("refused")), *overrides, cwd=tmp_path)
     assert found.code == 64, found.stderr
     assert found.errors == ["data.packing=concat cuts documents, which pairs must not be; use data.packing=bins"]
 
 
-def test_a_tokenizer_without_a_start_is_one_line(runs, cli, corpus):
+def test_a_tokenizer_without_a_start_is_one_line(runs, warm, corpus):
     overrides = [f"data.path={corpus}", "engine={kind: single, zero_stage: 0}", "data.document_mask=false"]
     prefix = "objective={kind: ul2, span: {density: 0.15, mean_length: 3.0}, ul2: {denoisers: [{prefix: true}]}}"
-    found = cli("train", str(runs.config("refused")), *overrides, prefix, cwd=corpus)
+    found = warm("train", str(runs.config("refused")), *overrides, prefix, cwd=corpus)
     assert found.code == 64, found.stderr
     assert found.errors == [
         f"{corpus / 'tokenizer.json'}: the tokenizer has no token that a decoder reads first; prepare with a <pad> or "
