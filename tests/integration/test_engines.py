@@ -49,6 +49,7 @@ def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference
     assert reference[-1][0] < reference[0][0] - 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_optimizers_of_whole_matrices_train_as_torch_does_on_each_matrix_at_every_zero_stage(optimizer):
     expected = references.bare_blocks(optimizer, 5)
@@ -91,6 +92,7 @@ def test_the_gradient_is_clipped_to_the_global_norm_and_left_alone_without_a_lim
             assert moment == pytest.approx(0.1 * limit, rel=1e-4), (case, clip)
 
 
+@pytest.mark.long
 def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(reference):
     (facts,) = run_in_ranks("tests.integration.engine_workers:offload_facts", 1, {"cases": OFFLOADED})
     for (_, stage, _, _, offload), (optimizer, params, description, kind) in zip(OFFLOADED, facts, strict=True):
@@ -110,6 +112,7 @@ def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(refe
             assert row[1] == pytest.approx(expected[1], rel=1e-3 if case[2] == "fp32" else 5e-2), case
 
 
+@pytest.mark.long
 def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process():
     stages = [*STAGES_FP32, ["ddp", 0, "fp32"]]
     alone = run_in_ranks(
@@ -126,6 +129,7 @@ def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process(
     assert alone[-1][0] < alone[0][0]
 
 
+@pytest.mark.long
 def test_parameters_cut_up_one_by_one_train_bit_for_bit_like_whole_ones():
     results = run_in_ranks(
         "tests.integration.engine_workers:sharded_losses", 2, {"precisions": ["fp32", "bf16"], "steps": 4, "micro": 3}
@@ -178,6 +182,7 @@ def test_a_non_finite_gradient_on_one_rank_changes_nothing_on_any():
             assert math.isfinite(rows[3][0]), case
 
 
+@pytest.mark.long
 def test_fp16_scales_its_loss_skips_what_overflows_and_goes_on_from_a_checkpoint_as_if_nothing_had_been(tmp_path):
     """Run on a CPU, where DeepSpeed has to be told to: the kernels are slow there, the scaling is the same."""
     cases = [*(["deepspeed", stage, "fp16"] for stage in (1, 2, 3)), ["deepspeed", 2, "fp16", "muon"]]

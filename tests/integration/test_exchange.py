@@ -20,6 +20,7 @@ def ok(*arguments, cwd):
     return result.stdout
 
 
+@pytest.mark.long
 def test_a_run_of_two_zero3_ranks_becomes_a_release_and_a_new_run_starts_from_it(make_run, tmp_path):
     make_run.complete("first", *ZERO3, ranks=2)
     run = make_run.folder("first").path

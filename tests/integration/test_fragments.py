@@ -65,6 +65,7 @@ def test_another_world_size_and_stage_continue_alike(saved, world_size):
             assert row[0] == pytest.approx(wanted[0], rel=1e-5), pairs
 
 
+@pytest.mark.long
 def test_bf16_masters_move_between_stages_without_loss(saved):
     folder, followed = saved
     bf16 = [case for case in CASES if case[2] == "bf16"]
@@ -77,7 +78,8 @@ def test_bf16_masters_move_between_stages_without_loss(saved):
         assert rows[0][0] == pytest.approx(followed[name(source)][0][0], rel=1e-6), source
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_state_of_whole_matrices_moves_between_stages_and_world_sizes(saved, world_size):
     folder, followed = saved
     pairs = []

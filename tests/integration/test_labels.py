@@ -125,6 +125,7 @@ def golden(tmp_path_factory, tags) -> LabelRuns:
     return maker
 
 
+@pytest.mark.long
 def test_an_encoder_from_scratch_learns_tags_on_two_ranks(golden, tags):
     found = last_validation(golden, "golden")
     assert found["val_accuracy"] > 0.95
@@ -134,6 +135,7 @@ def test_an_encoder_from_scratch_learns_tags_on_two_ranks(golden, tags):
     assert known + (1 - known) / 3 < 0.93, "to know cats and dogs, and not the color, would not do"
 
 
+@pytest.mark.long
 def test_a_run_that_learns_tags_and_whose_rank_was_killed_continues_bit_for_bit(golden):
     process = golden.start("killed")
     golden.wait_for_step("killed", 44, process)
@@ -144,6 +146,7 @@ def test_a_run_that_learns_tags_and_whose_rank_was_killed_continues_bit_for_bit(
     assert_same_run(golden, "killed", "golden", 60)
 
 
+@pytest.mark.long
 def test_the_head_of_another_task_begins_anew_at_zero_stage_3_and_the_encoder_does_not(tmp_path, golden, classes):
     """Two tokenizers of equal size: what the tokens mean is not looked at here."""
     first = str(golden.folder("golden").path)

@@ -133,6 +133,7 @@ def test_the_gradient_is_that_of_the_global_token_mean_however_targets_are_sprea
     assert mean_loss == pytest.approx(loss.item(), rel=1e-13)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world_size", "micro", "cases"),
     [
@@ -225,6 +226,7 @@ def test_a_run_learns_and_says_how_often_it_is_right(golden):
     assert trained[-1]["tokens_per_s"] * trained[-1]["step_time_s"] == pytest.approx(384)
 
 
+@pytest.mark.long
 def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden):
     process = golden.start("killed")
     golden.wait_for_step("killed", 24, process)
@@ -235,6 +237,7 @@ def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden):
     assert_same_run(golden, "killed", "golden", 40)
 
 
+@pytest.mark.long
 def test_other_ranks_and_stages_mask_the_same_tokens(golden):
     golden.complete("zero3", "train.stop_after=8", "engine.zero_stage=3", ranks=3)
     ours, reference = (read_audit(golden.folder(name).audit) for name in ("zero3", "golden"))

@@ -37,11 +37,8 @@ def test_the_gradient_is_that_of_one_big_batch_whatever_the_ranks(tmp_path, obje
                 assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs) + 1e-9, name
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [pytest.param(workers.PAIRS, marks=pytest.mark.long), workers.SPAN],
-    ids=lambda objective: objective["kind"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("objective", [workers.PAIRS, workers.SPAN], ids=lambda objective: objective["kind"])
 def test_every_zero_stage_trains_alike(tmp_path, objective):
     (workers.write_pairs if objective is workers.PAIRS else workers.write_texts)(tmp_path)
     cases = [["ddp", 0, "fp32"], *(["deepspeed", stage, "fp32"] for stage in (0, 2, 3))]
@@ -100,6 +97,7 @@ def runs(tmp_path_factory, texts) -> RunMaker:
     return RunMaker(tmp_path_factory.mktemp("runs"), texts, CONFIG)
 
 
+@pytest.mark.long
 def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(runs):
     output = runs.complete("golden", "eval={every_steps: 15}")
     assert "rows of 56 tokens become a source of 48 and 26 tokens" in output

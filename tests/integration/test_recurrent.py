@@ -30,13 +30,8 @@ BAHDANAU = {
 ENGINES = [*(["deepspeed", stage, "fp32", stage == 3] for stage in range(4)), ["ddp", 0, "fp32", False]]
 
 
-@pytest.mark.parametrize(
-    ("model", "source"),
-    [
-        pytest.param(LANGUAGE_MODEL, False, id="lstm"),
-        pytest.param(BAHDANAU, True, id="bahdanau", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "source"), [(LANGUAGE_MODEL, False), (BAHDANAU, True)], ids=["lstm", "bahdanau"])
 def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(model, source):
     common = {"model": model, "source": source, "steps": 5}
     alone = run_in_ranks(WORKER, 1, {**common, "cases": [["single", 0, "fp32", False]], "micro": 12})[0][0]
@@ -73,6 +68,7 @@ class RecurrentRuns(RunMaker):
         return path
 
 
+@pytest.mark.long
 def test_a_run_stops_and_goes_on_bit_for_bit_and_generates(tmp_path, corpus):
     from pretrain.artifact import open_artifact
     from pretrain.artifact.transfer import export_model

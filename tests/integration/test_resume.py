@@ -31,6 +31,7 @@ def golden(tmp_path_factory, corpus):
     return maker
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_again_and_again_continues_bit_for_bit(golden):
     stopped_at = 0
     for number, step in ((signal.SIGTERM, 33), (signal.SIGUSR1, 75), (signal.SIGINT, 104)):
@@ -63,6 +64,7 @@ def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden):
     assert_uninterrupted(golden, "killed")
 
 
+@pytest.mark.long
 def test_a_run_killed_in_the_middle_of_a_save_continues_bit_for_bit(golden, tmp_path):
     # A user module, named under `extend`, that kills one rank at one write operation of the third save.
     (tmp_path / "kill_in_save.py").write_text(
@@ -107,6 +109,7 @@ def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, c
     assert golden.folder("begun").tokenizer.read_bytes() == (corpus / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.long
 def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_path):
     # Saving hangs, as on a dead file system: the first signal cannot finish, the second one need not.
     (tmp_path / "slow_save.py").write_text(
@@ -134,6 +137,7 @@ def test_another_world_size_sees_the_same_samples(golden):
     assert [(row.digest, row.tokens) for row in ours] == [(row.digest, row.tokens) for row in reference[:40]]
 
 
+@pytest.mark.long
 def test_zero_3_with_recomputed_blocks_and_validation_trains_the_same(golden):
     output = golden.complete(
         "zero3",
