@@ -72,7 +72,8 @@ def test_every_format_reads_as_it_does_from_a_disk(server, folder, name):
 @pytest.mark.parametrize(
     "fault", [{"drop": True, "times": 6}, {"status": 503, "times": 3}, {"status": 429}, {"cut_after": 1000, "times": 3}]
 )
-def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, fault):
+def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, fault, monkeypatch):
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 60))  # on a busy machine too
     files = listing(f"{server.url}/{name}")
     reader = Reader((InputConfig(),))
     part = plan_parts(files, 1 << 20)[0]
