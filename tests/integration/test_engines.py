@@ -80,6 +80,7 @@ def test_optimizers_of_whole_matrices_follow_fp32_in_bf16(optimizer):
             assert row[0] == pytest.approx(wanted[0], rel=1e-2), case
 
 
+@pytest.mark.long
 def test_the_gradient_is_clipped_to_the_global_norm_and_left_alone_without_a_limit():
     cases, clips = [*STAGES_FP32, ["ddp", 0, "fp32"]], [0.0, 0.1]
     for rows in run_in_ranks("tests.integration.engine_workers:first_moments", 2, {"cases": cases, "clips": clips}):

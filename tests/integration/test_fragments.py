@@ -46,7 +46,7 @@ def test_the_same_topology_continues_bit_for_bit(saved):
         assert rows == followed[name(case)], case
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_another_world_size_and_stage_continue_alike(saved, world_size):
     folder, followed = saved
     fp32 = [case for case in CASES if case[2] == "fp32"]

@@ -102,7 +102,9 @@ def last_validation(runs: LabelRuns, name: str) -> dict[str, float]:
     return [row for row in rows if "val_loss" in row][-1]
 
 
-@pytest.mark.parametrize(("packing", "model"), [("padded", BERT), ("bins", MODERNBERT % "true")])
+@pytest.mark.parametrize(
+    ("packing", "model"), [("padded", BERT), pytest.param("bins", MODERNBERT % "true", marks=pytest.mark.long)]
+)
 def test_an_encoder_from_scratch_learns_classes(tmp_path, classes, packing, model):
     runs = LabelRuns(
         tmp_path, classes, packing=packing, model=model, kind="classify", tokens=1024, steps=60, engine=SINGLE

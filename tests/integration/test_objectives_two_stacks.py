@@ -18,7 +18,11 @@ from tests.integration import objective_workers as workers
 MODULE = "tests.integration.objective_workers"
 
 
-@pytest.mark.parametrize("objective", [workers.PAIRS, workers.SPAN], ids=lambda objective: objective["kind"])
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(workers.PAIRS, marks=pytest.mark.long), workers.SPAN],
+    ids=lambda objective: objective["kind"],
+)
 def test_the_gradient_is_that_of_one_big_batch_whatever_the_ranks(tmp_path, objective):
     (workers.write_pairs if objective is workers.PAIRS else workers.write_texts)(tmp_path)
     expected = workers.reference(str(tmp_path), objective)
