@@ -1,6 +1,9 @@
 """The definitions that engines are compared with: torch alone, one process, one big batch."""
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor, nn
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
@@ -15,12 +18,17 @@ def bare_float64(steps: int) -> list[list[float]]:
     """The definition: the token mean over one big batch, float64, no engine, no chunked loss; [loss, grad norm]."""
     model = _plain_model()
     model.double()
+    return follow(model, lambda step: _token_mean(model, global_batch(step)), steps)
+
+
+def follow(model: nn.Module, loss_at: Callable[[int], Tensor], steps: int) -> list[list[float]]:
+    """Trains a model by torch's AdamW alone, on the loss that each step gives; [loss, grad norm] of each."""
     decaying, rest = group_parameters(model)
     groups = [{"params": decaying.parameters, "weight_decay": 0.1}, {"params": rest.parameters, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=False)
     rows = []
     for step in range(steps):
-        loss = _token_mean(model, global_batch(step))
+        loss = loss_at(step)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

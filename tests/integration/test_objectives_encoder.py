@@ -19,7 +19,6 @@ from pretrain.data.tokenizer import load_tokenizer
 from pretrain.dist import World
 from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective.token_loss import sum_token_loss
-from pretrain.optim.groups import group_parameters
 from pretrain.tracking.audit import read_audit
 from pretrain.train.exchange import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch
@@ -27,6 +26,7 @@ from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
 from tests.integration import workers
+from tests.integration.references import follow
 from tests.integration.workers import ROWS, SEQ_LEN, VOCAB
 
 MODEL = {
@@ -99,18 +99,8 @@ def token_mean(model: Transformer, batch: Batch) -> Tensor:
 @pytest.fixture(scope="module")
 def reference() -> list[list[float]]:
     """[loss, grad norm] of each step of one process, one big batch, float64."""
-    model, rows = build_exact(), []
-    decaying, rest = group_parameters(model)
-    groups = [{"params": decaying.parameters, "weight_decay": 0.1}, {"params": rest.parameters, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=False)
-    for step in range(5):
-        loss = token_mean(model, masked_batch(step))
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        rows.append([loss.item(), norm.item()])
-    return rows
+    model = build_exact()
+    return follow(model, lambda step: token_mean(model, masked_batch(step)), 5)
 
 
 @pytest.mark.parametrize(("world_size", "micro"), [(1, 12), (1, 1), (1, 4), (2, 6), (2, 2), (3, 4), (3, 1), (3, 2)])
