@@ -1,8 +1,13 @@
 """For all tests."""
 
+import os
 import signal
 
 import hypothesis
+
+# One thread a process, set before torch is imported: several test processes and their ranks share few cores, and
+# threads that wait for each other there make small models a hundred times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts background jobs with SIGINT ignored, and what is ignored is inherited: Ctrl-C tests would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
