@@ -1,0 +1,119 @@
+"""Character-level Shakespeare with nanoGPT's CPU configuration: our recipe beside nanoGPT's own train.py, in one run.
+
+    python -m benchmarks.shakespeare --nanogpt PATH --text input.txt [--seeds 1337 1 2] [--quick]
+
+PATH is a clone of github.com/karpathy/nanoGPT, bare or not. Both train 2,000 steps of 12 rows of 64 characters, one
+thread, and are scored in the same way: the mean over the whole validation split (the last tenth of the text), cut into
+windows of 64. nanoGPT's train.py runs as it is, but for the seed that it gives to torch.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import print_row, time_once
+
+RECIPE = "configs/run/shakespeare_char.yaml"
+MUST, WITHIN = 1.90, 0.01
+NANOGPT = """
+import json, os, runpy, sys
+import numpy as np, torch
+seed, out = int(sys.argv[1]), sys.argv[2]
+sys.argv = ["train.py", *sys.argv[3:]]
+sys.path.insert(0, os.getcwd())
+manual_seed = torch.manual_seed
+torch.manual_seed = lambda given: manual_seed(given - 1337 + seed)
+trained = runpy.run_path("train.py", run_name="__main__")
+model = trained["model"].eval()
+tokens = np.fromfile("data/shakespeare_char/val.bin", dtype=np.uint16).astype(np.int64)
+rows = (len(tokens) - 1) // 64
+x = torch.from_numpy(tokens[: rows * 64].reshape(rows, 64))
+y = torch.from_numpy(tokens[1 : rows * 64 + 1].reshape(rows, 64))
+with torch.no_grad():
+    total = sum(float(model(x[i : i + 64], y[i : i + 64])[1]) * len(x[i : i + 64]) for i in range(0, rows, 64))
+open(out, "w").write(json.dumps({"loss": total / rows, "characters": rows * 64}))
+"""
+
+
+def nanogpt_flags(steps: int) -> list[str]:
+    """Returns the arguments that nanoGPT's README gives for a CPU; the loss of 20 batches is taken once, at the end."""
+    shape = ["--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4", "--n_embd=128", "--dropout=0.0"]
+    length = [f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--eval_interval={steps}", "--eval_iters=20"]
+    return [
+        "config/train_shakespeare_char.py",
+        "--device=cpu",
+        "--compile=False",
+        "--log_interval=500",
+        *shape,
+        *length,
+    ]
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Runs a command there, one thread; ends the benchmark with what it said where it fails."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def train_nanogpt(source: Path, seed: int, steps: int) -> dict[str, Any]:
+    """Trains nanoGPT; returns its loss over the whole validation split."""
+    out = source / f"loss-{seed}.json"
+    run([sys.executable, "-c", NANOGPT, str(seed), str(out), *nanogpt_flags(steps)], source)
+    return dict(json.loads(out.read_text()))
+
+
+def train_ours(folder: Path, seed: int, steps: int) -> dict[str, Any]:
+    """Trains the recipe; returns its loss over the whole validation split."""
+    shortened = [f"train.steps={steps}", f"optim.schedule.warmup_steps={min(100, steps // 2)}"]
+    where = [f"run.dir={folder / 'runs'}", f"run.name=seed-{seed}", f"data.path={folder / 'data'}", f"seed={seed}"]
+    quiet = ["tracking.wandb=off", f"eval.every_steps={steps}"]
+    run([sys.executable, "-m", "pretrain", "train", RECIPE, *shortened, *where, *quiet], folder)
+    rows = (folder / "runs" / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+    (held,) = [row for row in map(json.loads, rows) if "val_loss" in row]
+    return {"loss": held["val_loss"], "characters": int(held["val_tokens"])}
+
+
+def main() -> None:
+    """Trains both at every seed and prints one JSON row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
+    parser.add_argument("--text", type=Path, required=True, help="the text of its shakespeare_char example")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2])
+    parser.add_argument("--quick", action="store_true", help="20 steps of one seed, whose figures mean nothing")
+    arguments = parser.parse_args()
+    steps, seeds = (20, arguments.seeds[:1]) if arguments.quick else (2000, arguments.seeds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = folder / "nanogpt"
+        run(["git", "clone", "--quiet", str(arguments.nanogpt.resolve()), str(source)], folder)
+        shutil.copy(arguments.text, source / "data/shakespeare_char/input.txt")
+        run([sys.executable, "data/shakespeare_char/prepare.py"], source)
+        options = ["--tokenizer", "char", "--split", "tail:0.1"]
+        text = str(arguments.text.resolve())
+        run([sys.executable, "-m", "pretrain", "prepare", "--input", text, "--output", "data", *options], folder)
+        found: dict[str, list[dict[str, Any]]] = {"ours": [], "nanogpt": []}
+        for seed in seeds:
+            for arm, train, place in (("ours", train_ours, folder), ("nanogpt", train_nanogpt, source)):
+                result: dict[str, Any] = {"seed": seed}
+                timing = time_once(lambda: result.update(train(place, seed, steps)))  # noqa: B023
+                found[arm].append(result | {"cpu_s": round(timing.cpu_s, 1)})
+                print(arm, found[arm][-1], file=sys.stderr)
+    means = {arm: float(np.mean([result["loss"] for result in results])) for arm, results in found.items()}
+    held = means["ours"] <= MUST and means["ours"] - means["nanogpt"] <= WITHIN
+    print_row(
+        "shakespeare", {"quick": arguments.quick, "steps": steps, **found, "means": means, "held": held}, ("torch",)
+    )
+
+
+if __name__ == "__main__":
+    main()
