@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain.cli.data import verify_command
 from pretrain.config.data import BLOCK_SAMPLES, LANES
 from pretrain.errors import ConfigError, DataError
 from pretrain.index import load_index
 from pretrain.report import data_verify
-from pretrain.report.data_app import verify_command
 from pretrain.report.data_course import Order
 from pretrain.report.data_hash import RowHashes
 from pretrain.report.data_verify import parse_world_sizes, print_proof, proof_facts, verify

@@ -1,9 +1,11 @@
-"""The commands of `pretrain data`: verify, show, stats. Heavy imports live inside the function that needs them."""
+"""The commands of `pretrain data`: verify, show, stats."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pretrain.cli.options import Json
 
 data_app = typer.Typer(
     help="Look at shard folders, and prove them.\n\nExample: pretrain data verify data/quickstart",
@@ -17,7 +19,6 @@ Packing = Annotated[str | None, typer.Option(help="concat, bins or padded. Defau
 Lanes = Annotated[int, typer.Option(min=1, help="As data.lanes.")]
 BlockSamples = Annotated[int, typer.Option(min=1, help="As data.block_samples.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the order.")]
-Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
 
 
 @data_app.command("verify")

@@ -1,4 +1,4 @@
-"""The commands `pretrain average` and `pretrain evaluate`. Heavy imports live inside the function that needs them."""
+"""`pretrain average` and `pretrain evaluate`."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
+from pretrain.cli.options import Device, Json, What
 
 
 def average_command(
@@ -37,7 +37,7 @@ def average_command(
 
 
 def evaluate_command(
-    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint, a model or Hugging Face folder.")],
+    what: What,
     data: Annotated[list[str] | None, typer.Option(help="What prepare wrote. Default: the run's own.")] = None,
     split: Annotated[str, typer.Option(help="Of the data: validation or train.")] = "validation",
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the run's, or 1024.")] = None,
@@ -59,7 +59,7 @@ def evaluate_command(
     output: Annotated[Path | None, typer.Option(help="File for the translations.")] = None,
     compare: Annotated[Path | None, typer.Option(help="Another WHAT, to compare with: paired bootstrap.")] = None,
     resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 1000,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure a model: its loss on prepared data, or BLEU and chrF of its translations.

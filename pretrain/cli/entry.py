@@ -1,0 +1,93 @@
+"""Runs one command: its errors become one line and an exit code here, and nowhere else.
+
+Errors of `pretrain.errors` end a command with one line and their exit code; `--debug` shows the traceback too.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+import typer
+
+from pretrain.cli.commands import app
+from pretrain.cli.options import UsageError
+from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, ConfigError, PretrainError
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    exit_code = run(sys.argv[1:])
+    if "torch" in sys.modules:
+        from pretrain.dist import leave
+
+        leave(exit_code)
+    sys.exit(exit_code)
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; returns its exit code. Errors are printed here and nowhere else."""
+    rank = _own_rank()
+    try:
+        result = app(arguments, prog_name="pretrain", standalone_mode=False)
+        return result if isinstance(result, int) else EXIT_OK
+    except UsageError as error:
+        return _show_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except PretrainError as error:
+        _show(error, rank)
+        return error.exit_code
+    except Exception as error:
+        return _show_unexpected(error, rank)
+
+
+def _own_rank() -> int:
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _show_usage(error: Any) -> int:
+    """Prints what is wrong with the command line; it is empty where nothing was given, and the help was printed."""
+    text = error.format_message()
+    if text:
+        command = error.ctx.command_path if error.ctx else "pretrain"
+        print(f"error: {command}: {text.rstrip('.')}; see `{command} --help`", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _show(error: PretrainError, rank: int) -> None:
+    from pretrain.log import redact
+
+    if os.environ.get("PRETRAIN_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    # Every rank reads the same config; one line about it is enough.
+    if rank == 0 or not isinstance(error, ConfigError):
+        place = f"rank {rank}: " if rank else ""
+        for line in str(error).splitlines():
+            print(redact(f"error: {place}{line}"), file=sys.stderr)
+
+
+def _show_unexpected(error: Exception, rank: int) -> int:
+    """A lost peer is one line, anything else a traceback: it is our bug."""
+    import traceback
+
+    from pretrain.log import redact
+
+    text = str(error)
+    if "torch" in sys.modules and _is_lost_peer(error):
+        first = text.splitlines()[0] if text else type(error).__name__
+        print(redact(f"error: rank {rank} lost its peers: {first}"), file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    print(redact(traceback.format_exc()), file=sys.stderr)
+    print(f"error: rank {rank}: this is a bug in pretrain ({type(error).__name__})", file=sys.stderr)
+    return EXIT_BUG
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    import torch.distributed as td
+
+    return isinstance(error, td.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())

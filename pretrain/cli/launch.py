@@ -1,0 +1,36 @@
+"""The commands of `pretrain launch`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrain.cli.options import Config, Overrides
+
+launch_app = typer.Typer(
+    help="Start the ranks of a run.\n\nExample: pretrain launch local configs/run/quickstart.yaml --ranks 2",
+    no_args_is_help=True,
+)
+
+
+@launch_app.command("local")
+def launch_local_command(
+    config: Config,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes to start; with GPUs, one for each.")] = 1,
+    port: Annotated[int | None, typer.Option(help="Rendezvous port. None: a free one.")] = None,
+) -> None:
+    """Train on this machine with several ranks.
+
+    Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
+    """
+    from launch.local import launch_local
+    from pretrain.config.data import plan_batch
+    from pretrain.config.load import load_config
+    from pretrain.index.dataset import check_local
+
+    loaded = load_config(config, overrides or [])
+    plan_batch(loaded.batch, ranks)
+    check_local(loaded.data)
+    logs = Path(loaded.run.dir) / loaded.run.name / "logs"
+    raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))

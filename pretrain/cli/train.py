@@ -1,0 +1,32 @@
+"""`pretrain config` and `pretrain train`."""
+
+import sys
+
+import typer
+
+from pretrain.cli.options import Config, Overrides
+
+
+def config_command(config: Config, overrides: Overrides = None) -> None:
+    """Print the resolved config: every key, every default.
+
+    Example: pretrain config configs/run/quickstart.yaml optim.lr=3e-4
+    """
+    from pretrain.config.load import dump_config, load_config
+
+    sys.stdout.write(dump_config(load_config(config, overrides or [])))
+
+
+def train_command(config: Config, overrides: Overrides = None) -> None:
+    """Train, or continue training, as one rank: alone, or under torchrun, accelerate, deepspeed or `pretrain launch`.
+
+    Example: pretrain train configs/run/quickstart.yaml engine.kind=single engine.zero_stage=0
+    """
+    from pretrain.config.load import load_config
+    from pretrain.dist import read_world
+
+    world = read_world()
+    loaded = load_config(config, overrides or [])
+    from pretrain.train.run import run_training
+
+    raise typer.Exit(run_training(loaded, world))
