@@ -8,7 +8,6 @@ Nothing is called back: evaluator, checkpointer and tracker are called here, in 
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,16 +20,15 @@ from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch
 from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
-from pretrain.errors import DiskError, DivergedError
+from pretrain.errors import DivergedError
 from pretrain.evaluate.loss import LossReport, evaluate_loss
 from pretrain.io import write_file
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.train.build import Run
 from pretrain.train.exchange import Agreed, start_exchange
+from pretrain.train.saving import Saving
 
 log = logging.getLogger(__name__)
-
-MAX_FAILED_SAVES = 3
 
 
 def train(run: Run, state: TrainState) -> TrainState:
@@ -43,8 +41,8 @@ def train(run: Run, state: TrainState) -> TrainState:
     config = run.config
     target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
     _announce(run, state, target)
-    bad_steps = failed_saves = skipped_rows = 0
-    saved_step = state.step
+    bad_steps = skipped_rows = 0
+    saving = Saving(run, state.step)
     run.stop.arm()
     upcoming = _fetch(run) if state.step < target else None
     agreed = _start_exchange(run, _zero(run), None, upcoming)()
@@ -74,12 +72,9 @@ def train(run: Run, state: TrainState) -> TrainState:
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
             with run.meter.excluded():
                 _validate(run, state)
-        if _due(state.step, config.checkpoint.every_steps) and not agreed.stop and not is_last:
-            with run.meter.excluded():
-                failed_saves = _try_save(run, state, failed_saves)
-            saved_step = state.step if not failed_saves else saved_step
-    if state.step != saved_step:
-        _save(run, state)
+        if not agreed.stop and not is_last:
+            saving.after_step(state)
+    saving.finish(state)
     return state
 
 
@@ -225,25 +220,3 @@ def _validate(run: Run, state: TrainState) -> None:
     if bits:
         metrics["val_bits_per_byte"] = bits / num_targets
     run.tracker.log(state.step, metrics)
-
-
-def _save(run: Run, state: TrainState) -> None:
-    if run.audit is not None:
-        run.audit.sync()
-    started = time.monotonic()
-    path = run.checkpoints.save(run.engine.state, state)
-    if run.world.is_main:
-        log.info("saved %s in %.1f s", path, time.monotonic() - started)
-
-
-def _try_save(run: Run, state: TrainState, failed_saves: int) -> int:
-    """Saves in mid-run: a full disk is no reason to stop training. Returns the failures in a row."""
-    try:
-        _save(run, state)
-    except DiskError as error:
-        if failed_saves + 1 >= MAX_FAILED_SAVES:
-            raise
-        if run.world.is_main:
-            log.warning("%s; training goes on, the next save is in %d steps", error, run.config.checkpoint.every_steps)
-        return failed_saves + 1
-    return 0
