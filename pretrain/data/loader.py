@@ -1,6 +1,6 @@
 """Batches for the model: which rows this rank reads, assembled ahead of time.
 
-    step at position p  -->  global batch = positions [p, p + rows)
+    step at position p  -->  global batch = positions [p, p + rows), but for those that the run skips (skips.py)
     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
     stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
 
@@ -10,7 +10,7 @@ was prefetched beyond it is forgotten. Deliberately not here: state to save, and
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from pretrain.config.data import BatchPlan
 from pretrain.data.crop import crop
 from pretrain.data.damage import count_skipped
 from pretrain.data.digest import digest_rows
+from pretrain.data.mixture_stream import merge_rows
 from pretrain.data.prefetch import Prefetcher
+from pretrain.data.skips import NO_SKIPS, SkipRanges
 from pretrain.rows import ModelRows, PairRows, TokenRows
 from pretrain.types import Batch, Source
 
@@ -82,6 +84,7 @@ class TrainLoader:
         rank: int,
         world_size: int,
         start_position: int = 0,
+        skips: SkipRanges = NO_SKIPS,
         workers: int = 1,
         prefetch: int = 4,
         crop: bool = False,
@@ -96,13 +99,16 @@ class TrainLoader:
             rank: This rank.
             world_size: Ranks.
             start_position: The cursor: `next_position` of the last step trained.
+            skips: Positions that are left out.
             workers: Threads.
             prefetch: Micro-batches kept ready; at least those of one step are.
             crop: Leave out the columns that are padding in all rows of a micro-batch.
             pin_memory: Pin the tensors, for asynchronous copies to a GPU.
         """
         assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
-        self._stream, self._plan, self._rank, self._start = stream, plan, rank, start_position
+        self._stream, self._plan, self._rank, self._world_size = stream, plan, rank, world_size
+        self._make_rows, self._skips, self._start = make_rows, skips, skips.place_of(start_position)
+        self._options = {"workers": workers, "prefetch": prefetch, "crop": crop, "pin_memory": pin_memory}
         self._build = _BatchBuilder(make_rows, crop, pin_memory)
         self._steps_taken = 0
         depth = max(prefetch, plan.accumulation)
@@ -124,13 +130,13 @@ class TrainLoader:
             StopIteration: The loader was closed.
         """
         plan = self._plan
-        position = self._start + self._steps_taken * plan.rows
+        place = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
         self._steps_taken += 1
         micro_batches = [part.batch for part in parts]
         return StepBatch(
-            position=position,
-            next_position=position + plan.rows,
+            position=self._skips.position_of(place),
+            next_position=self._skips.position_of(place + plan.rows),
             micro_batches=micro_batches,
             num_targets=sum(part.num_targets for part in parts),
             num_tokens=sum(part.num_tokens for part in parts),
@@ -138,6 +144,13 @@ class TrainLoader:
             digest=sum(part.digest for part in parts) % 2**64,
             num_skipped=sum(part.num_skipped for part in parts),
         )
+
+    def restarted(self, position: int, skips: SkipRanges) -> "TrainLoader":
+        """Stops this loader; returns one that goes on from another position, or leaves out others."""
+        self.close()
+        ranks = {"rank": self._rank, "world_size": self._world_size}
+        more: dict[str, Any] = {**ranks, **self._options, "start_position": position, "skips": skips}
+        return TrainLoader(self._stream, self._make_rows, self._plan, **more)
 
     def close(self) -> None:
         """Stops the threads and joins them."""
@@ -148,7 +161,9 @@ class TrainLoader:
         step, micro = divmod(number, self._plan.accumulation)
         first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
         first = self._start + step * self._plan.rows + first_row
-        rows = self._stream.read(range(first, first + self._plan.micro))
+        spans = self._skips.spans(range(first, first + self._plan.micro))
+        parts = [self._stream.read(span) for span in spans]
+        rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(self._plan.micro))
         ids = rows.target.sample_ids if isinstance(rows, PairRows) else rows.sample_ids
         digest = digest_rows(ids, np.arange(first_row, first_row + self._plan.micro))
         batch, made = self._build(rows)

@@ -48,7 +48,7 @@ class MixtureStream:
             first, last = int(places[rows[0]]), int(places[rows[-1]])
             parts.append(_with_source(self._sources[source].read(range(first, last + 1)), source))
             order.append(rows)
-        return _merge(parts, np.concatenate(order))
+        return merge_rows(parts, np.concatenate(order))
 
 
 def source_of(sample_ids: np.ndarray) -> np.ndarray:
@@ -67,8 +67,8 @@ def _numbered(rows: TokenRows, source: int) -> TokenRows:
     return replace(rows, sample_ids=ids)
 
 
-def _merge(parts: Sequence[TokenRows | PairRows], places: np.ndarray) -> TokenRows | PairRows:
-    """Puts the rows of all parts, one after another, at `places`."""
+def merge_rows(parts: Sequence[TokenRows | PairRows], places: np.ndarray) -> TokenRows | PairRows:
+    """Puts the rows of all parts, one after another, at `places`, int64 [rows of all parts]."""
     pairs = [part for part in parts if isinstance(part, PairRows)]
     if pairs:
         assert len(pairs) == len(parts), "sources of one mixture are of one kind"
