@@ -1,5 +1,7 @@
 """The DeepSpeed engine: ZeRO 0 to 3 behind accelerate. Steps here; where the state lies is in `zero_state.py`."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,9 +11,12 @@ from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.deepspeed_config import clips_itself
+from pretrain.engine.drop import dropping
 from pretrain.engine.engine import Update
+from pretrain.engine.loss_scale import never_raise
 from pretrain.engine.moments import set_optimizer_step
 from pretrain.engine.replicated import clip_or_drop
+from pretrain.engine.working import working_weights
 from pretrain.engine.zero_state import build_zero_state
 from pretrain.errors import LaunchError
 from pretrain.model.block import Block
@@ -78,6 +83,8 @@ class DeepSpeedZeroEngine:
         self._engine = wrapped
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
+        self.module, self.is_sharded, self._names = module, config.zero_stage == 3, names
+        never_raise(wrapped.optimizer)
         self.state = build_zero_state(wrapped, names, config.zero_stage, world)
         # Some of DeepSpeed's optimizers take a step of zeros when they are built, which Adam would count.
         set_optimizer_step(wrapped.basic_optimizer, 0)
@@ -92,15 +99,16 @@ class DeepSpeedZeroEngine:
         self._engine.backward(loss_sum * scale, scale_wrt_gas=False)
         return sums
 
-    def update(self, learning_rate: float) -> Update:
+    def update(self, learning_rate: float, drop: bool = False) -> Update:
         """See `Engine.update`."""
         for group in self._engine.basic_optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
         if self._clip is not None:
-            update = clip_or_drop(self._parameters, self._clip)
+            update = clip_or_drop(self._parameters, self._clip, drop)
             self._engine.step()
             return update
-        self._engine.step()
+        with dropping(self._engine.optimizer) if drop else contextlib.nullcontext():
+            self._engine.step()
         skipped = not self._engine.was_step_applied()
         return Update(float("nan") if skipped else float(self._engine.get_global_grad_norm()), skipped)
 
@@ -109,3 +117,13 @@ class DeepSpeedZeroEngine:
         """See `Engine.evaluate`."""
         self._engine.eval()
         return self._engine(batch)[1]
+
+    @torch.no_grad()
+    def rehearse(self, batch: Batch) -> None:
+        """See `Engine.rehearse`."""
+        self._engine.train()
+        self._engine(batch)
+
+    def working_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine.working_weights`."""
+        return working_weights(self.module, self._names)

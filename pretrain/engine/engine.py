@@ -10,6 +10,7 @@ Deliberately not here: data (accelerate would re-shard a loader), checkpoints (t
 the learning-rate schedule (a pure function of the step that the loop evaluates).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,10 +46,14 @@ class Engine(Protocol):
     Attributes:
         device: Where batches go.
         description: What runs, for people.
+        module: What is trained, without wrappers.
+        is_sharded: Whether a rank holds a share of the weights only (ZeRO 3).
     """
 
     device: torch.device
     description: str
+    module: nn.Module
+    is_sharded: bool
 
     @property
     def state(self) -> FragmentStore:
@@ -69,12 +74,25 @@ class Engine(Protocol):
         """
         ...
 
-    def update(self, learning_rate: float) -> Update:
-        """Clips, applies the optimizer, clears the gradients. A non-finite gradient changes nothing on any rank."""
+    def update(self, learning_rate: float, drop: bool = False) -> Update:
+        """Clips, applies the optimizer, clears the gradients. A non-finite gradient changes nothing on any rank.
+
+        Args:
+            learning_rate: Of this step.
+            drop: Change nothing whatever the gradient is. The same on every rank.
+        """
         ...
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Returns the same without gradient or dropout. Collective under ZeRO 3."""
+        ...
+
+    def rehearse(self, batch: Batch) -> None:
+        """Runs a micro-batch forward as in training, dropout and all, without gradient. Collective under ZeRO 3."""
+        ...
+
+    def working_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields (name, live tensor) of what the forward pass reads on this rank; at ZeRO 3 this rank's shares."""
         ...
 
 

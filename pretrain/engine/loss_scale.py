@@ -27,3 +27,11 @@ def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
     if scaler is not None:
         for name in FIELDS:
             setattr(scaler, name, values.get(f"loss_scale.{name}", getattr(scaler, name)))
+
+
+def never_raise(optimizer: Any) -> None:
+    """At the least scale DeepSpeed raises an exception of no type; without it such a step is skipped like others, and
+    `optim.max_bad_steps` of them end the run."""
+    scaler = _scaler(optimizer)
+    if scaler is not None:
+        scaler.raise_error_at_min_scale = False

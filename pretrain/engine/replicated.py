@@ -1,5 +1,6 @@
 """State that every rank holds whole: DDP, one process, and ZeRO 0. Saving it is split evenly over the ranks."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,8 +13,8 @@ from pretrain.optim.pieces import Piece, Span
 from pretrain.types import Fragment
 
 
-def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float) -> Update:
-    """Clips the reduced gradients to a global norm, or drops them all where the norm is not finite.
+def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
+    """Clips the reduced gradients to a global norm, or drops them all where the norm is not finite, or `drop` is asked.
 
     A parameter without a gradient is left alone by every torch optimizer, moments and step count too. All ranks hold
     the same reduced gradients, so all decide alike.
@@ -21,13 +22,13 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float) -> Update:
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     grad_norm = float(norm)
-    skipped = not torch.isfinite(torch.tensor(grad_norm)).item()
+    skipped = drop or not math.isfinite(grad_norm)
     if skipped:
         for parameter in parameters:
             parameter.grad = None
     elif grad_clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)
-    return Update(grad_norm, bool(skipped))
+    return Update(grad_norm, skipped)
 
 
 class ReplicatedState:

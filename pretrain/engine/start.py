@@ -64,7 +64,7 @@ def start_accelerator(
     from accelerate.utils import InitProcessGroupKwargs
 
     backend = "nccl" if device == "cuda" else "gloo"
-    group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=config.timeout_s))
+    group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=config.group_timeout_s))
     try:
         return Accelerator(kwargs_handlers=[group], **kwargs)
     except (torch.distributed.DistError, OSError) as error:

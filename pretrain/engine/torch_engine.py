@@ -1,6 +1,7 @@
 """The engine without DeepSpeed: one process, or torch's DistributedDataParallel."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
 from pretrain.engine.replicated import ReplicatedState, clip_or_drop
+from pretrain.engine.working import working_weights
 from pretrain.errors import LaunchError
 from pretrain.types import Batch
 
@@ -40,6 +42,7 @@ class TorchEngine:
         self._wrapped, self._optimizer, self._grad_clip = wrapped, optimizer, grad_clip
         self._is_ddp = is_ddp
         self._parameters = list(module.parameters())
+        self.module, self.is_sharded, self._names = module, False, names
         masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
         self.state = ReplicatedState(masters, optimizer, world)
 
@@ -53,9 +56,9 @@ class TorchEngine:
             (loss_sum * scale).backward()
         return sums
 
-    def update(self, learning_rate: float) -> Update:
+    def update(self, learning_rate: float, drop: bool = False) -> Update:
         """See `Engine.update`."""
-        update = clip_or_drop(self._parameters, self._grad_clip)
+        update = clip_or_drop(self._parameters, self._grad_clip, drop)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
         self._optimizer.step()
@@ -67,3 +70,13 @@ class TorchEngine:
         """See `Engine.evaluate`."""
         self._wrapped.eval()
         return self._wrapped(batch)[1]
+
+    @torch.no_grad()
+    def rehearse(self, batch: Batch) -> None:
+        """See `Engine.rehearse`."""
+        self._wrapped.train()
+        self._wrapped(batch)
+
+    def working_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine.working_weights`."""
+        return working_weights(self.module, self._names)

@@ -5,7 +5,7 @@
     stage 1, 2      a flat partition a group; where each parameter's part lies in it, by _hp_mapping
     stage 3         every parameter cut evenly over the ranks, padded at its end
 
-This file and `deepspeed_engine.py` are the only ones that touch attributes that DeepSpeed does not promise to keep;
+This file, `drop.py` and `deepspeed_engine.py` are the only ones that touch what DeepSpeed does not promise to keep;
 `tests/integration/test_deepspeed_private.py` fails when one of them moves.
 """
 
