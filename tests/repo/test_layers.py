@@ -1,6 +1,6 @@
 """The layering rule: a module imports only from a lower layer or its own folder. Lazy imports count too.
 
-0 errors log io | 1 config rundir rows draw | 2 plan index types dist control hub
+0 errors log io | 1 config rundir lease rows draw | 2 plan index types dist control hub
 3 data model objective optim tracking | 4 engine checkpoint generate interop row_maker | 5 artifact
 6 finetune evaluate report doctor | 7 train drill | 8 cli
 launch beside them: layers 0 and 1, plan, index
@@ -15,7 +15,7 @@ from tests.repo.source import SOURCE_FILES, module_name, name, parse
 
 LAYERS = [
     {"errors", "log", "io"},
-    {"config", "rundir", "rows", "draw"},
+    {"config", "rundir", "lease", "rows", "draw"},
     {"plan", "index", "types", "dist", "control", "hub"},
     {"data", "model", "objective", "optim", "tracking"},
     {"engine", "checkpoint", "generate", "interop", "row_maker"},
@@ -30,8 +30,8 @@ GROUND = 0
 LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | {"plan", "index"}
 ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
-TORCH_FREE = ("pretrain.errors", "pretrain.log", "pretrain.io", "pretrain.config", "pretrain.rundir", "pretrain.plan",
-              "pretrain.index", "pretrain.rows", "pretrain.draw", "launch")  # fmt: skip
+TORCH_FREE = ("pretrain.errors", "pretrain.log", "pretrain.io", "pretrain.config", "pretrain.rundir", "pretrain.lease",
+              "pretrain.plan", "pretrain.index", "pretrain.rows", "pretrain.draw", "launch")  # fmt: skip
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}
 
 

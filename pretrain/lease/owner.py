@@ -1,0 +1,235 @@
+"""Processes that own a run folder, and whether one still does.
+
+An owner is gone when it has released the folder, or at once when
+    it ran on this machine, and its process is dead (another one with its number has another start time);
+    it was an earlier start of our own Slurm job, which Slurm has ended before it requeued the job;
+or else when its heartbeat (the mtime of its file) does not change while we watch, and is older than `LEASE_S` by the
+clock of the file system. The clock of another machine is never compared with ours.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import time
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pretrain.errors import LockedError
+
+LEASE_S = 60.0
+"""How long a process elsewhere may be silent before it counts as dead."""
+WATCH_S = 4.0
+POLL_S = 0.1
+_FILE_NAME = re.compile(r"(\d{8,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process that owns a run folder, or did.
+
+    Attributes:
+        number: Of the lease: the fencing number.
+        token: Random, and no other owner's.
+        host: Name of its machine.
+        machine: What two processes have in common that see each other by number: a boot of a kernel, a namespace.
+        pid: Its number there.
+        process_start: When it was started, as that machine writes it; empty where it cannot be known.
+        job: Slurm job id, with the cluster's name; empty without Slurm.
+        array: `job_task` of a job array; empty without one.
+        restart: How often Slurm had restarted the job.
+        since: When it took the lease, by its own clock: for people.
+        released: It has given the folder up.
+    """
+
+    number: int
+    token: str
+    host: str
+    machine: str
+    pid: int
+    process_start: str
+    job: str
+    array: str
+    restart: int
+    since: str
+    released: bool = False
+
+    def __str__(self) -> str:
+        restart = f", restart {self.restart}" if self.restart else ""
+        job = f" (Slurm job {self.array or self.job}{restart})" if self.job else ""
+        return f"process {self.pid} on {self.host}{job} since {self.since}"
+
+    def to_json(self) -> bytes:
+        """Returns the content of its file."""
+        return json.dumps(asdict(self), indent=2).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is in the file of an owner: the owner, unless it cannot be read, and the last heartbeat, in ns."""
+
+    owner: Owner | None
+    heartbeat_ns: int
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Returns the file of an owner."""
+    return folder / f"{number:08d}.json"
+
+
+def number_of(name: str) -> int | None:
+    """Returns the number in the name of an owner's file; None for any other name."""
+    match = _FILE_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def highest_number(folder: Path) -> int:
+    """Returns the number of the newest owner, 0 where there has been none. Raises: OSError."""
+    try:
+        return max((number_of(path.name) or 0 for path in folder.iterdir()), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+def find_owner(path: Path) -> Found | None:
+    """Reads the file of an owner; None where there is none. Raises: OSError.
+
+    The file is opened before its time is read: a client of NFS then asks the server.
+    """
+    try:
+        with path.open("rb") as file:
+            heartbeat_ns = os.fstat(file.fileno()).st_mtime_ns
+            content = file.read()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return None
+        raise
+    try:
+        owner = Owner(**json.loads(content))
+    except (ValueError, TypeError):
+        return Found(None, heartbeat_ns)  # being written, or torn, on a file system without hard links
+    is_sound = all(type(getattr(owner, field.name)) is field.type for field in fields(owner))
+    return Found(owner if is_sound else None, heartbeat_ns)
+
+
+def this_process() -> Owner:
+    """Returns this process as an owner to be, with a new token."""
+    environment = os.environ
+    cluster, array = environment.get("SLURM_CLUSTER_NAME"), environment.get("SLURM_ARRAY_JOB_ID")
+    job, restart = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT", "")
+    return Owner(
+        number=0,
+        token=secrets.token_hex(16),
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        process_start=_process_start(os.getpid()) or "",
+        job=f"{job}@{cluster}" if job and cluster else job,
+        array=f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}" if array else "",
+        restart=int(restart) if restart.isdecimal() else 0,
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _process_start(pid: int) -> str | None:
+    """Returns when a process of this machine was started; empty where that cannot be seen, None where it is dead."""
+    is_hidden = False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        is_hidden = True  # another user's: alive, and perhaps not in our /proc
+    if not Path("/proc/self/stat").exists():
+        return _start_by_ps(pid)
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "" if is_hidden else None
+    state, *rest = text.rpartition(")")[2].split()  # what follows the name
+    return None if state in "ZX" else rest[18]  # in ticks since boot
+
+
+def _start_by_ps(pid: int) -> str:
+    """The same without /proc (macOS)."""
+    try:
+        run = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return run.stdout.strip()
+
+
+def _is_alive(owner: Owner) -> bool:
+    start = _process_start(owner.pid)
+    return start is not None and (start == owner.process_start or not (start and owner.process_start))
+
+
+def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
+    """Returns why owner `number` of `folder` is one no more; empty where it has released it, or may have.
+
+    Raises:
+        LockedError: It is one still, as far as can be told in `WATCH_S`; it is named.
+    """
+    found = find_owner(path_of(folder, number))
+    if found is None:
+        return ""
+    owner = found.owner
+    if owner is not None:
+        if owner.released:
+            return ""
+        if owner.job and owner.job == us.job and owner.restart < us.restart:
+            return f"{owner} was an earlier start of this Slurm job"
+        if owner.machine == us.machine:
+            if _is_alive(owner):
+                raise _locked(folder, owner)
+            return f"{owner} is dead"
+    return _watch(folder, number, found, us)
+
+
+def _watch(folder: Path, number: int, found: Found, us: Owner) -> str:
+    """Waits for a heartbeat of an owner elsewhere. Returns and raises as `refuse_if_held`."""
+    deadline = time.monotonic() + WATCH_S
+    while time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        now = find_owner(path_of(folder, number))
+        if now is None or now.owner != found.owner:
+            return refuse_if_held(folder, number, us)  # released, succeeded, or written to its end
+        if now.heartbeat_ns != found.heartbeat_ns:
+            raise _locked(folder, now.owner)
+    silent_s = (_file_system_time_ns(folder) - found.heartbeat_ns) / 1e9
+    if silent_s < LEASE_S:
+        raise _locked(folder, found.owner, silent_s)
+    return f"{found.owner or 'its owner'} has given no sign of life for {silent_s:.0f} s"
+
+
+def _file_system_time_ns(folder: Path) -> int:
+    """Returns the time by the clock that writes mtimes in `folder`."""
+    probe = folder / f".probe-{secrets.token_hex(8)}"
+    try:
+        with probe.open("xb") as file:
+            file.write(b"?")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime_ns
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _locked(folder: Path, owner: Owner | None, silent_s: float | None = None) -> LockedError:
+    what = f"in use by {owner or 'another process, which is starting'}"
+    fix = "wait for it, stop it, or use another folder (run.name=...)"
+    if silent_s is not None:
+        what += f", silent for {max(silent_s, 0):.0f} s"
+        fix = f"if it is dead, start again in {min(LEASE_S, LEASE_S - silent_s):.0f} s; else {fix}"
+    return LockedError(what, where=str(folder.parent), fix=fix)
