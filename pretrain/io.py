@@ -4,6 +4,7 @@
     AtomicWriter              ->  the same, for content that comes piece by piece
     write_chunks              ->  write in place (inside a folder that is itself renamed later), fsync, CRCs returned
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
+    remove_dir                ->  rename to .trash-name, fsync the parent, remove what is in it
 
 Every operation passes through `_operation` first, so that a test can make any single one of them fail, or kill the
 process there (`set_fault_hook`). Nothing else in this package opens a file for writing that must survive a crash.
@@ -11,7 +12,6 @@ process there (`set_fault_hook`). Nothing else in this package opens a file for 
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -54,11 +54,21 @@ def _disk_error(action: str, path: Path, error: OSError) -> DiskError:
 
 
 def make_dir(path: Path) -> Path:
-    """Creates `path` and its parents. Raises: DiskError."""
+    """Creates `path` and its parents, durably: what is committed within is not lost with their names.
+
+    Raises:
+        DiskError: The disk refused; nothing new is left.
+    """
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         _operation("mkdir", path)
         path.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(new):
+            fsync_dir(folder.parent)
     except OSError as error:
+        for folder in new:
+            with suppress(OSError):
+                folder.rmdir()
         raise _disk_error("create the folder", path, error) from error
     return path
 
@@ -242,31 +252,76 @@ def new_folder(out: Path) -> Iterator[Path]:
 def remove_dir(path: Path) -> None:
     """Removes a folder in two steps, so that a crash half-way leaves a name that nothing reads (`.trash-*`).
 
+    The new name is durable before anything is removed: after a power failure too, the folder is whole or has no name.
+
     Raises:
         DiskError: The disk refused; the folder is whole under its name, or in part under the other.
     """
     trash = path.with_name(f".trash-{path.name}")
     try:
         if trash.exists():
-            shutil.rmtree(trash)
+            _remove_tree(trash)
         _operation("rename", trash)
         path.rename(trash)
-        _operation("unlink", trash)
-        shutil.rmtree(trash)
+        fsync_dir(trash.parent)
+        _remove_tree(trash)
     except OSError as error:
         raise _disk_error("remove", path, error) from error
 
 
+def remove_tree(path: Path) -> None:
+    """Removes a folder that nothing reads, in whatever state it is; links in it are removed, never followed.
+
+    Raises:
+        DiskError: The disk refused; a part of it may be gone.
+    """
+    try:
+        _remove_tree(path)
+    except OSError as error:
+        raise _disk_error("remove", path, error) from error
+
+
+def _remove_tree(path: Path) -> None:
+    with os.scandir(path) as entries:
+        found = sorted((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for entry, is_folder in found:
+        if is_folder:
+            _remove_tree(entry)
+        else:
+            _operation("unlink", entry)
+            entry.unlink()
+    _operation("rmdir", path)
+    path.rmdir()
+
+
+def rename_dir(path: Path, target: Path) -> None:
+    """Gives a folder another name in the same parent, durably. Raises: DiskError, where `target` exists too."""
+    try:
+        _operation("rename", target)
+        path.rename(target)
+        fsync_dir(target.parent)
+    except OSError as error:
+        raise _disk_error("rename", path, error) from error
+
+
 def check_file(path: Path, record: FileRecord) -> str | None:
-    """Compares a file with its record; returns what is wrong, or None."""
+    """Compares a file with its record; returns what is wrong first, or None."""
+    return next(find_damage(path, record), None)
+
+
+def find_damage(path: Path, record: FileRecord) -> Iterator[str]:
+    """Compares a file with its record; yields all that is wrong, a line for each bad chunk."""
     try:
         size = path.stat().st_size
         if size != record.num_bytes:
-            return f"{path.name} has {size} bytes, the manifest says {record.num_bytes}"
+            yield f"{path.name} has {size} bytes, the manifest says {record.num_bytes}"
+            return
+        if len(record.crc32s) != -(-size // CRC_CHUNK_BYTES):
+            yield f"{path.name}: the manifest has {len(record.crc32s)} CRC32s for {size} bytes"
+            return
         with path.open("rb") as file:
             for number, expected in enumerate(record.crc32s):
                 if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:
-                    return f"{path.name}: CRC32 of chunk {number} (at byte {number * CRC_CHUNK_BYTES}) does not match"
+                    yield f"{path.name}: CRC32 of chunk {number} (at byte {number * CRC_CHUNK_BYTES}) does not match"
     except OSError as error:
-        return f"{path.name}: {error.strerror or error}"
-    return None
+        yield f"{path.name}: {error.strerror or error}"

@@ -143,6 +143,23 @@ def test_any_flipped_bit_is_found_and_its_chunk_named(tmp_path_factory, content,
         assert io.check_file(path, record) == f"file: CRC32 of chunk {chunk} (at byte {chunk * 8}) does not match"
 
 
+def test_every_bad_chunk_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(io, "CRC_CHUNK_BYTES", 8)
+    record = io.write_file(tmp_path / "file", bytes(40))
+    content = bytearray(40)
+    content[9] = content[39] = 1
+    (tmp_path / "file").write_bytes(content)
+    expected = [f"file: CRC32 of chunk {n} (at byte {8 * n}) does not match" for n in (1, 4)]
+    assert list(io.find_damage(tmp_path / "file", record)) == expected
+
+
+def test_a_record_without_a_crc_for_every_chunk_vouches_for_nothing(tmp_path):
+    record = io.write_file(tmp_path / "file", NEW)
+    short = io.FileRecord(record.name, record.num_bytes, [])
+    problem = f"file: the manifest has 0 CRC32s for {len(NEW)} bytes"
+    assert io.check_file(tmp_path / "file", short) == problem
+
+
 def test_a_truncated_and_a_missing_file_are_told_apart(tmp_path):
     record = io.write_file(tmp_path / "file", NEW)
     (tmp_path / "file").write_bytes(NEW[:-1])
@@ -185,15 +202,69 @@ def test_publishing_never_replaces_what_is_there(tmp_path):
 
 def test_a_removal_that_is_cut_short_leaves_no_half_of_a_folder_under_its_name(tmp_path):
     folder = tmp_path / "step"
-    for number in range(2):
-        folder.mkdir()
-        (folder / "weights").write_bytes(NEW)
+    make_tree(folder)
+    operations = record_operations(lambda: io.remove_dir(folder))
+    assert operations == ["rename", "fsync_dir", "unlink", "rmdir", "unlink", "unlink", "rmdir"]
+    for number in range(len(operations)):
+        make_tree(folder)
         die_at(number, lambda: io.remove_dir(folder))
         assert folder.exists() == (number == 0)
         if folder.exists():
-            io.remove_dir(folder)
-            assert list(tmp_path.iterdir()) == []
-    assert [entry.name for entry in tmp_path.iterdir()] == [".trash-step"]
+            assert len(list(folder.rglob("*"))) == 4
+        else:
+            make_tree(folder)
+        io.remove_dir(folder)  # what the dead one has left is no obstacle
+        assert list(tmp_path.iterdir()) == []
+
+
+def make_tree(path: Path) -> None:
+    """A folder with a folder in it, two files, and a link to what is not to be touched."""
+    if not path.exists():
+        (path / "below").mkdir(parents=True)
+        (path / "below" / "file").write_bytes(OLD)
+        (path / "weights").write_bytes(NEW)
+        (path / "link").symlink_to(Path.cwd())
+
+
+def test_removing_a_folder_removes_links_and_not_what_they_lead_to(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_bytes(OLD)
+    folder = tmp_path / "leftover"
+    folder.mkdir()
+    (folder / "link").symlink_to(kept)
+    (folder / "dangling").symlink_to(tmp_path / "absent")
+    io.remove_tree(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (kept / "file").read_bytes() == OLD
+
+
+def test_a_folder_that_cannot_be_removed_is_a_disk_error(tmp_path):
+    make_tree(tmp_path / "leftover")
+    fail_at(2)
+    with pytest.raises(DiskError, match=r"leftover: cannot remove: No space left on device"):
+        io.remove_tree(tmp_path / "leftover")
+
+
+def test_a_folder_never_takes_the_name_of_another(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    with pytest.raises(DiskError, match="one: cannot rename: Directory not empty"):
+        io.rename_dir(tmp_path / "one", tmp_path / "other")
+    assert record_operations(lambda: io.rename_dir(tmp_path / "one", tmp_path / "two")) == ["rename", "fsync_dir"]
+    assert (tmp_path / "two" / "file").read_text() == "one"
+
+
+def test_a_new_folder_and_its_parents_are_durable_or_not_there(tmp_path):
+    assert record_operations(lambda: io.make_dir(tmp_path / "a" / "b")) == ["mkdir", "fsync_dir", "fsync_dir"]
+    assert record_operations(lambda: io.make_dir(tmp_path / "a" / "b")) == ["mkdir"]
+    for number in range(3):
+        fail_at(number)
+        with pytest.raises(DiskError, match="cannot create the folder: No space left on device"):
+            io.make_dir(tmp_path / "c" / "d")
+        io.set_fault_hook(None)
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_folders_that_cannot_be_made_are_a_disk_error(tmp_path):
