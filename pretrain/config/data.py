@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import Section
 from pretrain.errors import ConfigError
@@ -12,6 +13,21 @@ from pretrain.errors import ConfigError
 LANES = 64
 BLOCK_SAMPLES = 2048
 """Defaults of the shuffle: how well they mix, and how many shards they keep open, is in benchmarks/results.md."""
+
+
+def _without_secrets(path: str) -> str:
+    """Returns `path`, which is a folder or an address without credentials: a config is written down in many places."""
+    parts = urlsplit(path) if "://" in path else None
+    if parts is not None and ("@" in parts.netloc or parts.query or parts.fragment):
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise ValueError(
+            f"{shown}: an address of data has no user, password, query or fragment; give credentials in the "
+            f"environment (~/.netrc, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS)"
+        )
+    return path
+
+
+Address = Annotated[str, AfterValidator(_without_secrets)]
 
 
 class SourceConfig(Section):
@@ -25,7 +41,7 @@ class SourceConfig(Section):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    path: str
+    path: Address
     weight: float = Field(ge=0)
     repeat: bool = True
 
@@ -69,7 +85,7 @@ class DataConfig(Section):
         prefetch: Micro-batches kept ready a rank. No effect on order.
     """
 
-    path: str | None = None
+    path: Address | None = None
     mixture: list[SourceConfig] = Field(default_factory=list)
     curriculum: list[MilestoneConfig] = Field(default_factory=list)
     packing: Literal["concat", "bins", "padded"] = "concat"

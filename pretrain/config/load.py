@@ -79,7 +79,8 @@ def _read(source: str | Path, overrides: Sequence[str]) -> Located:
 
 def _apply_override(located: Located, override: str) -> None:
     key, separator, text = override.partition("=")
-    where = f"override {short(key + '=***' if _is_secret(key) else override)}"
+    shown = key + "=***" if _is_secret(key) else _URL.sub(r"\1\2", override)
+    where = f"override {short(shown)}"
     if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
     value, inner = parse_yaml(text, where)
@@ -176,6 +177,9 @@ def _parents(key: str) -> Iterator[str]:
 def _is_secret(key: str) -> bool:
     return _SECRET_KEY.search(key) is not None
 
+
+_URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
+"""An address; what is in no group may be a secret: user and password, query and fragment."""
 
 _SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
 

@@ -155,6 +155,36 @@ def test_an_unknown_key_has_a_hint(write, key, hint):
     assert f"unknown key {key!r}; {hint}" in line
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://ann:hunter2@host/x", "http://host/x"),
+        ("https://hunter2@host:8080/x/y", "https://host:8080/x/y"),
+        ("https://ann:hun@ter2@host/x", "https://host/x"),
+        ("https://host/x?token=hunter2", "https://host/x"),
+        ("s3://host/x?versionId=hunter2#ter2", "s3://host/x"),
+    ],
+)
+def test_an_address_of_data_with_credentials_is_refused_and_they_are_not_repeated(write, address, shown):
+    what = f"{shown}: an address of data has no user, password, query or fragment; give credentials in the environment"
+    source = write(BASE)
+    for override, key in (
+        (f"data.path={address}", "data.path"),
+        (f"data={{path: '{address}'}}", "data.path"),
+        (f"data={{path: null, mixture: [{{name: a, path: '{address}', weight: 1.0}}]}}", "data.mixture.0.path"),
+    ):
+        (line,) = problems(source, override)
+        assert f": {key}: {what}" in line
+        assert not any(secret in line for secret in ("hunter2", "ann", "ter2", "versionId"))
+    (line,) = problems(write(BASE.replace("path: shards", f"path: {address!r}")))
+    assert what in line
+
+
+def test_folders_and_addresses_without_credentials_are_data(write):
+    for path in ("a folder/with #and ?and @", "https://host/x", "s3://bucket/x", "gs://bucket/x"):
+        assert load_config(write(BASE), [f"data.path='{path}'"]).data.path == path
+
+
 def test_a_secret_is_not_repeated(write):
     (line,) = problems(write(BASE), "tracking.wandb_api_key=0123456789abcdef")
     assert "0123456789abcdef" not in line
