@@ -10,6 +10,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,11 @@ from pretrain.types import Fragment
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 
+def piece_key(name: str, kind: str, offset: int) -> str:
+    """Returns the name of a piece in a file."""
+    return f"{name}/{kind}@{offset}"
+
+
 def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
     """Writes fragments to a safetensors file, each tensor copied to the host once and never gathered.
 
@@ -31,23 +37,28 @@ def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
     Raises:
         DiskError: The disk refused.
     """
-    pieces = [(f"{f.name}/{kind}@{f.offset}", tensor) for f in fragments for kind, tensor in f.tensors.items()]
+    pieces = [(piece_key(f.name, kind, f.offset), tensor) for f in fragments for kind, tensor in f.tensors.items()]
+    assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for _, tensor in pieces)
+    parts = (memoryview(tensor.detach().cpu().contiguous().numpy()) for _, tensor in pieces if tensor.numel())
+    return write_pieces(path, [(key, tensor.numel()) for key, tensor in pieces], parts)
+
+
+def write_pieces(path: Path, pieces: list[tuple[str, int]], parts: Iterable[memoryview]) -> FileRecord:
+    """Writes a safetensors file of 1-D fp32 tensors; see `write_fragments`.
+
+    Args:
+        path: The file.
+        pieces: Name and elements of each tensor, in order.
+        parts: Their bytes, one after another, cut anywhere; none is empty.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in pieces:
-        start, end = end, end + tensor.numel() * 4
-        header[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [start, end]}
+    for key, length in pieces:
+        start, end = end, end + length * 4
+        header[key] = {"dtype": "F32", "shape": [length], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-
-    def chunks() -> Iterator[memoryview]:
-        yield memoryview(struct.pack("<Q", len(text)) + text)
-        for _, tensor in pieces:
-            assert tensor.dtype == torch.float32 and tensor.dim() == 1
-            if tensor.numel():
-                yield memoryview(tensor.detach().cpu().contiguous().numpy())
-
-    return write_chunks(path, chunks())
+    return write_chunks(path, chain([memoryview(struct.pack("<Q", len(text)) + text)], parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,41 +1,45 @@
-"""Saving, finding, verifying and loading checkpoints. Every function here is collective unless it says otherwise.
+"""The checkpoints of a run: saved beside the training, found, verified, loaded. What is collective says so.
 
-    save    each rank writes its fragments to .tmp-step-N  ->  sizes and CRCs gathered, all ranks vote
-            ->  rank 0: manifest, fsync, one rename  ->  older ones beyond `keep` removed
-    load    newest first: sizes and CRCs checked, a share of the files a rank  ->  bad: set aside, try the older one
-            ->  each rank reads the ranges it holds
+    prepare   leftovers of dead attempts removed; room for what is going to be saved; a file written as a trial
+    begin     this rank's fragments copied to host memory  ->  a Save, whose phases the loop follows (`save.py`)
+    load      newest first: sizes and CRCs checked, a share of the files a rank  ->  bad: set aside, try the older one
+              ->  each rank reads the ranges it holds (`load.py`)
 
 Rank 0 decides and tells; no rank decides alone. DeepSpeed's own save and load are not used: they are not crash-safe and
 do not reshape.
 """
 
 import functools
-import itertools
 import logging
-import shutil
+import secrets
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pretrain import dist
-from pretrain.checkpoint.fragments import FragmentReader, write_fragments
-from pretrain.checkpoint.layout import (
-    MANIFEST,
-    SCHEMA,
-    Manifest,
-    NewerFormatError,
-    list_checkpoints,
-    load_manifest,
-    step_name,
-)
+from pretrain.checkpoint.host_copy import HostCopy
+from pretrain.checkpoint.layout import NewerFormatError, list_checkpoints, load_manifest
+from pretrain.checkpoint.load import load_checkpoint
+from pretrain.checkpoint.preflight import check_room, try_writing
+from pretrain.checkpoint.retention import Retention
+from pretrain.checkpoint.save import Place, Save, set_aside
+from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.vote import agree
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, DiskError, PretrainError
-from pretrain.io import FileRecord, check_file, make_dir, publish_dir, remove_dir, write_json
-from pretrain.types import Fragment, FragmentStore
+from pretrain.errors import CheckpointError
+from pretrain.io import check_file, make_dir, remove_tree
+from pretrain.types import FragmentStore
 
 log = logging.getLogger(__name__)
+
+
+def _always_ours() -> None:
+    """The fence of a folder that nobody else can take."""
+
+
+def _nothing() -> None:
+    """The part of a rank that has none."""
 
 
 class CheckpointManager:
@@ -45,89 +49,94 @@ class CheckpointManager:
         folder: The run's `checkpoints` folder.
         keep: Newest ones kept, at least 2.
         world: This process's place.
-        topology: What wrote them, noted in the manifest.
+        topology: What wrote them, noted in the manifest as it is: world size, engine, attempt.
+        fence: Called by rank 0 immediately before the rename that commits. Raises LockedError where this attempt does
+            not own the run folder any more.
+        keep_every_steps: Checkpoints of steps that are a multiple of it are never removed; 0: none.
     """
 
-    def __init__(self, folder: Path, keep: int, world: World, topology: dict[str, Any]) -> None:
-        self._folder, self._keep, self._world, self._topology = folder, keep, world, topology
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        world: World,
+        topology: dict[str, Any],
+        fence: Callable[[], None] = _always_ours,
+        keep_every_steps: int = 0,
+    ) -> None:
+        self._folder, self._world, self._host = folder, world, HostCopy()
+        self._retention = Retention(folder, keep, keep_every_steps)
+        self._place = Place(folder, world, topology, fence, self._retention, token="")
+        self._in_flight: Save | None = None
+
+    def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:
+        """Makes the folder ready, and sees that a run can save there. Collective; before the first step.
+
+        Args:
+            checkpoint_bytes: Size of a checkpoint.
+            num_kept: How many there are going to be at once.
+
+        Raises:
+            DiskError: They do not fit, or the folder cannot be written to.
+        """
+        self._begin_attempt()
+
+        def check() -> None:
+            if self._world.is_main:
+                check_room(self._folder, checkpoint_bytes, num_kept)
+                try_writing(self._folder)
+
+        agree(check)
+
+    def _begin_attempt(self) -> None:
+        """Draws the name of this attempt's temporary folders, and removes those of dead ones. Collective, once."""
+        if self._place.token:
+            return
+
+        def sweep() -> str:
+            if self._world.is_main:
+                make_dir(self._folder)
+                for leftover in (*self._folder.glob(".tmp-*"), *self._folder.glob(".trash-*")):
+                    remove_tree(leftover)
+            return secrets.token_hex(4)
+
+        self._place.token = agree(sweep)[0]
+
+    def begin(self, store: FragmentStore, state: TrainState, before_commit: Callable[[], None] | None = None) -> Save:
+        """Copies this rank's fragments to host memory and begins to write them. Collective the first time only.
+
+        Args:
+            store: May be changed once this has returned and `hold` was called.
+            state: Of the step that has just ended.
+            before_commit: See `Save`.
+
+        Raises:
+            DiskError: The folder of checkpoints cannot be made.
+        """
+        assert self._in_flight is None or self._in_flight.is_finished, "one save at a time: they share their buffers"
+        self._begin_attempt()
+        self._in_flight = Save(self._place, Snapshot(store, self._host), state, before_commit or _nothing)
+        return self._in_flight
+
+    def hold(self) -> None:
+        """Makes device work that is queued from now on, and changes the state, wait for the copy; see `HostCopy`."""
+        self._host.hold()
 
     def save(self, store: FragmentStore, state: TrainState) -> Path:
-        """Commits a checkpoint of `state.step`; does nothing where that step is committed already.
+        """Commits a checkpoint of `state.step` and returns when all is done. Collective.
 
         Raises:
             DiskError: Some rank could not write; nothing was committed, nothing older was touched.
+            CheckpointError, LockedError: See `Save.advance`.
         """
-        final = self._folder / step_name(state.step)
-        if dist.broadcast_object((final / MANIFEST).is_file()):
-            return final
-        temporary = self._folder / f".tmp-{final.name}"
-        self._on_main(lambda: self._clear(temporary), "checkpoint not saved")
-        fragments = list(store.owned_fragments())
-        record, error = self._write_own(temporary, fragments)
-        shapes = {fragment.name: list(fragment.shape) for fragment in fragments}
-        moments = sorted({kind for fragment in fragments for kind in fragment.tensors} - {"weight"})
-        votes = dist.gather_objects({"record": record, "error": error, "shapes": shapes, "moments": moments})
-        scalars = store.scalars()
-        try:
-            _raise_first([vote["error"] for vote in votes], "checkpoint not saved")
-            self._on_main(lambda: self._commit(temporary, final, state, scalars, votes), "checkpoint not saved")
-        except DiskError:
-            if self._world.is_main:  # a full disk needs the space
-                shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        if self._world.is_main:
-            self._remove_old()
-        return final
-
-    def _clear(self, temporary: Path) -> None:
-        make_dir(self._folder)
-        for leftover in (*self._folder.glob(".tmp-*"), *self._folder.glob(".trash-*")):
-            shutil.rmtree(leftover)
-        make_dir(temporary)
-
-    def _write_own(self, temporary: Path, fragments: list[Fragment]) -> tuple[dict[str, Any] | None, str | None]:
-        try:
-            path = temporary / f"rank-{self._world.rank:05d}.safetensors"
-            return asdict(write_fragments(path, fragments)), None
-        except DiskError as error:
-            return None, f"rank {self._world.rank}: {error}"
-
-    def _commit(
-        self, temporary: Path, final: Path, state: TrainState, scalars: dict[str, float], votes: list[dict[str, Any]]
-    ) -> None:
-        shapes: dict[str, list[int]] = {}
-        for vote in votes:
-            shapes |= vote["shapes"]
-        files = [FileRecord(**vote["record"]) for vote in votes]
-        moments = sorted({kind for vote in votes for kind in vote["moments"]})
-        manifest = Manifest(SCHEMA, state.to_json(), shapes, moments, files, self._topology, scalars)
-        write_json(temporary / MANIFEST, manifest.to_json())
-        publish_dir(temporary, final)
-
-    def _remove_old(self) -> None:
-        """Removes checkpoints beyond `keep`; where that fails, the one just saved is no less good."""
-        for old in list_checkpoints(self._folder)[: -self._keep]:
-            try:
-                remove_dir(old)
-            except DiskError as error:
-                log.warning("%s", error)
-
-    def _on_main(self, action: Callable[[], None], failed: str) -> None:
-        """Runs `action` on rank 0 and fails on every rank where it fails there, saying what `failed`."""
-        error = None
-        if self._world.is_main:
-            try:
-                action()
-            except DiskError as failure:
-                error = str(failure)
-            except OSError as failure:
-                error = f"{self._folder}: {failure}"
-        _raise_first(dist.gather_objects(error), failed)
+        save = self.begin(store, state)
+        save.wait()
+        return save.path
 
     def load_newest(self, store: FragmentStore) -> TrainState | None:
         """Loads the newest checkpoint that verifies into `store`; returns its state, or None where there is none yet.
 
-        A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried.
+        A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried. Collective.
 
         Raises:
             CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself. Or the
@@ -142,9 +151,11 @@ class CheckpointManager:
             path = self._folder / newest[0]
             problem = self.verify(path)
             if problem is None:
+                self._retention.note_valid(path)
+                self._place.shapes = dict(load_manifest(path).shapes)
                 return load_checkpoint(path, store)
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
-            self._on_main(functools.partial(_set_aside, path), "a damaged checkpoint cannot be set aside")
+            agree(functools.partial(set_aside, path) if self._world.is_main else _nothing)
 
     def _refuse_restart(self) -> None:
         bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []
@@ -158,6 +169,8 @@ class CheckpointManager:
     def verify(self, path: Path) -> str | None:
         """Checks sizes and CRCs of all files, a share of them on each rank; returns the first problem, or None.
 
+        Collective.
+
         Raises:
             NewerFormatError: This version cannot tell.
         """
@@ -170,87 +183,3 @@ class CheckpointManager:
         except CheckpointError as error:
             problem = error.what
         return next((text for text in dist.gather_objects(problem) if text), None)
-
-
-def _raise_first(errors: list[str | None], failed: str) -> None:
-    first = next((error for error in errors if error), None)
-    if first is not None:
-        raise DiskError(f"{failed}: {first}")
-
-
-def _set_aside(path: Path) -> None:
-    """Gives a damaged checkpoint a name that nothing reads, and that no earlier one of the same step has."""
-    target = path.with_name(f"{path.name}.bad-damaged")
-    for number in itertools.count(2):
-        if not target.exists():
-            break
-        target = path.with_name(f"{path.name}.bad-damaged-{number}")
-    path.rename(target)
-
-
-def _check_kind(kind: str, manifest: Manifest) -> None:
-    if kind != "weight" and kind not in manifest.moments:
-        saved = ", ".join(manifest.moments) or "weights alone"
-        raise CheckpointError(
-            f"it was saved under another optimizer: it has {saved}, and no {kind}",
-            fix="use the optim.kind it was trained with, or start another run from its weights with init.from",
-        )
-
-
-def load_checkpoint(
-    path: Path,
-    store: FragmentStore,
-    weights_only: bool = False,
-    *,
-    may_lack: tuple[str, ...] = (),
-    leave: tuple[str, ...] = (),
-) -> TrainState:
-    """Fills a model's state from a verified checkpoint, whatever topology wrote it.
-
-    Args:
-        path: The checkpoint folder.
-        store: Where it goes.
-        weights_only: Leave the moments and the step count as they are (to start a new run from these weights).
-        may_lack: Beginnings of the names of parameters that stay as they are where the checkpoint has none of that
-            shape, which is said.
-        leave: Names of parameters that stay as they are, which is said.
-
-    Raises:
-        CheckpointError: It is not of this model; the parameters that differ are named.
-    """
-    manifest = load_manifest(path)
-    reader = FragmentReader(path / record.name for record in manifest.files)
-    problem, anew = None, dict[str, str]()
-    try:
-        for fragment in store.held_fragments():
-            saved = manifest.shapes.get(fragment.name)
-            lacks = saved != list(fragment.shape) and fragment.name.startswith(may_lack)
-            if lacks or fragment.name in leave:
-                anew[fragment.name] = f"{fragment.name} {list(fragment.shape)}"
-                continue
-            if saved != list(fragment.shape):
-                shape = "no such parameter" if saved is None else f"shape {saved}"
-                raise CheckpointError(
-                    f"{fragment.name} has shape {list(fragment.shape)} in this model, in the checkpoint {shape}",
-                    where=str(path),
-                    fix="use the config that the checkpoint was trained with",
-                )
-            kinds = [kind for kind in fragment.tensors if kind == "weight" or not weights_only]
-            for kind in kinds:
-                _check_kind(kind, manifest)
-                reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
-    except PretrainError as error:
-        problem = str(error)
-    found = dist.gather_objects((problem, anew))
-    first = next((text for text, _ in found if text), None)
-    if first is not None:
-        raise CheckpointError(first)
-    if anew := {name: text for _, part in found for name, text in part.items()}:
-        log.info(
-            "weights are those of %s, but for these, which begin anew: %s",
-            path,
-            ", ".join(anew[n] for n in sorted(anew)),
-        )
-    state = TrainState.from_json(manifest.state, str(path))
-    store.finish_load(*((0, {}) if weights_only else (state.optimizer_step, manifest.scalars)))
-    return state

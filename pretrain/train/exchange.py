@@ -1,8 +1,9 @@
 """The one collective that the loop adds to a step.
 
 The ranks sum a few numbers while the optimizer works: the loss and sample digest of the step that is ending, the target
-count of the step that comes (its loss scale needs the global count before the backward pass), and whether anyone was
-asked to stop. Everybody gets the same sums, so everybody takes the same decision at the same step.
+count of the step that comes (its loss scale needs the global count before the backward pass), how many ranks have
+written their part of a checkpoint, and whether anyone was asked to stop. Everybody gets the same sums, so everybody
+takes the same decision at the same step.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class Agreed:
         num_skipped: Its rows that could not be read.
         num_tokens: Tokens that it read.
         next_targets: Target tokens of the coming step.
+        num_written: Ranks whose part of the save in flight is done, or has failed.
         stop: Whether any rank was asked to stop.
     """
 
@@ -35,13 +37,20 @@ class Agreed:
     num_skipped: int
     num_tokens: int
     next_targets: int
+    num_written: int
     stop: bool
 
 
 def start_exchange(
-    sums: Tensor, digest: int, num_skipped: int, num_tokens: int, next_targets: int, stop: bool
+    sums: Tensor,
+    digest: int,
+    num_skipped: int,
+    num_tokens: int,
+    next_targets: int,
+    stop: bool,
+    is_written: bool = False,
 ) -> Callable[[], Agreed]:
-    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of eight float64 values.
+    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of nine float64 values.
 
     Args:
         sums: What the engine gave for this rank's micro-batches, added up: float64 [2] on its device; not read here.
@@ -50,9 +59,10 @@ def start_exchange(
         num_tokens: That this rank's micro-batches read.
         next_targets: Of this rank's rows in the coming step; 0 where none comes.
         stop: Whether this rank was asked to stop.
+        is_written: Whether this rank's part of the save in flight is done, or has failed.
     """
     high, low = split64(digest)
-    counts = [high, low, num_skipped, num_tokens, next_targets, float(stop)]
+    counts = [high, low, num_skipped, num_tokens, next_targets, float(is_written), float(stop)]
     host = torch.tensor([0.0, 0.0, *counts], dtype=torch.float64)
     values = host.to(sums.device, non_blocking=True)
     values[:2] = sums
@@ -60,7 +70,8 @@ def start_exchange(
 
     def finish() -> Agreed:
         wait()
-        total, correct, high, low, skipped, tokens, targets, stops = values.tolist()
-        return Agreed(total, int(correct), join64(high, low), int(skipped), int(tokens), int(targets), stops > 0)
+        total, correct, high, low, *counts, stops = values.tolist()
+        skipped, tokens, targets, written = map(int, counts)
+        return Agreed(total, int(correct), join64(high, low), skipped, tokens, targets, written, stops > 0)
 
     return finish

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pretrain.checkpoint.manager import load_checkpoint
+from pretrain.checkpoint.load import load_checkpoint
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.types import FragmentStore
 

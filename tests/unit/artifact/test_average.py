@@ -14,7 +14,7 @@ from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model
 from pretrain.artifact.what import open_what
 from pretrain.checkpoint.average import MeanReader
-from pretrain.checkpoint.manager import load_checkpoint
+from pretrain.checkpoint.load import load_checkpoint
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from tests.helpers.runs import tensors_of
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import random
+import re
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from pretrain import io
 from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, NewerFormatError, list_checkpoints, load_manifest
-from pretrain.checkpoint.manager import load_checkpoint
+from pretrain.checkpoint.load import load_checkpoint
 from pretrain.errors import CheckpointError, DiskError
 from tests.unit.checkpoint.stand_in import SHAPES, StandIn, load_newest, manager, save, state_of
 
@@ -41,10 +42,14 @@ def operations_of_a_save(folder) -> list[str]:
     """Returns the operations of the save of step 3 after steps 1 and 2, with a retention of 2."""
     save(folder, 1, 2)
     seen: list[str] = []
-    io.set_fault_hook(lambda operation, path: seen.append(f"{operation} {path.name}"))
+    io.set_fault_hook(lambda operation, path: seen.append(f"{operation} {_without_token(path.name)}"))
     save(folder, 3)
     io.set_fault_hook(None)
     return seen
+
+
+def _without_token(name: str) -> str:
+    return re.sub(r"^(\.tmp-step-\d+)-[0-9a-f]{8}$", r"\1", name)
 
 
 def names(folder) -> list[str]:
@@ -89,7 +94,7 @@ def test_the_manifest_is_written_last_and_made_durable_before_the_rename(tmp_pat
         "mkdir .tmp-step-00000003",
         "fsync_dir " + tmp_path.name,
         "open rank-00000.safetensors",
-        *["write rank-00000.safetensors"] * (1 + 3 * 3),
+        *["write rank-00000.safetensors"] * 2,
         "fsync rank-00000.safetensors",
         *(f"{operation} {MANIFEST}.tmp-{os.getpid()}" for operation in ("open", "write", "fsync")),
         f"rename {MANIFEST}",
@@ -132,7 +137,7 @@ def test_a_full_disk_at_any_operation_costs_no_checkpoint_and_the_next_save_succ
             save(folder, 3)
             assert "cannot remove: No space left on device" in caplog.text
         else:
-            with pytest.raises(DiskError, match=r"checkpoint not saved: .*No space left on device; free space or fix"):
+            with pytest.raises(DiskError, match=r"No space left on device.*; free space or fix permissions"):
                 save(folder, 3)
             assert not [name for name in names(folder) if name.startswith(".tmp")], operation
         io.set_fault_hook(None)

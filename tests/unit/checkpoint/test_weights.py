@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.checkpoint.layout import load_manifest
-from pretrain.checkpoint.manager import load_checkpoint
+from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.weights import WeightReader, write_weights
 from pretrain.errors import CheckpointError
 from tests.unit.checkpoint.stand_in import SHAPES, StandIn

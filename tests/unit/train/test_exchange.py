@@ -12,11 +12,18 @@ from pretrain.train.exchange import Agreed, start_exchange
 
 
 def exchange(
-    loss_sum: float, num_correct: int, digest: int, num_skipped: int, num_tokens: int, next_targets: int, stop: bool
+    loss_sum: float,
+    num_correct: int,
+    digest: int,
+    num_skipped: int,
+    num_tokens: int,
+    next_targets: int,
+    is_written: bool,
+    stop: bool,
 ) -> Agreed:
     """Starts an exchange and waits for it."""
     sums = torch.tensor([loss_sum, num_correct], dtype=torch.float64)
-    return start_exchange(sums, digest, num_skipped, num_tokens, next_targets, stop)()
+    return start_exchange(sums, digest, num_skipped, num_tokens, next_targets, stop, is_written)()
 
 
 @given(
@@ -27,20 +34,23 @@ def exchange(
     st.integers(0, 2**50),
     st.integers(0, 2**50),
     st.booleans(),
+    st.booleans(),
 )
-def test_alone_a_rank_hears_itself(loss_sum, num_correct, digest, num_skipped, num_tokens, next_targets, stop):
-    values = (loss_sum, num_correct, digest, num_skipped, num_tokens, next_targets, stop)
+def test_alone_a_rank_hears_itself(
+    loss_sum, num_correct, digest, num_skipped, num_tokens, next_targets, is_written, stop
+):
+    values = (loss_sum, num_correct, digest, num_skipped, num_tokens, next_targets, is_written, stop)
     assert exchange(*values) == Agreed(*values)
 
 
 def test_before_the_first_step_there_is_nothing_done():
-    assert exchange(0.0, 0, 0, 0, 0, 7, False) == Agreed(0.0, 0, 0, 0, 0, 7, False)
+    assert exchange(0.0, 0, 0, 0, 0, 7, False, False) == Agreed(0.0, 0, 0, 0, 0, 7, 0, False)
 
 
 def rank(number: int, port: int, results) -> None:
-    """One of three ranks; only the last was asked to stop."""
+    """One of three ranks; only the last was asked to stop, and only the first is still writing."""
     td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=3)
-    agreed = exchange(0.25 * number, 5, 2**64 - 1 - number, number, 100 * number, 10 + number, number == 2)
+    agreed = exchange(0.25 * number, 5, 2**64 - 1 - number, number, 100 * number, 10 + number, number > 0, number == 2)
     results.put(
         (
             number,
@@ -50,6 +60,7 @@ def rank(number: int, port: int, results) -> None:
             agreed.num_skipped,
             agreed.num_tokens,
             agreed.next_targets,
+            agreed.num_written,
             agreed.stop,
         )
     )
@@ -66,4 +77,4 @@ def test_every_rank_hears_the_same_sums():
     for process in processes:
         process.join(30)
     digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
-    assert rows == [(number, 0.75, 15, digest, 3, 300, 33, True) for number in range(3)]
+    assert rows == [(number, 0.75, 15, digest, 3, 300, 33, 2, True) for number in range(3)]

@@ -1,0 +1,240 @@
+"""A save, from the copy in host memory to the last old checkpoint that goes: four phases beside the training.
+
+    write    every rank: its file, with CRCs, fsynced             the ranks vote: one that failed, and nothing is
+                                                                  committed
+    commit   rank 0: ledger, manifest, fence, one rename          all are told
+    re-read  every rank: its file, from the disk again            all are told
+    retain   rank 0: what is beyond `keep` is removed
+
+Work is done in a thread, which calls no collective. Between two phases the ranks call `advance` together, when all of
+them have been heard to be done: a checkpoint is committed, or is not, at the same step for all.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pretrain.checkpoint.check import check_complete
+from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest, step_name
+from pretrain.checkpoint.retention import Retention
+from pretrain.checkpoint.snapshot import Snapshot
+from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.task import Task
+from pretrain.checkpoint.vote import agree
+from pretrain.dist import World
+from pretrain.errors import CheckpointError, DiskError, PretrainError
+from pretrain.io import FileRecord, check_file, make_dir, publish_dir, rename_dir, write_json
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a run saves.
+
+    Attributes:
+        folder: Of checkpoints.
+        world: This process's place.
+        topology: Noted in manifests.
+        fence: Raises LockedError where the run folder is not ours any more. Rank 0 calls it before the rename.
+        retention: Removes old ones.
+        token: Ends the names of our temporary folders: those that end otherwise are not ours.
+        shapes: Shape of every parameter in the last checkpoint that was committed; empty before.
+    """
+
+    folder: Path
+    world: World
+    topology: dict[str, Any]
+    fence: Callable[[], None]
+    retention: Retention
+    token: str
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Save:
+    """A save in flight.
+
+    Args:
+        place: Where to.
+        snapshot: What, of this rank.
+        state: The state of the step that is saved.
+        before_commit: Called by rank 0 before the manifest is written: what must be durable by then, and may fail by a
+            DiskError.
+
+    Attributes:
+        path: The checkpoint that it makes.
+        is_committed: Whether it is there.
+        is_finished: Whether nothing is left to do.
+    """
+
+    def __init__(self, place: Place, snapshot: Snapshot, state: TrainState, before_commit: Callable[[], None]) -> None:
+        self._place, self._snapshot, self._state, self._before_commit = place, snapshot, state, before_commit
+        self._is_main = place.world.is_main
+        self.step = state.step
+        self.path = place.folder / step_name(state.step)
+        self._temporary = place.folder / f".tmp-{self.path.name}-{place.token}"
+        self._file_name = f"rank-{place.world.rank:05d}.safetensors"
+        self.is_committed = self.is_finished = False
+        self._phases = self._run()
+        self._task = next(self._phases)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this rank's part of the phase is done, or has failed."""
+        return self._task.is_done
+
+    def advance(self) -> None:
+        """Goes on to the next phase; waits where this rank's part of this one is not done. Collective.
+
+        Raises:
+            DiskError: Some rank could not write, or not read what it had written; that checkpoint is not there.
+            CheckpointError: The state is not one to go back to.
+            LockedError: This attempt does not own the run folder any more.
+        """
+        assert not self.is_finished
+        try:
+            self._task = next(self._phases)
+        except StopIteration:
+            self.is_finished = True
+        except BaseException:
+            self.is_finished = True
+            raise
+
+    def wait(self) -> None:
+        """Goes through all phases that are left. Collective. Raises: as `advance`."""
+        while not self.is_finished:
+            self.join()
+            self.advance()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for what this rank does now, whatever the others do; not collective."""
+        self._task.wait(timeout_s)
+
+    def _run(self) -> Iterator[Task[Any]]:
+        writing = Task(self._write)
+        yield writing
+        votes = self._agree_or_discard(writing.result)
+        if votes[0] is None:
+            self._discard()
+            self.is_committed = True
+            return
+        shapes = self._agree_or_discard(partial(check_complete, votes, self._place.shapes))[0]
+        committing = Task(partial(self._commit, votes, shapes) if self._is_main else _nothing)
+        yield committing
+        self._agree_or_discard(committing.result)
+        self.is_committed, self._place.shapes = True, shapes
+        reading = Task(self._read_again)
+        yield reading
+        try:
+            agree(reading.result)
+        except DiskError:
+            self.is_committed = False
+            agree(partial(set_aside, self.path) if self._is_main else _nothing)
+            raise
+        retaining = Task(self._retain if self._is_main else _nothing)
+        yield retaining
+        retaining.result()
+
+    def _agree_or_discard(self, outcome: Callable[[], Any]) -> list[Any]:
+        try:
+            return agree(outcome)
+        except PretrainError:
+            self._discard()  # a full disk needs the space
+            raise
+
+    def _discard(self) -> None:
+        if self._is_main:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _write(self) -> dict[str, Any] | None:
+        """Writes this rank's file; returns its vote, or None on rank 0 where the step is committed already."""
+        if self._is_main and self._is_there():
+            return None
+        snapshot = self._snapshot
+        try:
+            make_dir(self._temporary)
+            record = snapshot.write(self._temporary / self._file_name)
+        except DiskError as error:
+            raise self._not_saved(error, snapshot.num_bytes) from error
+        vote = {"shapes": snapshot.shapes, "moments": snapshot.moments, "num_weights": snapshot.num_weights}
+        return {"record": asdict(record), **vote}
+
+    def _is_there(self) -> bool:
+        """Whether the step is committed already; what is not a checkpoint, under its name, is set aside."""
+        if not self.path.exists():
+            return False
+        try:
+            load_manifest(self.path)
+        except CheckpointError:
+            set_aside(self.path)
+            return False
+        return True
+
+    def _commit(self, votes: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
+        files = [FileRecord(**vote["record"]) for vote in votes]
+        moments = sorted({kind for vote in votes for kind in vote["moments"]})
+        place, state = self._place, self._state.to_json()
+        manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, self._snapshot.scalars)
+        try:
+            self._before_commit()
+            write_json(self._temporary / MANIFEST, manifest.to_json())
+            place.fence()
+            publish_dir(self._temporary, self.path)
+        except DiskError as error:
+            raise self._not_saved(error) from error
+
+    def _not_saved(self, error: DiskError, num_bytes: int | None = None) -> DiskError:
+        """Returns the error with what a user needs to know: which save, which rank, how much room there is."""
+        needed = "" if num_bytes is None else f"{num_bytes:,} bytes needed, "
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({needed}{shutil.disk_usage(self._place.folder).free:,} free)"
+        rank = self._place.world.rank
+        what = f"checkpoint of step {self.step} not saved: rank {rank}: {error.where}: {error.what}{free}"
+        return DiskError(what, fix=error.fix)
+
+    def _read_again(self) -> None:
+        """Compares this rank's file on the disk with what was meant to be there; rank 0 the manifest too."""
+        path = self.path / self._file_name
+        _drop_from_cache(path)
+        try:
+            records = {record.name: record for record in load_manifest(self.path).files}
+            problem = check_file(path, records[self._file_name])
+        except CheckpointError as error:
+            problem = error.what
+        if problem is not None:
+            what = f"checkpoint of step {self.step} was committed, but is not what was written ({problem}): set aside"
+            raise DiskError(what, where=str(self.path), fix="check the file system")
+
+    def _retain(self) -> None:
+        self._place.retention.note_valid(self.path)
+        self._place.retention.apply()
+
+
+def set_aside(path: Path) -> None:
+    """Gives a damaged checkpoint a name that nothing reads, and that no earlier one of the same step has.
+
+    Raises:
+        DiskError: It cannot be renamed.
+    """
+    target = path.with_name(f"{path.name}.bad-damaged")
+    for number in itertools.count(2):
+        if not target.exists():
+            break
+        target = path.with_name(f"{path.name}.bad-damaged-{number}")
+    rename_dir(path, target)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _drop_from_cache(path: Path) -> None:
+    """Lets go of the pages of a file in memory, so that what is read next comes from the disk."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
