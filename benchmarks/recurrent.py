@@ -4,8 +4,9 @@
     loss     validation loss after an equal time of training, on a shard folder of text
     recall   share of keys recalled after an equal time of training, by distance (benchmarks/recall_data.py)
 
-Loss and recall are trained by `pretrain train`, each arm at each of `--lr`, the best kept: a short run gives the time
-of a step, and with it the steps that fill the budget. Rows go to OUTPUT/rows.jsonl; recurrent_figure.py draws them.
+Loss and recall are trained by `pretrain train` on one thread, each arm at each of `--lr`, the best kept. The budget is
+CPU time, so that what else runs costs no arm its steps: two short runs give that of a step, and with it the steps that
+fill the budget. Rows go to OUTPUT/rows.jsonl; recurrent_figure.py draws them. BLEU: benchmarks/recurrent_bleu.py.
 
     python -m benchmarks.recurrent speed --quick
     python -m benchmarks.recurrent loss --data data/stdlib --budget-s 1200
@@ -14,6 +15,7 @@ of a step, and with it the steps that fill the budget. Rows go to OUTPUT/rows.js
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import environment, measure
+from benchmarks.common import environment, measure, time_once
 from benchmarks.recall_data import DISTANCES, draw_documents, write_recall
 from pretrain.artifact import open_artifact
 from pretrain.config.engine import PLAIN_ENGINE
@@ -83,36 +85,42 @@ def measure_speed(arms: dict[str, AnyModelConfig], lengths: list[int], tokens: i
     return {"tokens_per_s": found, "tokens_a_step": tokens, "rounds": rounds}
 
 
-def _train(folder: Path, name: str, config: dict[str, Any], steps: int) -> list[dict[str, Any]]:
-    """Trains a new run of `steps` steps; returns the rows of its metrics."""
+def train_run(folder: Path, name: str, config: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], float]:
+    """Trains a new run of `steps` steps on one thread; returns the rows of its metrics, and its CPU time in seconds."""
     if (folder / name).exists():
         raise SystemExit(f"{folder / name} exists, and would be gone on with; give another --output")
     run = {**config, "run": {"dir": str(folder), "name": name}, "train": {"steps": steps}}
-    run["optim"] = {"schedule": {"kind": "cosine", "warmup_steps": min(50, steps // 4), "min_ratio": 0.1}} | run[
-        "optim"
-    ]
+    schedule = {"kind": "cosine", "warmup_steps": min(50, steps // 4), "min_ratio": 0.1}
+    run["optim"] = {"schedule": schedule} | run["optim"]
     run["eval"] = {"every_steps": steps, "max_tokens": 200_000}
     path = folder / f"{name}.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(run))
     command = [sys.executable, "-m", "pretrain", "train", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+    def train() -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+
+    cpu_s = time_once(train).cpu_s
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()], cpu_s
 
 
 def train_for(folder: Path, name: str, config: dict[str, Any], budget_s: float, probe_steps: int) -> dict[str, Any]:
-    """Trains for about `budget_s` seconds of steps; returns what came of it."""
-    timed = [row["step_time_s"] for row in _train(folder, f"{name}-probe", config, probe_steps) if "step_time_s" in row]
-    steps = max(8, round(budget_s / timed[-1]))
-    rows = _train(folder, name, config, steps)
+    """Trains for about `budget_s` seconds of CPU time of steps; returns what came of it."""
+    short, long = (train_run(folder, f"{name}-probe-{n}", config, n)[1] for n in (probe_steps, 3 * probe_steps))
+    step_s = (long - short) / (2 * probe_steps)  # start-up and validation are in both
+    steps = max(8, round(budget_s / step_s))
+    rows, cpu_s = train_run(folder, name, config, steps)
     last = next(row for row in reversed(rows) if "step_time_s" in row)
     (held,) = [row for row in rows if "val_loss" in row][-1:]
     return {
         "run": str(folder / name),
         "steps": steps,
-        "seconds": sum(row["step_time_s"] for row in rows if "step_time_s" in row) / len(rows) * steps,
+        "step_s": step_s,
+        "cpu_s": cpu_s,
         "tokens": last["tokens"],
         "val_loss": held["val_loss"],
         "val_accuracy": held["val_accuracy"],
@@ -189,8 +197,8 @@ def main() -> None:
     names = (TRANSFORMER, *RECURRENT)
     parser.add_argument("--arms", nargs="+", choices=names, default=list(names))
     parser.add_argument("--width", type=int, default=256, help="of the Transformer: a multiple of 32")
-    parser.add_argument("--budget-s", type=float, default=1200.0, help="loss, recall: seconds of training an arm")
-    parser.add_argument("--probe-steps", type=int, default=24)
+    parser.add_argument("--budget-s", type=float, default=1200.0, help="loss, recall: CPU seconds of training an arm")
+    parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3])
     parser.add_argument("--documents", type=int, default=300_000, help="recall: of the data")
     parser.add_argument("--recall-rows", type=int, default=500, help="recall: asked at each distance")
