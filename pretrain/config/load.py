@@ -217,17 +217,18 @@ def known_keys(
     for name, info in section.model_fields.items():
         path = f"{prefix}{info.alias or name}"
         yield path
-        for option in _sections_of(info.annotation, in_lists):
+        for option in sections_of(info.annotation, in_lists):
             if option not in others:
                 yield from known_keys(option, f"{path}.", in_lists=in_lists, model_kind=model_kind)
 
 
-def _sections_of(annotation: Any, in_lists: bool) -> Iterator[type[Section]]:
+def sections_of(annotation: Any, in_lists: bool) -> Iterator[type[Section]]:
+    """Yields the sections that a field of this type may be; that it may be a list of too, where `in_lists`."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType, *([list] if in_lists else [])):
         for option in typing.get_args(annotation):
-            yield from _sections_of(option, in_lists)
+            yield from sections_of(option, in_lists)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -251,18 +252,3 @@ def dump_config(config: RunConfig) -> str:
     """Returns the resolved config as YAML that `load_config` reads back to an equal config."""
     values = config.model_dump(by_alias=True, mode="json")
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
-
-
-def changed_keys(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns {dotted key: (old value, new value)} of the leaves that differ."""
-    left, right = (dict(_leaves(config.model_dump(by_alias=True, mode="json"))) for config in (old, new))
-    keys = [*left, *(key for key in right if key not in left)]
-    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -34,19 +34,20 @@ def test_a_resumption_with_another_meaning_is_refused_naming_keys_and_values(run
     before = (run_folder / "runs/run/run.json").read_bytes()
     changes = ["seed=8", "model.decoder.width=64", "data.lanes=2"]
     refused = warm("train", "a.yaml", *changes, cwd=run_folder)
-    words = ["seed: 7 -> 8", "data.lanes: 1 -> 2", "model.decoder.width: 32 -> 64", "name the keys in resume.allow"]
-    check_refused(refused, 64, *words)
+    words = ["seed: 7 -> 8", "data.lanes: 1 -> 2", "never: model.decoder.width: 32 -> 64"]
+    check_refused(refused, 64, *words, "or restore model.decoder.width and add resume.allow=[seed,data.lanes]")
     assert (run_folder / "runs/run/run.json").read_bytes() == before
     allowed = warm("train", "a.yaml", "seed=8", "resume.allow=[seed]", "train.steps=5", cwd=run_folder)
     assert allowed.code == 0, allowed.stderr
     assert "resuming runs/run at step 4" in allowed.stderr
-    assert "resuming with train.steps changed from 4 to 5" in allowed.stderr
+    assert "WARNING resuming with a config that differs from the run's so far:" in allowed.stderr
+    assert "    allowed seed: 7 -> 8\n    warn    train.steps: 4 -> 5\n" in allowed.stderr
 
 
 def test_a_changed_learning_rate_is_said_and_not_refused(run_folder, warm):
     result = warm("train", "a.yaml", "optim.lr=0.5", "train.stop_after=4", cwd=run_folder)
     assert result.code == 0, result.stderr
-    assert "WARNING resuming with optim.lr changed from 0.001 to 0.5" in result.stderr
+    assert "    warn    optim.lr: 0.001 -> 0.5\n    free    train.stop_after: None -> 4" in result.stderr
 
 
 def test_a_resumption_on_other_data_is_refused_unless_allowed(run_folder, warm):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.config.load import changed_keys, dump_config, find_config, known_keys, load_config
+from pretrain.config.load import dump_config, find_config, known_keys, load_config
 from pretrain.config.objective import NEEDS
 from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
@@ -274,17 +274,6 @@ def test_an_engine_without_stages_is_dumped_with_none_and_loads_again(write, tmp
     assert config.engine.zero_stage == 0
     (tmp_path / "dumped.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "dumped.yaml") == config
-
-
-def test_changed_keys_are_leaves_with_both_values(write):
-    old = load_config(write(BASE))
-    assert changed_keys(old, old) == {}
-    new = load_config(write(BASE), ["optim.lr=2.0", "model.decoder.layers=3", "extend=[json]"])
-    assert changed_keys(old, new) == {
-        "optim.lr": (1e-3, 2.0),
-        "model.decoder.layers": (2, 3),
-        "extend": ([], ["json"]),
-    }
 
 
 def test_every_known_key_is_in_a_resolved_config(write):
