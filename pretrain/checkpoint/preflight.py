@@ -1,10 +1,12 @@
 """Whether the checkpoints of a run will fit, known before its first step: arithmetic, and one trial write."""
 
+import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.config.train import CheckpointConfig
 from pretrain.errors import DiskError
 from pretrain.io import write_file
 
@@ -25,20 +27,17 @@ def checkpoint_bytes(num_parameters: int, state_bytes: int, num_tensors: int, nu
     return num_parameters * (4 + state_bytes) + num_tensors * (num_ranks * pieces_a_tensor + 1) * _HEADER_BYTES
 
 
-def num_at_once(keep: int, last_step: int, every_steps: int, keep_every_steps: int) -> int:
-    """Returns how many checkpoints there are at most: `keep`, the one being written, and those that stay for good.
+def num_at_once(config: CheckpointConfig, last_step: int) -> int:
+    """Returns how many checkpoints there are at most: those kept, the one being written, and those kept for good.
 
     Args:
-        keep: `checkpoint.keep`.
-        last_step: Where the run ends; it is saved there.
-        every_steps: `checkpoint.every_steps`.
-        keep_every_steps: `checkpoint.keep_every_steps`.
+        config: What is kept, and how often one is made.
+        last_step: Where the run ends.
     """
-    if not every_steps:
-        return keep + 1
-    saved = [*range(every_steps, last_step, every_steps), last_step]
-    stay = sum(1 for step in saved if keep_every_steps and step % keep_every_steps == 0)
-    return min(keep + 1 + stay, max(len(saved), keep + 1))
+    for_good = 0
+    if config.every_steps and config.keep_every_steps:
+        for_good = last_step // math.lcm(config.every_steps, config.keep_every_steps)
+    return config.keep + 1 + for_good
 
 
 def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> str | None:

@@ -17,7 +17,8 @@ MIN_VALID = 2
 def find_obsolete(found: list[Path], keep: int, keep_every_steps: int, is_valid: Callable[[Path], bool]) -> list[Path]:
     """Returns those to remove: older than the `keep` newest, and than the two newest good ones.
 
-    A bad one is not counted and not removed: loading sets it aside. Only as many are asked about as the two need.
+    A bad one among these is not counted, and stays for loading to set aside. Only as many are asked about as the two
+    good ones need.
 
     Args:
         found: Committed checkpoints, oldest first.

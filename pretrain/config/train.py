@@ -42,10 +42,12 @@ class CheckpointConfig(Section):
     Attributes:
         every_steps: Interval; 0: only when the run ends or is stopped.
         keep: Newest ones kept.
+        keep_every_steps: Those of steps that are a multiple of it are kept for good, besides; 0: none.
     """
 
     every_steps: int = Field(default=0, ge=0)
     keep: int = Field(default=2, ge=2)
+    keep_every_steps: int = Field(default=0, ge=0)
 
 
 class TrackingConfig(Section):

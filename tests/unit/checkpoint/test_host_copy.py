@@ -1,0 +1,62 @@
+"""The copy in host memory: the same values whatever the blocks, and buffers that are used again."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrain.checkpoint.host_copy import HostCopy
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 25), max_size=6))
+def test_every_tensor_comes_back_whatever_the_size_of_a_block(block, lengths):
+    tensors = [torch.randn(length) for length in lengths]
+    copy = HostCopy(block)
+    copy.take(tensors)
+    expected = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
+        tensor.fill_(-1)
+    copy.hold()
+    copy.ready()
+    for number, values in enumerate(expected):
+        parts = [part.copy() for part in copy.parts(number)]
+        assert np.array_equal(np.concatenate([*parts, np.empty(0, np.float32)]), values.numpy())
+    content = b"".join(bytes(part.cast("B")) for part in copy.content())
+    assert content == b"".join(values.numpy().tobytes() for values in expected)
+    assert copy.num_bytes == len(content)
+
+
+def test_buffers_are_made_once():
+    copy = HostCopy(4)
+    copy.take([torch.zeros(10)])
+    first = [buffer.data_ptr() for buffer in copy._buffers]
+    copy.take([torch.ones(3), torch.ones(7)])
+    assert [buffer.data_ptr() for buffer in copy._buffers] == first
+
+
+def test_views_with_gradients_and_strides_are_copied():
+    parameter = torch.nn.Parameter(torch.arange(8.0))
+    copy = HostCopy()
+    copy.take([parameter[2:5], torch.arange(8.0)[::2]])
+    assert [part.tolist() for number in range(2) for part in copy.parts(number)] == [[2, 3, 4], [0, 2, 4, 6]]
+
+
+@pytest.mark.gpu
+def test_a_copy_from_a_gpu_is_of_the_values_before_what_was_queued_after_it():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    tensors = [torch.randn(50_000_000, device="cuda") for _ in range(3)]
+    expected = [tensor.cpu() for tensor in tensors]
+    copy = HostCopy()
+    for _ in range(2):
+        copy.take(tensors)
+        copy.hold()
+        for tensor in tensors:
+            tensor.mul_(0)
+        copy.ready()
+        for number, values in enumerate(expected):
+            assert np.array_equal(np.concatenate(list(copy.parts(number))), values.numpy())
+        for tensor, values in zip(tensors, expected, strict=True):
+            tensor.copy_(values)
+    assert all(buffer.is_pinned() for buffer in copy._buffers)

@@ -1,0 +1,83 @@
+"""Room for checkpoints, known before the first step: the arithmetic, and what a full or closed disk says."""
+
+import errno
+
+import pytest
+import torch
+
+from pretrain import io
+from pretrain.checkpoint.preflight import check_room, checkpoint_bytes, num_at_once, room_problem, try_writing
+from pretrain.config.train import CheckpointConfig
+from pretrain.errors import DiskError
+from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of
+
+
+@pytest.fixture(autouse=True)
+def _no_hook_left_behind():
+    yield
+    io.set_fault_hook(None)
+
+
+def test_the_size_that_is_computed_is_the_size_that_is_written(tmp_path):
+    shapes = {f"decoder.blocks.{number}.attention.qkv.weight": (64, 96) for number in range(12)}
+    path = manager(tmp_path).save(StandIn(1, shapes, cut=64 * 96), state_of(1))
+    written = sum(file.stat().st_size for file in path.iterdir())
+    num_parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
+    computed = checkpoint_bytes(num_parameters, state_bytes=8, num_tensors=len(shapes), num_ranks=1)
+    assert written <= computed <= 1.01 * written
+
+
+@pytest.mark.parametrize(
+    ("every", "keep", "for_good", "last", "number"),
+    [(0, 2, 0, 100, 3), (10, 2, 0, 100, 3), (10, 5, 0, 100, 6), (10, 2, 20, 100, 8), (10, 2, 15, 100, 6)],
+)
+def test_how_many_there_are_at_once(every, keep, for_good, last, number):
+    config = CheckpointConfig(every_steps=every, keep=keep, keep_every_steps=for_good)
+    assert num_at_once(config, last) == number
+
+
+def test_they_fit_to_the_byte():
+    assert room_problem(free=300, existing=0, checkpoint=100, num_kept=3) is None
+    assert room_problem(free=299, existing=1, checkpoint=100, num_kept=3) is None
+    message = "3 checkpoints of 1,000 bytes .* need 3,000 bytes, and 1,999 are free, beside 1,000 bytes of checkpoints"
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(room_problem(free=1999, existing=1000, checkpoint=1000, num_kept=3))
+
+
+def test_a_run_whose_checkpoints_cannot_fit_is_refused_with_the_numbers(tmp_path):
+    huge = 2**60
+    message = (
+        rf"3 checkpoints of {huge:,} bytes .* need {3 * huge:,} bytes, and [\d,]+ are free; "
+        "free space, lower checkpoint.keep, or set run.dir"
+    )
+    with pytest.raises(DiskError, match=message):
+        manager(tmp_path).prepare(huge, 3)
+
+
+def test_checkpoints_that_are_there_make_room_for_new_ones(tmp_path, monkeypatch):
+    save(tmp_path, 1, 2)
+    size = sum(file.stat().st_size for path in tmp_path.iterdir() for file in path.iterdir())
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 100})())
+    check_room(tmp_path, (size + 100) // 3, 3)
+    with pytest.raises(DiskError, match=f"and 100 are free, beside {size:,} bytes of checkpoints that are there"):
+        check_room(tmp_path, size, 3)
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync", "rename", "fsync_dir"])
+def test_a_disk_that_refuses_the_trial_write_is_told_before_the_first_step(tmp_path, operation):
+    def refuse(name, path):
+        if name == operation and path.name.startswith(".trial"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        if name == operation == "fsync_dir":
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    io.set_fault_hook(refuse)
+    with pytest.raises(
+        DiskError, match=r"\.trial.*: cannot write: Read-only file system; free space or fix permissions"
+    ):
+        try_writing(tmp_path)
+
+
+def test_a_trial_leaves_nothing(tmp_path):
+    manager(tmp_path).prepare(1000, 3)
+    assert list(tmp_path.iterdir()) == []
