@@ -1,12 +1,11 @@
-"""A run folder: its names, its identity and history (`run.json`), and who owns it.
+"""A run folder: its names, its identity and its history (`run.json`).
 
 config.yaml    the resolved config                     metrics.jsonl  one row a logging interval
 run.json       identity, versions, attempts            audit.jsonl    one row a step
 checkpoints/   step-00001000/ ...                      logs/ wandb/
-.lock          held by the live attempt's rank 0
+lease/         of the attempt that owns the folder (pretrain/lease)
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -16,11 +15,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pretrain import __version__
-from pretrain.errors import ConfigError, DiskError, LockedError
-from pretrain.io import make_dir, write_json
+from pretrain.errors import ConfigError
+from pretrain.io import write_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
 _RECORD_KEYS = {"id", "name", "created", "attempts"}
@@ -56,6 +55,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def lease(self) -> Path:
+        """Folder that says who owns the run."""
+        return self.path / "lease"
 
     @property
     def logs(self) -> Path:
@@ -108,7 +112,7 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
     """Appends an attempt to run.json, creating the run where there is none; returns the record.
 
     Args:
-        run: The run folder, locked by the caller.
+        run: The run folder, owned by the caller.
         name: The run's name.
         facts: What to note of this attempt (world size, engine, resumed step).
     """
@@ -129,36 +133,3 @@ def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
     record = run.read_record()
     record["attempts"][-1] |= {"ended": _now(), **outcome}
     write_json(run.record, record)
-
-
-class Lock:
-    """Ownership of a folder by one live process; the operating system releases it when the process dies.
-
-    Raises (on creation):
-        LockedError: Another process holds it; names its host, process and start.
-        DiskError: The folder cannot be written to.
-    """
-
-    def __init__(self, path: Path) -> None:
-        make_dir(path.parent)
-        try:
-            self._file: IO[str] = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise DiskError(
-                f"cannot be locked: {error.strerror}", where=str(path.parent), fix="correct its permissions"
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            owner = self._file.read().strip() or "another process"
-            self._file.close()
-            fix = "wait for it, stop it, or use another folder (run.name=...)"
-            raise LockedError(f"in use by {owner}", where=str(path.parent), fix=fix) from None
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n")
-        self._file.flush()
-
-    def release(self) -> None:
-        """Gives the folder up."""
-        self._file.close()

@@ -7,7 +7,7 @@ are durable before the commit (`sync`), those after it are cut off on resume (`r
 step exactly once, however often the run was killed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -54,15 +54,22 @@ class AuditDifference:
 
 
 class AuditLedger:
-    """The ledger of a run in progress; rank 0 owns it. Raises DiskError where the disk refuses."""
+    """The ledger of a run in progress; rank 0 owns it. Raises DiskError where the disk refuses.
 
-    def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+    Args:
+        path: The file.
+        fence: Called before each row; raises where the run is another attempt's by now.
+    """
+
+    def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
+        self._lines, self._fence = JsonLines(path), fence
 
     def append(
         self, *, step: int, tokens: int, digest: str, loss: float, grad_norm: float | None, attempt: int
     ) -> None:
         """Adds the row of a step; see AuditRow. `grad_norm` is None when the step was skipped."""
+        if self._fence is not None:
+            self._fence()
         norm = None if grad_norm is None else grad_norm.hex()
         row = {"step": step, "tokens": tokens, "digest": digest, "loss": loss.hex(), "grad_norm": norm}
         self._lines.append(row | {"attempt": attempt})

@@ -99,8 +99,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
     engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
 
-    topology = {"world_size": world.size, "engine": engine.description}
-    checkpoints = CheckpointManager(folder.checkpoints, config.checkpoint.keep, world, topology)
+    topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number}
+    checkpoints = CheckpointManager(folder.checkpoints, config.checkpoint.keep, world, topology, claim.check_lease)
     state = _restore(config, dataset, engine, checkpoints)
 
     on_cuda = accelerator.device.type == "cuda"
@@ -128,7 +128,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         run_name=config.run.name,
         run_config=config.model_dump(by_alias=True, mode="json"),
     )
-    audit = AuditLedger(folder.audit) if world.is_main else None
+    audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
     tracker.rewind(state.step)
     if audit is not None:
         audit.rewind(state.step)

@@ -1,6 +1,6 @@
 """Before anything is built: config and data are checked against each other, and the run folder is taken.
 
-config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows  ->  lock  ->  Claim
+config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows  ->  lease  ->  Claim
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,34 @@ from pretrain.data.source_streams import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.errors import ConfigError
 from pretrain.index.dataset import Dataset, open_dataset
-from pretrain.io import write_file
+from pretrain.io import remove_dir, write_file
+from pretrain.lease import Lease
 from pretrain.objective import RowMaker, build_rows
 from pretrain.row_maker import context_of_run, fit_config
-from pretrain.rundir import Lock, RunDir, begin_attempt
+from pretrain.rundir import RunDir, begin_attempt
 from pretrain.train.resume import check_config
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run folder that is ours: its paths, its lock (rank 0), its data, and what makes its rows of them."""
+    """A run folder that is ours: its paths, its lease (rank 0), its data, and what makes its rows of them."""
 
     folder: RunDir
-    lock: Lock | None
+    lease: Lease | None
     dataset: Dataset
     stores: list[ShardStore]
     config: RunConfig
     make_rows: RowMaker
+
+    @property
+    def lease_number(self) -> int:
+        """Which owner of the folder this is, from 1; 0 on ranks other than 0."""
+        return self.lease.number if self.lease else 0
+
+    def check_lease(self) -> None:
+        """Makes sure, on rank 0, that the folder is ours still. Raises: LockedError, DiskError."""
+        if self.lease is not None:
+            self.lease.check()
 
 
 def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
@@ -60,21 +71,33 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     except ConfigError as error:
         raise ConfigError(error.what, where=str(dataset.tokenizer_path), fix=error.fix) from None
     folder = RunDir(Path(config.run.dir) / config.run.name)
-    if folder.config.is_file():
-        check_config(load_config(folder.config, import_extensions=False), config)
-    lock = Lock(folder.path / ".lock") if world.is_main else None
-    return Claim(folder, lock, dataset, stores, config, make_rows)
+    lease = Lease(folder.lease) if world.is_main else None
+    try:
+        if folder.config.is_file():
+            has_saved = any(folder.checkpoints.glob("step-*"))  # a damaged one too
+            check_config(load_config(folder.config, import_extensions=False), config, has_saved=has_saved)
+        if lease is not None:
+            # An owner before us that still lives was stopped, and may wake up right before a commit: it finds nothing.
+            for leftover in folder.checkpoints.glob(".tmp-*"):
+                remove_dir(leftover)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+    return Claim(folder, lease, dataset, stores, config, make_rows)
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     """Writes what the run folder says of this attempt (rank 0); returns run.json on every rank. Collective."""
     record = None
+    claim.check_lease()
     if world.is_main:
         write_file(claim.folder.config, dump_config(claim.config).encode())
-        if not claim.folder.tokenizer.is_file():
-            write_file(claim.folder.tokenizer, claim.dataset.tokenizer_path.read_bytes())
+        tokenizer = claim.dataset.tokenizer_path.read_bytes()
+        if not claim.folder.tokenizer.is_file() or claim.folder.tokenizer.read_bytes() != tokenizer:
             steps = normalize_of_data([source.folder for source in claim.dataset.sources])
             write_file(claim.folder.normalize, dump_normalize(steps))
+            write_file(claim.folder.tokenizer, tokenizer)
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)
     assert isinstance(result, dict)

@@ -7,7 +7,7 @@ from pretrain.control import StopFlag
 from pretrain.dist import World
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, PretrainError
 from pretrain.log import setup_logging
-from pretrain.rundir import RunDir, end_attempt
+from pretrain.rundir import end_attempt
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
@@ -39,18 +39,18 @@ def run_training(config: RunConfig, world: World) -> int:
         reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
         code = EXIT_RESUME_ME if stopped else EXIT_OK
         # The outcome is written before the tracker is closed: after a stop there may be seconds until a SIGKILL.
-        _note_end(claim.folder, world, code, reason)
+        _note_end(claim, code, reason)
         if stopped and world.is_main:
             log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
         _close(run, claim, tracker_timeout_s=5.0 if stopped else 60.0)
     except PretrainError as error:
-        _note_end(claim.folder, world, error.exit_code, error.what)
+        _note_end(claim, error.exit_code, error.what)
         raise
     finally:
         for store in claim.stores:
             store.close()
-        if claim.lock is not None:
-            claim.lock.release()
+        if claim.lease is not None:
+            claim.lease.release()
     return code
 
 
@@ -63,6 +63,7 @@ def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
     run.tracker.close(tracker_timeout_s)
 
 
-def _note_end(folder: RunDir, world: World, exit_code: int, reason: str) -> None:
-    if world.is_main and folder.exists():
-        end_attempt(folder, {"exit_code": exit_code, "reason": reason})
+def _note_end(claim: Claim, exit_code: int, reason: str) -> None:
+    """Writes how this attempt ended, on rank 0, unless the run is another's by now."""
+    if claim.lease is not None and claim.folder.exists() and claim.lease.is_held():
+        end_attempt(claim.folder, {"exit_code": exit_code, "reason": reason})

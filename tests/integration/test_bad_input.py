@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.data.lock import lock_folder
-from pretrain.rundir import Lock
+from pretrain.lease import Lease
 from tests.helpers.cli import run_cli
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
 
@@ -180,14 +180,14 @@ def test_an_extension_that_does_not_exist_is_refused(folder, warm):
 
 
 def test_a_run_that_another_live_process_holds_is_refused_on_every_rank(folder):
-    lock = Lock(folder / "runs/run/.lock")
-    held = (folder / "runs/run/.lock").read_text()
+    lease = Lease(folder / "runs/run/lease")
+    held = (folder / "runs/run/lease/00000001.json").read_text()
     result = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", cwd=folder)
     check_refused(result, 73, "runs/run", "in use by process", "wait for it, stop it, or use another folder")
     assert result.seconds < 30
-    assert visible(folder / "runs/run") == {"logs"}
-    assert (folder / "runs/run/.lock").read_text() == held
-    lock.release()
+    assert visible(folder / "runs/run") == {"lease", "logs"}
+    assert (folder / "runs/run/lease/00000001.json").read_text() == held
+    lease.release()
 
 
 def test_a_port_in_use_is_refused(folder, warm):

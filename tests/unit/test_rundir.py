@@ -1,14 +1,12 @@
-"""A run folder's record, and its one owner."""
+"""A run folder's record."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from pretrain.errors import ConfigError, DiskError, LockedError
-from pretrain.rundir import Lock, RunDir, begin_attempt, end_attempt, package_versions
+from pretrain.errors import ConfigError
+from pretrain.rundir import RunDir, begin_attempt, end_attempt, package_versions
 
 
 def test_attempts_are_appended_to_one_record(tmp_path):
@@ -54,51 +52,3 @@ def test_a_record_without_attempts_is_damaged(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"id": "x", "name": "x", "created": "x", "attempts": []}))
     with pytest.raises(ConfigError, match="not the record of a run"):
         RunDir(tmp_path).read_record()
-
-
-HOLD = """
-import pathlib, sys
-from pretrain.rundir import Lock
-lock = Lock(pathlib.Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def hold(path: Path) -> subprocess.Popen[str]:
-    """A process that owns the lock until its standard input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_folder_has_one_owner_who_is_named(tmp_path):
-    path = tmp_path / "run" / ".lock"
-    owner = hold(path)
-    try:
-        with pytest.raises(
-            LockedError, match=rf"run: in use by process {owner.pid} on \S+ since .*; wait for it, stop it"
-        ):
-            Lock(path)
-    finally:
-        owner.communicate()
-    Lock(path).release()
-
-
-def test_a_killed_owner_leaves_the_folder_free(tmp_path):
-    owner = hold(tmp_path / ".lock")
-    owner.kill()
-    owner.wait()
-    lock = Lock(tmp_path / ".lock")
-    with pytest.raises(LockedError):
-        Lock(tmp_path / ".lock")
-    lock.release()
-    Lock(tmp_path / ".lock").release()
-
-
-def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(DiskError, match="cannot be locked: Is a directory; correct its permissions"):
-        Lock(tmp_path / ".lock")

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pretrain.errors import DataError
+from pretrain.errors import DataError, LockedError
 from pretrain.tracking.audit import AuditDifference, AuditLedger, compare, read_audit
 
 
@@ -52,6 +52,21 @@ def test_a_resumed_ledger_equals_an_uninterrupted_one(tmp_path):
     write(tmp_path / "halves", range(6, 11), attempt=2).close()
     assert compare(tmp_path / "whole", tmp_path / "halves") is None
     assert [row.attempt for row in read_audit(tmp_path / "halves")] == [1] * 5 + [2] * 5
+
+
+def test_an_attempt_that_has_lost_the_run_adds_no_row(tmp_path):
+    owners = ["ours", "ours", "another's"]
+
+    def fence() -> None:
+        if owners.pop(0) != "ours":
+            raise LockedError("taken over")
+
+    ledger = AuditLedger(tmp_path / "a", fence)
+    with pytest.raises(LockedError, match="taken over"):
+        for step in (1, 2, 3):
+            ledger.append(step=step, tokens=64, digest="", loss=1.0, grad_norm=1.0, attempt=1)
+    ledger.close()
+    assert [row.step for row in read_audit(tmp_path / "a")] == [1, 2]
 
 
 @pytest.mark.parametrize(
