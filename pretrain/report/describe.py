@@ -5,9 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.layout import MANIFEST, MODEL_FILE, list_checkpoints, load_manifest
-from pretrain.errors import CheckpointError, DataError
+from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.config.load import load_config
+from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.index import INDEX_NAME, check_shards, load_index
+from pretrain.report.describe_checkpoint import (
+    check_sizes,
+    describe_checkpoint,
+    describe_model,
+    summary_of_files,
+    verify_checkpoint,
+)
 from pretrain.rundir import RunDir
 
 
@@ -22,12 +30,34 @@ def describe(path: Path) -> dict[str, Any]:
     if (path / INDEX_NAME).is_file():
         return _describe_shards(path)
     if (path / MANIFEST).is_file():
-        return _describe_checkpoint(path)
+        return describe_checkpoint(path)
     if RunDir(path).exists():
         return _describe_run(RunDir(path))
     if (path / "config.json").is_file():
         return _describe_release(path)
     raise DataError("neither a shard folder, a run, a checkpoint nor a model", where=str(path), fix="check the path")
+
+
+def verify(path: Path) -> dict[str, list[str]]:
+    """Reads every byte of a checkpoint, a model folder, or all checkpoints of a run, and compares it with the CRC32s.
+
+    Returns:
+        What is wrong with each: a line for each bad file or chunk; none where it is whole.
+
+    Raises:
+        ConfigError: What is there carries no checksums of ours.
+        CheckpointError: It is a run without a checkpoint.
+    """
+    if (path / MANIFEST).is_file():
+        return {str(path): verify_checkpoint(path)}
+    if (path / INDEX_NAME).is_file():
+        raise ConfigError("a shard folder has its own proof", where=str(path), fix=f"run `pretrain data verify {path}`")
+    if not RunDir(path).exists():
+        raise ConfigError("it has no checksums to verify", where=str(path), fix="give a run, a checkpoint or a model")
+    found = list_checkpoints(RunDir(path).checkpoints)
+    if not found:
+        raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
+    return {str(checkpoint): verify_checkpoint(checkpoint) for checkpoint in found}
 
 
 def _describe_shards(path: Path) -> dict[str, Any]:
@@ -44,24 +74,6 @@ def _describe_shards(path: Path) -> dict[str, Any]:
     return facts
 
 
-def _describe_checkpoint(path: Path) -> dict[str, Any]:
-    manifest = load_manifest(path)
-    for record in manifest.files:
-        file = path / record.name
-        if not file.is_file() or file.stat().st_size != record.num_bytes:
-            raise CheckpointError("missing, or not of its size", where=str(file), fix="use another checkpoint")
-    is_model = (path / MODEL_FILE).is_file()
-    return {
-        "kind": "model" if is_model else "checkpoint",
-        "path": str(path),
-        **({} if is_model else manifest.state),
-        "parameters": sum(math.prod(shape) for shape in manifest.shapes.values()),
-        "moments": manifest.moments,
-        "bytes": sum(record.num_bytes for record in manifest.files),
-        "written_by": manifest.topology,
-    }
-
-
 def _describe_release(path: Path) -> dict[str, Any]:
     from pretrain.interop.read import open_release
 
@@ -70,7 +82,7 @@ def _describe_release(path: Path) -> dict[str, Any]:
         "kind": "Hugging Face model",
         "path": str(path),
         "model_type": release.family.model_type,
-        "shape": release.config.shape,
+        "model": describe_model(release.config),
         "parameters": sum(math.prod(shape) for shape in release.shapes.values()),
         "dtype": release.dtype,
         "not_read": release.ignored,
@@ -88,9 +100,36 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
         "created": record["created"],
         "attempts": len(record["attempts"]),
         "last_attempt": last.get("reason", "running, or killed"),
-        "checkpoints": [path.name for path in list_checkpoints(run.checkpoints)],
+        "model": _model_of(run),
+        **_describe_checkpoints(run),
         "versions": last.get("versions", {}),
     }
+
+
+def _model_of(run: RunDir) -> str:
+    try:
+        return describe_model(load_config(run.config, import_extensions=False).model)
+    except ConfigError:
+        return "not known: config.yaml is missing or damaged"
+
+
+def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
+    """Returns the names of a run's checkpoints, what is damaged at a glance, and where the newest other one stands."""
+    found = list_checkpoints(run.checkpoints)
+    facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
+    damaged = {}
+    for path in reversed(found):
+        try:
+            manifest = load_manifest(path)
+            check_sizes(path, manifest)
+        except CheckpointError as error:
+            damaged[path.name] = error.what
+            continue
+        state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
+        facts["newest"] = {**state, **summary_of_files(path, manifest), "written_by": manifest.topology}
+        break
+    aside = sorted(path.name for path in run.checkpoints.glob("step-*.bad-*")) if run.checkpoints.is_dir() else []
+    return facts | ({"damaged": damaged} if damaged else {}) | ({"set_aside": aside} if aside else {})
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
