@@ -7,13 +7,19 @@ are durable before the commit (`sync`), those after it are cut off on resume (`r
 step exactly once, however often the run was killed.
 """
 
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from pretrain.errors import DataError
+from pretrain.errors import DataError, DiskError
 from pretrain.tracking.jsonl import JsonLines, read_rows
+
+log = logging.getLogger(__name__)
 
 COMPARED_FIELDS = ("tokens", "digest", "loss", "grad_norm")
 """What must be equal in two runs of the same config on the same topology. Not `attempt`: it counts restarts."""
@@ -54,7 +60,10 @@ class AuditDifference:
 
 
 class AuditLedger:
-    """The ledger of a run in progress; rank 0 owns it. Raises DiskError where the disk refuses.
+    """The ledger of a run in progress; rank 0 owns it.
+
+    A row that the disk has no room for waits in memory: a full disk is no reason to stop training. What waits is
+    written before the next row, and by `sync`, so that no step is committed without its row.
 
     Args:
         path: The file.
@@ -63,19 +72,38 @@ class AuditLedger:
 
     def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
         self._lines, self._fence = JsonLines(path), fence
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._lock = threading.Lock()  # rows come from the loop, `sync` from the thread that saves
 
     def append(
         self, *, step: int, tokens: int, digest: str, loss: float, grad_norm: float | None, attempt: int
     ) -> None:
         """Adds the row of a step; see AuditRow. `grad_norm` is None when the step was skipped."""
-        if self._fence is not None:
-            self._fence()
         norm = None if grad_norm is None else grad_norm.hex()
         row = {"step": step, "tokens": tokens, "digest": digest, "loss": loss.hex(), "grad_norm": norm}
-        self._lines.append(row | {"attempt": attempt})
+        with self._lock:
+            self._waiting.append(row | {"attempt": attempt})
+            try:
+                self._write()
+            except DiskError as error:
+                if len(self._waiting) == 1:
+                    log.warning("%s; rows of the ledger wait in memory until it can be written", error)
+
+    def _write(self) -> None:
+        if self._waiting and self._fence is not None:
+            self._fence()
+        while self._waiting:
+            self._lines.append(self._waiting[0])
+            self._waiting.popleft()
 
     def sync(self) -> None:
-        """Makes the rows so far durable; called before the manifest of a checkpoint is written."""
+        """Makes the rows so far durable, before the manifest of a checkpoint is written. Any thread may call it.
+
+        Raises:
+            DiskError: The disk refused.
+        """
+        with self._lock:
+            self._write()
         self._lines.sync()
 
     def rewind(self, step: int) -> None:
@@ -83,7 +111,7 @@ class AuditLedger:
         self._lines.rewind(step)
 
     def close(self) -> None:
-        """Closes the file. Idempotent."""
+        """Closes the file. Idempotent. Rows that still wait are of steps that were not committed."""
         self._lines.close()
 
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 
-from pretrain.errors import DataError, LockedError
+from pretrain.errors import DataError, DiskError, LockedError
 from pretrain.tracking.audit import AuditDifference, AuditLedger, compare, read_audit
 
 
@@ -111,3 +113,25 @@ def test_rows_of_another_kind_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step":1,"val_loss":2.0}\n')
     with pytest.raises(DataError, match=r"metrics.jsonl: a row is not of an audit ledger: .*; restore the file"):
         read_audit(tmp_path / "metrics.jsonl")
+
+
+def test_rows_that_a_full_disk_refuses_wait_and_are_written_before_the_next_and_said_once(
+    tmp_path, monkeypatch, caplog
+):
+    ledger = write(tmp_path / "a", [1])
+    monkeypatch.setattr(os, "ftruncate", lambda descriptor, length: None)
+    file = ledger._lines._file
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        ledger._lines._file = full
+        for step in (2, 3):
+            ledger.append(step=step, tokens=64, digest=f"{step:016x}", loss=1.0, grad_norm=None, attempt=1)
+        assert caplog.text.count("No space left on device; free space") == 1
+        assert "rows of the ledger wait in memory" in caplog.text
+        with pytest.raises(DiskError, match="cannot append: No space left on device"):
+            ledger.sync()
+    ledger._lines._file = file
+    ledger.sync()
+    assert [row.step for row in read_audit(tmp_path / "a")] == [1, 2, 3]
+    ledger.append(step=4, tokens=64, digest=f"{4:016x}", loss=1.0, grad_norm=None, attempt=1)
+    ledger.close()
+    assert [row.step for row in read_audit(tmp_path / "a")] == [1, 2, 3, 4]
