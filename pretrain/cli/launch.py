@@ -28,9 +28,12 @@ def launch_local_command(
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.index.dataset import check_local
+    from pretrain.lease import refuse_if_owned
+    from pretrain.rundir import RunDir
 
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)
-    logs = Path(loaded.run.dir) / loaded.run.name / "logs"
-    raise typer.Exit(launch_local(config, overrides or [], ranks, port, logs))
+    run = RunDir(Path(loaded.run.dir) / loaded.run.name)
+    refuse_if_owned(run.lease)
+    raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))

@@ -1,6 +1,7 @@
 """`pretrain config` and `pretrain train`."""
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -24,9 +25,13 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     """
     from pretrain.config.load import load_config
     from pretrain.dist import read_world
+    from pretrain.lease import refuse_if_owned
+    from pretrain.rundir import RunDir
 
     world = read_world()
     loaded = load_config(config, overrides or [])
+    if world.is_main:
+        refuse_if_owned(RunDir(Path(loaded.run.dir) / loaded.run.name).lease)
     from pretrain.train.run import run_training
 
     raise typer.Exit(run_training(loaded, world))

@@ -124,6 +124,23 @@ class Lease:
                 write_file(self._path, replace(self._owner, released=True).to_json())
 
 
+def refuse_if_owned(folder: Path) -> None:
+    """Looks whether a run could be owned now, before anything that takes seconds; takes and writes nothing.
+
+    Args:
+        folder: The run's `lease` folder, which need not be there.
+
+    Raises:
+        LockedError, DiskError: As `Lease` would.
+    """
+    try:
+        highest = highest_number(folder)
+        if highest:
+            refuse_if_held(folder, highest, this_process())
+    except OSError as error:
+        raise _disk_error(folder, "read", error) from error
+
+
 def _take(folder: Path) -> Owner:
     """Becomes the owner of `folder`. Raises: LockedError, DiskError."""
     while True:

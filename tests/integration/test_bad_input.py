@@ -185,7 +185,7 @@ def test_a_run_that_another_live_process_holds_is_refused_on_every_rank(folder):
     result = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", cwd=folder)
     check_refused(result, 73, "runs/run", "in use by process", "wait for it, stop it, or use another folder")
     assert result.seconds < 30
-    assert visible(folder / "runs/run") == {"lease", "logs"}
+    assert visible(folder / "runs/run") == {"lease"}
     assert (folder / "runs/run/lease/00000001.json").read_text() == held
     lease.release()
 

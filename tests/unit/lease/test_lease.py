@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
-from pretrain.lease import Lease, lease, owner
+from pretrain.lease import Lease, lease, owner, refuse_if_owned
 from pretrain.lease.owner import find_owner, highest_number, path_of
 from tests.helpers.owners import race_rounds, working
 
@@ -56,6 +56,21 @@ def test_a_second_start_is_refused_and_told_who_owns_the_folder(run):
         with pytest.raises(LockedError, match=what):
             Lease(run / "lease")
         attempt.wait_for_rows(run, 20)  # and it goes on
+
+
+def test_a_look_at_a_folder_tells_who_owns_it_and_takes_nothing(run):
+    refuse_if_owned(run / "lease")
+    assert not run.exists()
+    with working(run) as attempt:
+        with pytest.raises(LockedError, match=rf"run: in use by process {attempt.process.pid}"):
+            refuse_if_owned(run / "lease")
+        attempt.process.stdin.close()
+        attempt.process.wait()
+    refuse_if_owned(run / "lease")
+    assert [path.name for path in (run / "lease").iterdir()] == ["00000001.json"]
+    (run / "file").write_text("")
+    with pytest.raises(DiskError, match="file: cannot be read: Not a directory"):
+        refuse_if_owned(run / "file")
 
 
 def test_a_slurm_job_is_named_by_what_squeue_calls_it(run):
