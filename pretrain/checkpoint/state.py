@@ -1,4 +1,4 @@
-"""The part of a run's state that is not tensors: a few integers and the hashes of what they refer to.
+"""The part of a run's state that is not tensors: a few numbers and the hashes of what they refer to.
 
 There is no random-generator state, because dropout is seeded by counters, and no schedule state, because the learning
 rate is a function of the step. The data position points at what was trained on, not at what was prefetched.
@@ -21,6 +21,12 @@ class TrainState:
         position: Next global sample position of the data order.
         data_hash: Identity of the token shards.
         tokenizer_hash: Identity of the tokenizer.
+        skips: Ranges [from, to) of positions that the run leaves out, ascending.
+        losses: The last finite losses, oldest first, that a spike is told by; at most 128.
+        spikes: Losses that were spikes.
+        spikes_in_a_row: Of these, those of the last steps.
+        bad_steps_in_a_row: Last steps that were skipped because they were not finite.
+        empty_steps: Steps without a single target.
     """
 
     step: int = 0
@@ -29,6 +35,12 @@ class TrainState:
     position: int = 0
     data_hash: str = ""
     tokenizer_hash: str = ""
+    skips: tuple[tuple[int, int], ...] = ()
+    losses: tuple[float, ...] = ()
+    spikes: int = 0
+    spikes_in_a_row: int = 0
+    bad_steps_in_a_row: int = 0
+    empty_steps: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -36,10 +48,18 @@ class TrainState:
 
     @staticmethod
     def from_json(values: dict[str, Any], where: str) -> "TrainState":
-        """Reads what `to_json` returned. Raises: CheckpointError."""
+        """Reads what `to_json` returned; what an earlier version did not know is as in a new run.
+
+        Raises:
+            CheckpointError: A value is missing, or is not one.
+        """
         try:
-            return TrainState(**values)
-        except TypeError as error:
+            lists = {
+                "skips": tuple((int(first), int(end)) for first, end in values.get("skips", ())),
+                "losses": tuple(float(loss) for loss in values.get("losses", ())),
+            }
+            return TrainState(**{**values, **lists})
+        except (TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the training state is damaged: {error}", where=where, fix="use another one"
             ) from None

@@ -1,9 +1,17 @@
 """What the ranks of the guard tests do: steps that are dropped, rehearsed, or go wrong on one rank."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
+from pretrain.errors import DivergedError
+from pretrain.train.diagnose import find_fault
+from pretrain.train.replicas import check_replicas
 from pretrain.types import Batch
 from tests.integration.engine_workers import snapshot
 from tests.integration.workers import ROWS, build, global_batch, rows_of, train
@@ -44,3 +52,74 @@ def dropped(world: World, cases: list[list[Any]]) -> list[list[Any]]:
         plain = train(build(world, *case, micro=MICRO), world, range(4), MICRO)
         results.append([rows, plain, update.skipped, bool(unchanged), scales])
     return results
+
+
+def faults(world: World, cases: list[list[Any]], kinds: list[str]) -> list[list[Any]]:
+    """Of each case and kind of damage, done to rank 1 alone: what was found, and whether it left weights and moments
+    alone. Kinds: a bad `output` or `gradient` of a module, a bad `weight`, or `none`."""
+    results = []
+    for case in cases:
+        engine = build(world, *case, micro=MICRO)
+        train(engine, world, range(1), MICRO)
+        for kind in kinds:
+            with torch.no_grad():
+                undo = _damage(engine, kind) if world.rank == 1 else lambda: None
+            before = snapshot(engine)
+            fault = find_fault(engine, micro_batches(world, 1), lambda number: None, 1.0)
+            unchanged = all(torch.equal(a, b) for a, b in zip(before, snapshot(engine), strict=True))
+            undo()
+            results.append([asdict(fault), unchanged])
+        accumulate(engine, world, 1)
+        assert not engine.update(1e-2).skipped, "after all of it, training goes on"
+    return results
+
+
+def _damage(engine: Engine, kind: str) -> Callable[[], None]:
+    """Does damage; returns what undoes it."""
+    block: Any = engine.module.model.decoder.blocks[1]  # type: ignore[union-attr,index]
+    if kind == "output":
+        return block.feedforward.register_forward_hook(lambda module, inputs, output: output * float("nan")).remove
+    if kind == "gradient":
+
+        def spoil(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda gradient: gradient * float("inf"))
+
+        return block.feedforward.register_forward_hook(spoil).remove
+    if kind == "none":
+        return lambda: None
+    return _set_weight(engine, "decoder.blocks.0.attention_norm.weight", float("nan"))
+
+
+def _set_weight(engine: Engine, name: str, value: float) -> Callable[[], None]:
+    weight = dict(engine.working_weights())[name].view(-1)
+    kept = weight[0].clone()
+    weight[0] = value
+
+    def undo() -> None:
+        with torch.no_grad():
+            weight[0] = kept
+
+    return undo
+
+
+def replicas(world: World, cases: list[list[Any]], flipped: list[int]) -> list[list[str | None]]:
+    """Of each case: what the comparison says before, and after one weight of each rank in `flipped` was changed."""
+    results = []
+    for case in cases:
+        engine = build(world, *case, micro=12 // world.size)
+        train(engine, world, range(2), 12 // world.size)
+        said = [_compared(engine)]
+        with torch.no_grad():
+            if world.rank in flipped:
+                _set_weight(engine, "decoder.blocks.1.feedforward_norm.weight", 1.25)
+        results.append([*said, _compared(engine)])
+    return results
+
+
+def _compared(engine: Engine) -> str | None:
+    try:
+        check_replicas(engine, 7)
+    except DivergedError as error:
+        return str(error)
+    return None
