@@ -12,7 +12,7 @@ from typing import Any
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
-from pretrain.control import StopFlag
+from pretrain.control import Progress, StopFlag
 from pretrain.data.loader import StepBatch
 from pretrain.dist import World
 from pretrain.tracking.audit import read_audit
@@ -116,7 +116,7 @@ class Trainer:
     def __init__(self, config: RunConfig, world: World) -> None:
         stop = StopFlag()
         self._claim: Claim = claim_run(config, world, stop)
-        self.run, state = build_run(self._claim, world, stop)
+        self.run, state = build_run(self._claim, world, stop, Progress())
         self._loader = self.run.loader
         self.steps = SteppedLoader(self._loader)
         self.run.loader = self.steps  # type: ignore[assignment]

@@ -25,6 +25,7 @@ def rank_environment(
     share = threads or max(1, (os.cpu_count() or 1) // world_size)
     return {
         "OMP_NUM_THREADS": str(share),
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code prints the Python stacks
         **base,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -2,10 +2,12 @@
 
     start N ranks  ->  wait  ->  a signal to us: asked of every rank once, which commit and exit 75
                              ->  a rank that fails: its peers may fail of the same, then get SIGTERM, then SIGKILL
-    exit code: that of the first rank that failed (128 + signal if it was killed), else 75, else 0
+                             ->  a rank that was stopped by itself: so are its peers, unless they end anyway
+    exit code: that of the rank that failed first (128 + signal if it was killed), else 75, else 0
 
 Rank 0 shares our terminal; what the others print goes to a log file each, and is quoted when they failed first. A rank
-dies with its launcher: the kernel is asked for that (PR_SET_PDEATHSIG), so that not even `kill -9` leaves orphans.
+dies with its launcher: the kernel is asked for that (PR_SET_PDEATHSIG), so that not even `kill -9` leaves orphans; what
+ranks have started goes with them (janitor.py). Stop signals are held back in a rank until it can answer them.
 """
 
 import contextlib
@@ -19,16 +21,22 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from launch.command import rank_command, rank_environment
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, DiskError, LaunchError
+from launch.janitor import Janitor, end_group
+from launch.outcome import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
+from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError, LaunchError
 from pretrain.io import make_dir
+from pretrain.rundir import RunDir
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_S = 0.05
 SETTLE_S = 1.0
 FAILURE_GRACE_S = 5.0
+HANG_SETTLE_S = 2.0
+"""After a hang was found: every rank that can end does so by itself, and what is left is frozen."""
+STOPPED_GRACE_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,8 +60,11 @@ def choose_port(port: int | None) -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _prepare_rank() -> None:
+    """Runs in a rank before its program."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 class _Ranks:
@@ -62,10 +73,12 @@ class _Ranks:
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.ended: dict[int, int] = {}
+        """Code of each rank that has ended, in the order in which they did."""
         self.signals: list[int] = []
         """Signals that we got and the ranks did not yet."""
 
-    def start(self, command: list[str], world_size: int, port: int) -> None:
+    def start(self, command: list[str], world_size: int, port: int, janitor: Janitor) -> None:
         """Starts every rank. Raises: DiskError where a log file cannot be opened."""
         make_dir(self.logs)
         for rank in range(world_size):
@@ -79,9 +92,10 @@ class _Ranks:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=_prepare_rank,
                 )
             self.processes.append(process)
+            janitor.watch(process.pid)
 
     def output(self, rank: int) -> Path:
         """The file that takes what a rank other than 0 prints."""
@@ -101,43 +115,72 @@ class _Ranks:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def wait(self) -> int:
-        """Waits for all ranks; returns the job's exit code."""
-        failure: tuple[int, int] | None = None
-        failed_at = 0.0
-        # What fails on one rank mostly fails on all (bad data, a full disk): each may say so before it is ended.
-        escalation = [(SETTLE_S, signal.SIGTERM), (SETTLE_S + FAILURE_GRACE_S, signal.SIGKILL)]
-        while None in (codes := [process.poll() for process in self.processes]):
+    def end(self) -> None:
+        """Kills what still runs, and what ranks have started."""
+        self.send(signal.SIGKILL)
+        for process in self.processes:
+            end_group(process.pid)
+
+    def wait(self) -> tuple[tuple[int, int] | None, int]:
+        """Waits for all ranks; returns rank and code of the one that failed first, if any, and the job's exit code."""
+        plan: list[tuple[float, int]] = []
+        is_failing, known = False, None
+        while len(self.ended) < len(self.processes):
             while self.signals:
                 self.send(self.signals.pop(0))
-            if failure is None and (failure := _find_failure(codes)):
-                failed_at = time.monotonic()
-            elif failure and escalation and time.monotonic() - failed_at > escalation[0][0]:
-                self.send(escalation.pop(0)[1])
+            if self._collect() and not is_failing:
+                is_failing = find_cause(self.ended) is not None
+                plan = self._plan_end() if is_failing or not plan else plan
+            if plan and time.monotonic() > plan[0][0]:
+                known = known or dict(self.ended)  # what ends from here on does so because of us
+                self.send(plan.pop(0)[1])
             time.sleep(POLL_S)
-        failure = failure or _find_failure(codes)
-        if failure is None:
-            return EXIT_RESUME_ME if EXIT_RESUME_ME in codes else EXIT_OK
-        rank, code = failure
-        if code < 0 or code != codes[0]:  # else rank 0 has said it on the terminal
-            self._report(rank, code)
-        return 128 - code if code < 0 else code
+        cause = find_cause(known or self.ended)
+        return cause, job_code(cause, known or self.ended)
 
-    def _report(self, rank: int, code: int) -> None:
-        if code < 0:
-            print(f"launch: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)
+    def report(self, cause: tuple[int, int]) -> None:
+        """Says which rank failed and how, and quotes it, unless rank 0 has said it all on the terminal."""
+        rank, code = cause
+        if code >= 0 and code == self.ended.get(0):
             return
-        text = self.output(rank).read_text(encoding="utf-8", errors="replace").strip()
-        print(f"launch: rank {rank} failed with exit code {code}; the end of {self.output(rank)}:", file=sys.stderr)
-        print("\n".join(f"  {line}" for line in text.splitlines()[-5:]), file=sys.stderr)
+        print(f"launch: {describe_failure(rank, code)}", file=sys.stderr)
+        if rank and (lines := read_end(self.output(rank))):
+            print(f"launch: the end of {self.output(rank)}:", file=sys.stderr)
+            print("\n".join(f"  {line}" for line in lines), file=sys.stderr)
+
+    def note(self, run: RunDir, cause: tuple[int, int] | None, code: int) -> None:
+        """Sees to it that run.json says how the attempt ended."""
+        reason = reason_of(cause, self.output(cause[0])) if cause else "stopped before the first step"
+        # Rank 0 may know only that it has lost a rank, and says so with a code of its own.
+        is_known = cause is None or code == self.ended.get(0)
+        note_outcome(run, self.processes[0].pid, code, reason, is_known=is_known)
+
+    def _collect(self) -> bool:
+        """Notes the ranks that have ended since; returns whether there are any."""
+        new = {rank: process.poll() for rank, process in enumerate(self.processes) if rank not in self.ended}
+        self.ended |= {rank: code for rank, code in new.items() if code is not None}
+        return any(code is not None for code in new.values())
+
+    def _plan_end(self) -> list[tuple[float, int]]:
+        """Returns when to send what to the ranks that still run, after some have ended; nothing if those ended well."""
+        now, cause = time.monotonic(), find_cause(self.ended)
+        if cause is None:
+            return [(now + STOPPED_GRACE_S, signal.SIGTERM)] if EXIT_RESUME_ME in self.ended.values() else []
+        if cause[1] == EXIT_HANG:
+            return [(now + HANG_SETTLE_S, signal.SIGKILL)]
+        # What fails on one rank mostly fails on all (bad data, a full disk): each may say so before it is ended.
+        return [(now + SETTLE_S, signal.SIGTERM), (now + SETTLE_S + FAILURE_GRACE_S, signal.SIGKILL)]
 
 
-def _find_failure(codes: Sequence[int | None]) -> tuple[int, int] | None:
-    """Returns rank and code of a rank that failed: one ended by a signal first, because its peers fail in its wake."""
-    ended = [(rank, code) for rank, code in enumerate(codes) if code is not None]
-    failed = [(rank, code) for rank, code in ended if code not in (EXIT_OK, EXIT_RESUME_ME)]
-    # Killed, then ended by a second stop signal, then all else.
-    return min(failed, key=lambda item: (item[1] >= 0, item[1] <= 128, item[1]), default=None)
+def exit_when_asked() -> None:
+    """From now on a stop signal ends this process with 75, at once: no rank has been started yet."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        os._exit(EXIT_RESUME_ME)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, leave)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # for the ranks too, and whatever they start
 
 
 @contextlib.contextmanager
@@ -170,10 +213,15 @@ def launch_local(config: str, overrides: Sequence[str], num_ranks: int, port: in
         DiskError: A log file cannot be written.
     """
     chosen = choose_port(port)
-    ranks = _Ranks(logs)
+    ranks, janitor = _Ranks(logs), Janitor()
     with _noting_signals(ranks.signals):
         try:
-            ranks.start(rank_command(config, overrides), num_ranks, chosen)
-            return ranks.wait()
+            ranks.start(rank_command(config, overrides), num_ranks, chosen, janitor)
+            cause, code = ranks.wait()
+            if cause is not None:
+                ranks.report(cause)
+            ranks.note(RunDir(logs.parent), cause, code)
+            return code
         finally:
-            ranks.send(signal.SIGKILL)
+            ranks.end()
+            janitor.dismiss()

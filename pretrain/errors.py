@@ -2,6 +2,21 @@
 
 An error of this family is printed as one line (what is wrong, where, how to fix it) and ends the process with its
 exit code; no traceback, unless `--debug` is given. Every other exception is a bug of ours: traceback and exit code 70.
+
+| code | the process ended because | does a restart help? |
+|---|---|---|
+| 0 | the run, or the command, is done | there is nothing to do |
+| 64 | of a bad config or command line | no: correct it |
+| 65 | of bad data: text, shards, a tokenizer | no: correct it |
+| 66 | a checkpoint is missing, damaged, or not of this model | no |
+| 69 | ranks cannot be started or reach each other, or a package is missing | no |
+| 70 | of a bug of ours | no |
+| 73 | another live process owns the folder | once that one has ended |
+| 74 | the disk refused a write: full, over quota, read-only | once there is room |
+| 75 | it was asked to stop, and has saved all that there was | yes: the same command goes on |
+| 76 | a rank hangs, is frozen or is gone | yes |
+| 77 | loss or gradient stay non-finite | no: see what it says |
+| 128 + n | signal n ended it | yes |
 """
 
 EXIT_OK = 0
@@ -72,6 +87,12 @@ class DiskError(PretrainError):
     """A write that the disk refused: full, over quota, read-only (exit code 74)."""
 
     exit_code = EXIT_DISK
+
+
+class HangError(PretrainError):
+    """A rank that hangs, is frozen or is gone, so that this one cannot go on; the run can be resumed (exit code 76)."""
+
+    exit_code = EXIT_HANG
 
 
 class DivergedError(PretrainError):

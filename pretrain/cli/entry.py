@@ -12,7 +12,7 @@ import typer
 
 from pretrain.cli.commands import app
 from pretrain.cli.options import UsageError
-from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, ConfigError, PretrainError
+from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
 
 
 def main() -> None:
@@ -72,22 +72,11 @@ def _show(error: PretrainError, rank: int) -> None:
 
 
 def _show_unexpected(error: Exception, rank: int) -> int:
-    """A lost peer is one line, anything else a traceback: it is our bug."""
+    """A traceback: it is our bug."""
     import traceback
 
     from pretrain.log import redact
 
-    text = str(error)
-    if "torch" in sys.modules and _is_lost_peer(error):
-        first = text.splitlines()[0] if text else type(error).__name__
-        print(redact(f"error: rank {rank} lost its peers: {first}"), file=sys.stderr)
-        return EXIT_UNAVAILABLE
     print(redact(traceback.format_exc()), file=sys.stderr)
     print(f"error: rank {rank}: this is a bug in pretrain ({type(error).__name__})", file=sys.stderr)
     return EXIT_BUG
-
-
-def _is_lost_peer(error: Exception) -> bool:
-    import torch.distributed as td
-
-    return isinstance(error, td.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())

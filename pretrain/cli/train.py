@@ -23,6 +23,10 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
 
     Example: pretrain train configs/run/quickstart.yaml engine.kind=single engine.zero_stage=0
     """
+    from pretrain.control import StopFlag
+
+    stop = StopFlag()
+    stop.install()  # before what takes seconds to import
     from pretrain.config.load import load_config
     from pretrain.dist import read_world
     from pretrain.lease import refuse_if_owned
@@ -34,4 +38,4 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
         refuse_if_owned(RunDir(Path(loaded.run.dir) / loaded.run.name).lease)
     from pretrain.train.run import run_training
 
-    raise typer.Exit(run_training(loaded, world))
+    raise typer.Exit(run_training(loaded, world, stop))

@@ -24,7 +24,8 @@ class EngineConfig(Section):
         deterministic: Deterministic kernels on CUDA (CPU always is).
         offload_optimizer: `cpu` keeps master weights and optimizer state in the host's memory and steps them there.
         offload_params: `cpu` keeps the working weights there too, between their uses; ZeRO stage 3 only.
-        timeout_s: Longest wait for another rank before the job is torn down.
+        timeout_s: Longest time in a phase of a step, a wait for another rank included, before the job is ended and the
+            rank that holds it up is named; three times as long to load, compile, evaluate and save.
     """
 
     kind: Literal["deepspeed", "ddp", "single"] = "deepspeed"
@@ -39,6 +40,11 @@ class EngineConfig(Section):
     offload_optimizer: Literal["none", "cpu"] = "none"
     offload_params: Literal["none", "cpu"] = "none"
     timeout_s: int = Field(default=600, ge=1)
+
+    @property
+    def group_timeout_s(self) -> int:
+        """The process group's own timeout, which names nobody: later than any limit of the watchdog."""
+        return 3 * self.timeout_s + 60
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.run import RunConfig
-from pretrain.control import StopFlag
+from pretrain.control import Progress, StopFlag
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.source_streams import SourceStreams, open_windows
@@ -76,16 +76,18 @@ class Run:
     audit: AuditLedger | None
     meter: Meter
     stop: StopFlag
+    progress: Progress
     attempt: int
 
 
-def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainState]:
+def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = plan_batch(config.batch, world.size)
     num_parameters = count_parameters(config.model)
     accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
 
+    progress.enter("load")
     sharded = builds_sharded(config.engine)
     model = build_model(config.model, config.engine, accelerator.device, storage=not sharded)
     groups = group_parameters(model)
@@ -153,6 +155,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag) -> tuple[Run, TrainSta
         audit=audit,
         meter=meter,
         stop=stop,
+        progress=progress,
         attempt=len(record["attempts"]),
     )
     return run, state

@@ -43,15 +43,21 @@ def train(run: Run, state: TrainState) -> TrainState:
     _announce(run, state, target)
     bad_steps = skipped_rows = 0
     saving = Saving(run, state.step)
-    run.stop.arm()
+    phase = "compile"
+    run.progress.enter("data", state.step + 1)
     upcoming = _fetch(run) if state.step < target else None
     agreed = _start_exchange(run, _zero(run), None, upcoming)()
     while upcoming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.next_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
 
+        run.progress.enter(phase, state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets)
+        phase = "forward-backward"
+        run.progress.enter("data")
         upcoming = _fetch(run) if state.step + 1 < target else None
+        run.progress.enter("update")
+        run.stop.arm()  # from here on a stop has something to save
         pending = _start_exchange(run, sums, batch, upcoming)
         update = run.engine.update(learning_rate)
         agreed = pending()
@@ -72,8 +78,10 @@ def train(run: Run, state: TrainState) -> TrainState:
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
             with run.meter.excluded():
                 _validate(run, state)
+        run.progress.enter("save")
         if not agreed.stop and not is_last:
             saving.after_step(state)
+    run.progress.enter("save")
     saving.finish(state)
     return state
 
@@ -121,6 +129,7 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tens
     scale = run.world.size / max(num_targets, 1)
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
+        run.progress.go_on()
         _seed_dropout(run, step, number)
         is_last = number + 1 == len(batch.micro_batches)
         total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
@@ -195,9 +204,11 @@ def _validate(run: Run, state: TrainState) -> None:
     """Logs the loss over the validation splits, the mean over all their targets; gives up when a stop is asked for."""
 
     def should_stop() -> bool:
+        run.progress.go_on()
         flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
         return bool(dist.all_reduce_sum(flag).item() > 0)
 
+    run.progress.enter("evaluate")
     metrics: dict[str, float] = {}
     loss_sum = bits = 0.0
     num_targets = num_correct = 0

@@ -1,11 +1,15 @@
 """One attempt at a run, from claim to exit code."""
 
 import logging
+from functools import partial
+
+import torch.distributed as td
 
 from pretrain.config.run import RunConfig
-from pretrain.control import StopFlag
+from pretrain.control import Progress, StopFlag
+from pretrain.control.watchdog import Watchdog
 from pretrain.dist import World
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, PretrainError
+from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, HangError, PretrainError
 from pretrain.log import setup_logging
 from pretrain.rundir import end_attempt
 from pretrain.train.build import Run, build_run
@@ -15,42 +19,66 @@ from pretrain.train.loop import train
 log = logging.getLogger(__name__)
 
 
-def run_training(config: RunConfig, world: World) -> int:
+def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) -> int:
     """Trains as one rank of the world; returns the exit code: 0 when the run is complete, 75 when it was stopped.
+
+    Args:
+        config: What to do.
+        world: Which rank does it.
+        stop: Installed before what takes seconds to import; None: one is installed now.
 
     Raises:
         PretrainError: What the user can mend; the attempt in run.json says so too.
+        HangError: Another rank is gone, and named.
     """
     setup_logging(world.rank, world.size)
-    stop = StopFlag()
+    stop, progress = stop or StopFlag(), Progress()
     stop.install()
-    claim = claim_run(config, world, stop)
+    watchdog = Watchdog(progress, world.rank, world.size, config.engine.timeout_s)
+    watchdog.start()
     try:
-        setup_logging(world.rank, world.size, claim.folder.logs / f"rank-{world.rank:05d}.log")
-        run, state = build_run(claim, world, stop)
+        claim = claim_run(config, world, stop)
+        watchdog.farewell = stop.farewell = partial(_say_farewell, claim)
+        watchdog.log_file = claim.folder.logs / f"rank-{world.rank:05d}.log"
         try:
-            state = train(run, state)
-        except BaseException:
-            # Peers may be gone, and a launcher waits to kill us: what wandb still has on its way is not worth it.
-            _close(run, claim, tracker_timeout_s=1.0)
+            setup_logging(world.rank, world.size, watchdog.log_file)
+            return _train(claim, world, stop, progress)
+        except Exception as error:
+            stop.arm()  # a launcher that ends us now would cut off what we have to say
+            hang = _find_lost(error, watchdog)
+            _note_failure(claim, hang or error)
+            if hang is not None:
+                raise hang from error
+            watchdog.tell(error.exit_code if isinstance(error, PretrainError) else EXIT_BUG, str(error))
             raise
-        target = run.config.train.last_step
-        stopped = state.step < target
-        reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
-        code = EXIT_RESUME_ME if stopped else EXIT_OK
-        # The outcome is written before the tracker is closed: after a stop there may be seconds until a SIGKILL.
-        _note_end(claim, code, reason)
-        if stopped and world.is_main:
-            log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
-        _close(run, claim, tracker_timeout_s=5.0 if stopped else 60.0)
-    except PretrainError as error:
-        _note_end(claim, error.exit_code, error.what)
-        raise
+        finally:
+            for store in claim.stores:
+                store.close()
+            if claim.lease is not None:
+                claim.lease.release()
     finally:
-        for store in claim.stores:
-            store.close()
-        if claim.lease is not None:
-            claim.lease.release()
+        watchdog.close()
+
+
+def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> int:
+    run, state = build_run(claim, world, stop, progress)
+    try:
+        state = train(run, state)
+    except BaseException:
+        # Peers may be gone, and a launcher waits to kill us: what wandb still has on its way is not worth it.
+        _close(run, claim, tracker_timeout_s=1.0)
+        raise
+    progress.enter("close")
+    target = run.config.train.last_step
+    stopped = state.step < target
+    reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
+    code = EXIT_RESUME_ME if stopped else EXIT_OK
+    # The outcome is written before the tracker is closed: after a stop there may be seconds until a SIGKILL.
+    _note_end(claim, code, reason)
+    stop.disarm(code)
+    if stopped and world.is_main:
+        log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
+    _close(run, claim, tracker_timeout_s=5.0 if stopped else 60.0)
     return code
 
 
@@ -61,6 +89,31 @@ def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
     if run.audit is not None:
         run.audit.close()
     run.tracker.close(tracker_timeout_s)
+
+
+def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
+    """Returns the error that names the rank that is gone, where that is what `error` means."""
+    if not isinstance(error, td.DistError) and not (isinstance(error, RuntimeError) and "gloo" in str(error).lower()):
+        return None
+    verdict = watchdog.explain()
+    hang = HangError(verdict.text)
+    hang.exit_code = verdict.exit_code
+    return hang
+
+
+def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
+    """What a process leaves in order that ends at once, from whatever thread; an outcome that is noted stays."""
+    if reason:
+        _note_end(claim, exit_code, reason)
+    if claim.lease is not None:
+        claim.lease.release()
+
+
+def _note_failure(claim: Claim, error: Exception) -> None:
+    if isinstance(error, PretrainError):
+        _note_end(claim, error.exit_code, error.what.splitlines()[0])
+    else:
+        _note_end(claim, EXIT_BUG, f"a bug: {type(error).__name__}")
 
 
 def _note_end(claim: Claim, exit_code: int, reason: str) -> None:

@@ -15,6 +15,7 @@ def test_a_rank_has_the_variables_of_torchrun():
     environment = rank_environment({"PATH": "p", "RANK": "9"}, 1, 4, 29500)
     assert environment == {
         "OMP_NUM_THREADS": str(max(1, os.cpu_count() // 4)),
+        "PYTHONFAULTHANDLER": "1",
         "PATH": "p",
         "RANK": "1",
         "LOCAL_RANK": "1",

@@ -1,6 +1,7 @@
 """The launcher's supervision, with small programs as ranks: who dies takes the others along, and is named."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.local import _find_failure, choose_port
+from launch.local import STOP_SIGNALS, choose_port
 from pretrain.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]
@@ -19,16 +20,18 @@ import sys
 from pathlib import Path
 from launch import local
 local.rank_command = lambda config, overrides: [sys.executable, "-c", config, *overrides]
-local.SETTLE_S, local.FAILURE_GRACE_S = 0.2, 0.5
+local.SETTLE_S, local.FAILURE_GRACE_S, local.HANG_SETTLE_S, local.STOPPED_GRACE_S = 0.2, 0.5, 0.5, 0.5
 sys.exit(local.launch_local(sys.argv[1], sys.argv[3:], 3, None, Path(sys.argv[2])))
 """
 RANK = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 rank, folder = int(os.environ["RANK"]), sys.argv[1]
 def note(what):
     with open(f"{folder}/{what}.{rank}", "a") as file:
         file.write(f"{os.getpid()}\\n")
 """
+ANSWERS = f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {list(map(int, STOP_SIGNALS))}); "
+"""A rank that can answer stop signals takes those that were held back."""
 
 
 class Job:
@@ -117,7 +120,10 @@ def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
     job = start(f"note('started'); time.sleep(0.2)\nif rank == {culprit}: os.kill(os.getpid(), 9)\ntime.sleep(60)")
     code, errors = job.end()
     assert code == 128 + signal.SIGKILL
-    assert errors == f"launch: rank {culprit} was killed by SIGKILL\n"
+    assert errors == (
+        f"launch: rank {culprit} on {socket.gethostname()} was killed by SIGKILL (exit code 137): the kernel's "
+        "out-of-memory killer does that (see dmesg), or somebody's kill -9\n"
+    )
     assert time.monotonic() - job.started_at < 10
     assert not any(is_alive(pid) for pids in job.noted("started").values() for pid in pids)
 
@@ -130,8 +136,9 @@ def test_a_rank_that_fails_is_quoted_and_its_code_returned(start):
     assert code == 65
     lines = errors.splitlines()
     assert lines[0] == "error: rank 2: bad shard"  # rank 0's own, which shares the terminal
-    assert lines[1] == f"launch: rank 2 failed with exit code 65; the end of {job.folder}/logs/rank-00002.out:"
-    assert set(lines[2:]) == {"  first", "  error: rank 2: bad shard"}
+    assert lines[1] == f"launch: rank 2 on {socket.gethostname()} failed with exit code 65"
+    assert lines[2] == f"launch: the end of {job.folder}/logs/rank-00002.out:"
+    assert set(lines[3:]) == {"  first", "  error: rank 2: bad shard"}
 
 
 def test_what_fails_on_every_rank_is_said_once(start):
@@ -141,7 +148,7 @@ def test_what_fails_on_every_rank_is_said_once(start):
 
 def test_ranks_that_ignore_the_request_to_end_are_killed(start):
     job = start(
-        "signal.signal(15, lambda *_: note('asked')); note('started')\nif rank == 1: sys.exit(70)\n"
+        f"{ANSWERS}signal.signal(15, lambda *_: note('asked')); note('started')\nif rank == 1: sys.exit(70)\n"
         "while True: time.sleep(1)"
     )
     assert job.end()[0] == 70
@@ -152,7 +159,7 @@ def test_ranks_that_ignore_the_request_to_end_are_killed(start):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_stop_signal_reaches_every_rank_once(start, number):
     job = start(
-        f"signal.signal({int(number)}, lambda *_: note('asked')); note('started')\n"
+        f"{ANSWERS}signal.signal({int(number)}, lambda *_: note('asked')); note('started')\n"
         f"while not os.path.exists(f'{{folder}}/asked.{{rank}}'): time.sleep(0.01)\n"
         f"time.sleep(0.3); sys.exit(75)"
     )
@@ -162,11 +169,66 @@ def test_a_stop_signal_reaches_every_rank_once(start, number):
     assert {rank: len(pids) for rank, pids in job.noted("asked").items()} == {0: 1, 1: 1, 2: 1}
 
 
-def test_a_killed_launcher_leaves_no_rank(start):
-    job = start("note('started'); time.sleep(60)")
+def test_a_signal_that_comes_before_a_rank_can_answer_it_is_held_back(start):
+    job = start(
+        f"note('started'); time.sleep(0.5); note('late')\n"
+        f"signal.signal(15, lambda *_: (note('asked'), sys.exit(75))); {ANSWERS}time.sleep(60)"
+    )
     job.wait_for("started")
-    job.process.kill()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == (75, "")
+    assert job.noted("late").keys() == job.noted("asked").keys() == {0, 1, 2}
+
+
+def test_peers_of_a_rank_that_was_stopped_by_itself_are_stopped_too(start):
+    job = start(f"{ANSWERS}signal.signal(15, lambda *_: sys.exit(75))\nif rank == 1: sys.exit(75)\ntime.sleep(60)")
+    assert job.end() == (75, "")
+
+
+def test_a_frozen_rank_is_ended_once_the_others_have_said_so(start):
+    job = start("note('started')\nif rank == 2: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.3); sys.exit(76)")
+    code, errors = job.end()
+    assert (code, errors) == (76, "")  # rank 0 says who is frozen
     wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])
+
+
+def test_where_rank_0_is_frozen_another_is_quoted(start):
+    job = start(
+        "if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "print(f'error: rank {rank}: rank 0 is frozen', file=sys.stderr); sys.exit(76)"
+    )
+    code, errors = job.end()
+    assert code == 76
+    assert "error: rank 1: rank 0 is frozen" in errors or "error: rank 2: rank 0 is frozen" in errors
+
+
+def test_a_crash_in_native_code_shows_the_python_stack(start):
+    job = start("import ctypes\ndef crash():\n    ctypes.string_at(0)\nif rank == 1: crash()\ntime.sleep(60)")
+    code, errors = job.end()
+    assert code == 128 + signal.SIGSEGV
+    assert "was killed by SIGSEGV (exit code 139): a crash in native code\n" in errors
+    assert " in crash\n" in errors
+
+
+CHILD = "note('started'); subprocess.Popen([sys.executable, '-c', PROGRAM]); time.sleep(60)"
+PROGRAM = "PROGRAM = f\"import os, time; open('{folder}/child.{rank}', 'w').write(str(os.getpid())); time.sleep(60)\"\n"
+
+
+def test_a_killed_launcher_leaves_no_rank_and_nothing_that_a_rank_has_started(start):
+    job = start(PROGRAM + CHILD)
+    job.wait_for("child")
+    time.sleep(0.2)  # for the pids to be in the files
+    job.process.kill()
+    wait_until_dead([pid for what in ("started", "child") for pids in job.noted(what).values() for pid in pids])
+
+
+def test_a_killed_rank_leaves_nothing_that_it_has_started(start):
+    job = start(PROGRAM + CHILD)
+    job.wait_for("child")
+    time.sleep(0.2)
+    os.kill(job.noted("started")[1][0], signal.SIGKILL)
+    assert job.end()[0] == 128 + signal.SIGKILL
+    wait_until_dead([pid for pids in job.noted("child").values() for pid in pids])
 
 
 def test_logs_of_earlier_attempts_are_kept(start):
@@ -203,18 +265,3 @@ def test_a_port_in_use_is_refused_by_name():
 def test_a_port_that_cannot_be_is_refused(port):
     with pytest.raises(LaunchError, match=f"port {port} cannot be used: it must be 0 to 65535"):
         choose_port(port)
-
-
-@pytest.mark.parametrize(
-    ("codes", "failure"),
-    [
-        ([0, None], None),
-        ([75, 0], None),
-        ([69, -9], (1, -9)),
-        ([69, 143], (1, 143)),
-        ([143, -9], (1, -9)),
-        ([70, 65], (1, 65)),
-    ],
-)
-def test_what_a_signal_ended_is_told_before_those_that_lost_it(codes, failure):
-    assert _find_failure(codes) == failure

@@ -1,0 +1,70 @@
+"""Marks, limits and heartbeats."""
+
+import threading
+import time
+
+import pytest
+
+from pretrain.config.engine import EngineConfig
+from pretrain.control.progress import STACK_DEPTH, Beat, Progress, Pulse, limit_of
+
+
+def test_marks_are_counted_and_a_phase_that_goes_on_begins_its_limit_anew():
+    progress = Progress()
+    assert progress.now[:3] == (0, "start", 0)
+    progress.enter("load")
+    progress.enter("data", 7)
+    progress.enter("update")
+    assert progress.now[:3] == (3, "update", 7)
+    before = progress.now.since
+    progress.go_on()
+    assert progress.now[:3] == (4, "update", 7)
+    assert progress.now.since >= before
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"),
+    [("start", 8), ("data", 8), ("forward-backward", 8), ("update", 8), ("compile", 24), ("load", 24), ("evaluate", 24),
+     ("save", 24), ("close", 24)],
+)  # fmt: skip
+def test_what_may_take_long_may_take_three_times_as_long(phase, limit):
+    assert limit_of(phase, 8) == limit
+
+
+@pytest.mark.parametrize("timeout_s", [1, 8, 600])
+def test_the_process_group_waits_for_longer_than_the_watchdog_does(timeout_s):
+    longest = max(limit_of(phase, timeout_s) for phase in ("update", "save"))
+    assert EngineConfig(timeout_s=timeout_s).group_timeout_s >= longest + 60
+
+
+def test_a_heartbeat_has_the_phase_and_where_the_main_thread_is():
+    progress = Progress()
+    pulse = Pulse(progress, rank=3, timeout_s=8, num_collectives=lambda: 41)
+    beats = []
+
+    def take() -> None:
+        beats.append(pulse.beat())
+
+    def wait_for_a_collective() -> None:
+        progress.enter("update", 12)
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+
+    wait_for_a_collective()
+    beat = beats[0]
+    assert (beat.rank, beat.number, beat.marks, beat.collectives) == (3, 1, 1, 41)
+    assert (beat.phase, beat.step, beat.limit_s) == ("update", 12, 8)
+    assert any("test_progress.py" in call and call.endswith("wait_for_a_collective") for call in beat.stack)
+    assert len(beat.stack) <= STACK_DEPTH
+    assert Beat(**beat.to_json()) == beat
+    assert pulse.beat().number == 2
+
+
+def test_a_heartbeat_says_for_how_long_the_phase_has_lasted(monkeypatch):
+    progress = Progress()
+    progress.enter("save", 5)
+    started = progress.now.since
+    monkeypatch.setattr(time, "monotonic", lambda: started + 12.2)
+    beat = Pulse(progress, rank=0, timeout_s=8, num_collectives=lambda: 0).beat()
+    assert beat.where() == "in save of step 5 for 12 s"

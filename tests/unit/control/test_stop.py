@@ -1,0 +1,163 @@
+"""The stop flag, against real signals in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pretrain.control import STOP_SIGNALS
+
+PREAMBLE = """
+import os, signal, subprocess, sys, time
+from pretrain.control import stop
+stop.SAME_REQUEST_S = 0.05
+flag = stop.StopFlag()
+"""
+WAIT = """
+print("ready", flush=True)
+while not flag:
+    time.sleep(0.01)
+print(flag.signal_name, flush=True)
+try:
+    while True:
+        time.sleep(0.01)
+finally:
+    print("cleaned up", flush=True)
+"""
+SLEEP_IN_C = """
+import ctypes
+print("ready", flush=True)
+ctypes.CDLL(None).sleep(60)
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts Python after the preamble, waits until it is ready; kills what is left of it."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(code: str, prepare: Callable[[], object] | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + code],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=prepare,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(start, number):
+    process = start("flag.install(); flag.arm()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.readline() == f"{number.name}\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=10)[0] == ""
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_repeats_within_a_second_are_one_request(start):
+    process = start(
+        "stop.SAME_REQUEST_S = 60; flag.install(); flag.arm()\n"
+        "for number in stop.STOP_SIGNALS: os.kill(os.getpid(), number)\n"
+        "time.sleep(0.3); print('goes on', bool(flag), flush=True)"
+    )
+    assert process.communicate(timeout=10)[0] == "goes on True\n"
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_before_there_is_a_loop_a_signal_ends_the_process_with_the_resume_code(start, number):
+    process = start("flag.install()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=10)[0] == ""
+    assert process.returncode == 75
+
+
+def test_after_the_last_commit_a_signal_ends_the_process_with_its_outcome(start):
+    process = start("flag.install(); flag.arm(); flag.disarm(0)" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=10)[0] == ""
+    assert process.returncode == 0
+
+
+def test_a_process_that_ends_at_once_says_farewell(start):
+    process = start("flag.farewell = lambda code, why: print(code, why, flush=True); flag.install()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=10)[0] == "75 stopped by SIGUSR1\n"
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_main_thread_that_is_in_native_code_does_not_delay_the_end(start, number):
+    process = start("flag.install()" + SLEEP_IN_C)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert process.returncode == 75
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_the_launcher_held_back_comes_once_it_can_be_answered(start, number):
+    process = start(
+        f"os.kill(os.getpid(), {int(number)}); print('held', flush=True); flag.install(); time.sleep(60)",
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS),
+    )
+    assert process.communicate(timeout=10)[0] == "held\n"
+    assert process.returncode == 75
+
+
+CHILDREN = """
+flag.install(); flag.arm()
+import threading
+from concurrent.futures import ThreadPoolExecutor
+child = "import time; print('up', flush=True); time.sleep(60)"
+spawn = lambda: subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+children = [spawn(), ThreadPoolExecutor(1).submit(spawn).result()]
+assert [child.stdout.readline() for child in children] == ["up\\n"] * 2
+forked = os.fork()
+if not forked:
+    time.sleep(60)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_children_survive_the_signals_that_slurm_sends_to_every_process_of_a_step(start, name):
+    process = start(
+        CHILDREN + f"for pid in (os.getpid(), forked, *(c.pid for c in children)): os.kill(pid, signal.{name})\n"
+        "time.sleep(0.5)\n"
+        "print(flag.signal_name, [child.poll() for child in children], os.waitpid(forked, os.WNOHANG)[0], flush=True)\n"
+        "for pid in (forked, *(c.pid for c in children)): os.kill(pid, signal.SIGKILL)\n"
+    )
+    assert process.communicate(timeout=20)[0] == f"{'SIGUSR1' if name == 'SIGUSR1' else None} [None, None] 0\n"
+
+
+def test_children_are_ended_by_sigterm_and_their_signals_are_not_taken_for_those_of_the_run(start):
+    process = start(
+        CHILDREN + "for pid in (forked, *(c.pid for c in children)): os.kill(pid, signal.SIGTERM)\n"
+        "ended = [child.wait() for child in children]\n"
+        "print(bool(flag), ended, os.waitpid(forked, 0)[1], flush=True)\n"
+    )
+    assert process.communicate(timeout=20)[0] == f"False [{-signal.SIGTERM}, {-signal.SIGTERM}] {int(signal.SIGTERM)}\n"
+
+
+def test_installing_twice_is_installing_once(start):
+    process = start("flag.install(); flag.install(); flag.arm()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.stdout.readline() == "SIGTERM\n"
