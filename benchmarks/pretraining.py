@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from tokenizers import Tokenizer
 
 from benchmarks.common import print_row
@@ -186,6 +187,26 @@ def train(folder: Path, name: str, recipe: str, *overrides: str) -> dict[str, fl
     return [row for row in rows if "val_loss" in row][-1]
 
 
+def plan_task(kind: str, data: Path, steps: int, lr: float) -> dict[str, Any]:
+    """Returns the config of the task: the recipe's model, with a head of labels where a class is predicted."""
+    config: dict[str, Any] = {
+        "include": "configs/engine/cpu.yaml",
+        "data": {"path": str(data), "packing": "padded"},
+        "model": yaml.safe_load(Path(RECIPES[kind]).read_text())["model"],
+        "optim": {"lr": lr, "schedule": {"kind": "cosine", "warmup_steps": 20, "min_ratio": 0.1}},
+        "train": {"steps": steps},
+        "eval": {"every_steps": steps},
+    }
+    if kind == "bert":
+        config["model"] |= {"head": {"kind": "labels", "transform": True, "mean": True}, "tied_embeddings": False}
+        return config | {
+            "objective": {"kind": "classify"},
+            "batch": {"global_tokens": 4096, "seq_len": 128, "micro": 16},
+        }
+    batch = {"global_tokens": 512, "seq_len": 16, "source_len": 128, "micro": 16}
+    return config | {"objective": {"kind": "seq2seq"}, "batch": batch}
+
+
 def train_task(kind: str, folder: Path, data: Path, steps: int) -> dict[str, Any]:
     """Trains the task from the recipe's weights and from none; returns the best of the rates of each."""
     task = folder / f"{kind}-task"
@@ -200,20 +221,14 @@ def train_task(kind: str, folder: Path, data: Path, steps: int) -> dict[str, Any
         path = folder / f"{kind}-task.yaml"
         path.write_text(json.dumps(config | {"inputs": inputs, "tokenizer": tokenizer}))
         pretrain("prepare", str(path))
-    shared = [f"data.path={task}", f"train.steps={steps}", "data.packing=padded", f"eval.every_steps={steps}"]
-    shared += ["eval.max_tokens=null", "batch.global_tokens=4096", "optim.kind=adamw", "optim.schedule.warmup_steps=20"]
-    if kind == "bert":
-        head = "model.head={kind: labels, transform: true, mean: true}"
-        shared += ["objective={kind: classify}", head, "model.tied_embeddings=false", "batch.seq_len=128"]
-    else:
-        shared += ["objective={kind: seq2seq}", "batch.seq_len=16", "batch.source_len=128", "batch.global_tokens=512"]
-        shared += ["batch.micro=16"]
     found: dict[str, Any] = {}
     for arm, start in (("from it", [f"init.from={folder / kind}"]), ("from scratch", [])):
         tried = []
         for lr in RATES[kind]:
             name = f"{kind}-{arm.replace(' ', '-')}-{lr:g}"
-            held = train(folder, name, RECIPES[kind], *shared, f"optim.lr={lr:g}", *start)
+            recipe = folder / f"{name}.yaml"
+            recipe.write_text(json.dumps(plan_task(kind, task, steps, lr)))
+            held = train(folder, name, str(recipe), *start)
             tried.append({"lr": lr, "val_loss": held["val_loss"], "val_accuracy": held["val_accuracy"]})
         found[arm] = min(tried, key=lambda row: row["val_loss"])
     return found
