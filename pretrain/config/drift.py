@@ -25,6 +25,7 @@ _TABLE = {
         engine.{device,activation_checkpointing,activation_checkpointing_every,offload_optimizer,offload_params}
         engine.timeout_s
         checkpoint.{every_steps,keep,keep_every_steps}
+        guard.{max_skips,max_rollbacks,check_replicas_every}
         tracking.{log_every_steps,wandb,project,entity}
         resume.allow
     """,
@@ -36,6 +37,7 @@ _TABLE = {
         optim.{lr,beta1,beta2,eps,weight_decay,grad_clip}
         optim.muon.{lr,momentum,nesterov,ns_steps,weight_decay,adjust_lr_fn}
         optim.adafactor.{decay_rate,clip_threshold,min_scale}
+        guard.{on_spike,spike_window,spike_threshold}
         optim.schedule.{kind,cooldown_shape,min_ratio} optim.schedule.{warmup,decay,cooldown,hold}_{steps,tokens}
         train.steps
         engine.{kind,zero_stage,precision,attention,compile,deterministic}

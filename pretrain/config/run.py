@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 from pretrain.config.base import Section
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
+from pretrain.config.guard import GuardConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
@@ -41,6 +42,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    guard: GuardConfig = GuardConfig()
     tracking: TrackingConfig = TrackingConfig()
     init: InitConfig = InitConfig()
     resume: ResumeConfig = ResumeConfig()
