@@ -1,0 +1,176 @@
+"""One attempt at a run of the drill: launched as a user launches it, and killed at its moment, or left to end.
+
+    launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait until everything of it is gone
+
+A launcher dies with the drill: the kernel is asked for that, so that not even `kill -9` of the drill leaves anything.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pretrain.drill.folder import DrillFolder, Pace
+from pretrain.drill.plan import Kill
+from pretrain.drill.processes import MARK, find_ranks, kill, marked, wait_until_gone
+from pretrain.drill.watch import Watch, last_row, newest_step
+from pretrain.io import make_dir
+
+POLL_S = 0.004
+GONE_WITHIN_S = 10.0
+END_WITHIN_S = 60.0
+SAVE_SPREAD = 1.5
+"""Kills fall into this many times the longest save seen: after the commit, old checkpoints are removed."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended.
+
+    Attributes:
+        exit_code: Of the launcher; negative where it was killed.
+        is_killed: Whether the drill killed it.
+        saved: The newest committed step before it, and after it.
+        resumed_from: The step that it went on from; None where it did not get so far.
+        step: The last step that it did; 0: none.
+        first_step_s: From its start to its first step; None where it took none.
+        longest_save_s: From the first file of a checkpoint to its commit.
+        wall_s: From its start to its end.
+        gone_s: From the kill until all its processes were gone.
+        left: Processes that were not, and had to be killed.
+    """
+
+    exit_code: int
+    is_killed: bool
+    saved: tuple[int, int]
+    resumed_from: int | None
+    step: int
+    first_step_s: float | None
+    longest_save_s: float
+    wall_s: float
+    gone_s: float
+    left: list[str]
+
+
+class Attempts:
+    """Attempts at the two runs of a drill.
+
+    Args:
+        folder: Of the drill.
+        mark: In the environment of all that it starts.
+        num_ranks: Processes of a run.
+    """
+
+    def __init__(self, folder: DrillFolder, mark: str, num_ranks: int) -> None:
+        self._folder, self._mark, self._num_ranks = folder, mark, num_ranks
+
+    def complete(self, name: str, tell: Callable[[int], None]) -> Ended:
+        """Runs `name` to its end; `tell` hears of steps."""
+
+        def wait(process: subprocess.Popen[bytes], watch: Watch) -> bool:
+            while process.poll() is None:
+                watch.measure()
+                tell(last_row(self._folder.run(name))[0])
+                time.sleep(POLL_S)
+            return False
+
+        return self._run(name, wait)
+
+    def killed(self, name: str, plan: Kill, pace: Pace, every_steps: int) -> Ended:
+        """Runs `name` until the moment of a kill, unless it ends before."""
+
+        def wait(process: subprocess.Popen[bytes], watch: Watch) -> bool:
+            for is_now in _moments(plan, watch, pace, every_steps):
+                while not is_now():
+                    if process.poll() is not None:
+                        return False
+                    time.sleep(POLL_S)
+            return self._kill(process, plan)
+
+        return self._run(name, wait)
+
+    def _kill(self, process: subprocess.Popen[bytes], plan: Kill) -> bool:
+        """Kills what the plan names, as soon as it is there; returns whether it was."""
+        while process.poll() is None:
+            ranks = find_ranks(process.pid, self._mark)
+            if plan.target == "launcher":
+                victims = [process.pid]
+            elif plan.target == "all":
+                victims = list(ranks.values()) if len(ranks) == self._num_ranks else []
+            else:
+                victims = [pid for rank, pid in ranks.items() if rank == plan.rank_of(self._num_ranks)]
+            if victims:
+                kill(victims)
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _run(self, name: str, wait: Callable[[subprocess.Popen[bytes], Watch], bool]) -> Ended:
+        run = self._folder.run(name)
+        watch = Watch(run)
+        process = self._launch(name)
+        try:
+            is_killed = wait(process, watch)
+            ended = time.monotonic()
+            exit_code = process.wait(END_WITHIN_S)
+            left = wait_until_gone(self._mark, GONE_WITHIN_S)
+        finally:
+            kill(list(marked(self._mark)))
+            process.wait()
+        now = time.monotonic()
+        return Ended(
+            exit_code=exit_code,
+            is_killed=is_killed,
+            saved=(watch.saved, newest_step(run)),
+            resumed_from=watch.resumed_from(),
+            step=watch.step(),
+            first_step_s=watch.first_step_s,
+            longest_save_s=watch.longest_save_s,
+            wall_s=now - watch.begun,
+            gone_s=now - ended,
+            left=list(left.values()),
+        )
+
+    def _launch(self, name: str) -> subprocess.Popen[bytes]:
+        temporary = make_dir(self._folder.temporary)
+        libc, command = ctypes.CDLL(None), [sys.executable, "-m", "pretrain", "launch", "local"]
+        with self._folder.log(name).open("ab") as log:
+            return subprocess.Popen(
+                [*command, str(self._folder.config(name)), "--ranks", str(self._num_ranks)],
+                env={**os.environ, MARK: self._mark, "TMPDIR": str(temporary.resolve())},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C of the terminal is for the drill
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+
+
+def _moments(plan: Kill, watch: Watch, pace: Pace, every_steps: int) -> list[Callable[[], bool]]:
+    """Returns what has to come true, one after another, before the kill."""
+    if plan.phase == "start-up":
+        return [lambda: _past(watch.begun, plan.moment * pace.start_s) or watch.step() > 0]
+    if plan.phase == "steps":
+        target, pause_s = watch.saved + 1 + int(plan.moment * every_steps), plan.jitter * pace.step_s
+        return [lambda: watch.step() >= target, _after(pause_s)]
+    return [watch.has_begun_to_save, _after(plan.moment * SAVE_SPREAD * pace.save_s)]
+
+
+def _past(begun: float, seconds: float) -> bool:
+    return time.monotonic() - begun >= seconds
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    """Returns what comes true so many seconds after it was asked first."""
+    begun: list[float] = []
+
+    def is_over() -> bool:
+        begun.append(time.monotonic())
+        return _past(begun[0], seconds)
+
+    return is_over

@@ -1,0 +1,52 @@
+"""What kills must not leave behind: temporary files, in run folder and TMPDIR, and shared memory."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from pretrain.drill.folder import DrillFolder
+from pretrain.rundir import RunDir
+
+SHARED_MEMORY = Path("/dev/shm")
+CACHES = ("torchinductor_", "triton", "torch_extensions")
+"""Beginnings of names in TMPDIR that compilers keep for the next start."""
+_TEMPORARY = (".tmp-", ".trash-")
+
+
+def find_temporary(folder: DrillFolder, run: RunDir) -> list[str]:
+    """Returns the temporary files and folders of a run that has ended, and what is in its TMPDIR."""
+    inside = [path for path in run.path.rglob("*") if path.name.startswith(_TEMPORARY) or ".tmp-" in path.name]
+    outside = folder.temporary.iterdir() if folder.temporary.is_dir() else []
+    return [str(path) for path in (*inside, *(path for path in outside if not path.name.startswith(CACHES)))]
+
+
+def list_shared_memory() -> set[str]:
+    """Returns the names in /dev/shm that are this user's."""
+    found = set()
+    with suppress(OSError):
+        for entry in os.scandir(SHARED_MEMORY):
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    found.add(entry.name)
+    return found
+
+
+def find_shared_memory(before: set[str]) -> list[str]:
+    """Returns what is in /dev/shm and was not `before`, unless a live process uses it: that is somebody else's."""
+    new = {str(SHARED_MEMORY / name) for name in list_shared_memory() - before}
+    return sorted(new - _in_use(new)) if new else []
+
+
+def _in_use(names: set[str]) -> set[str]:
+    """Returns those that a live process has open or mapped."""
+    used: set[str] = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                maps = (process / "maps").read_text(errors="replace")
+                used |= {name for name in names if name in maps}
+            with suppress(OSError):
+                for link in (process / "fd").iterdir():
+                    with suppress(OSError):  # closed just now: our own, among others
+                        used |= names & {str(link.readlink())}
+    return used

@@ -1,0 +1,127 @@
+"""`pretrain drill` on real runs: it passes where nothing is wrong, says what is wrong elsewhere, and leaves nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain.drill.processes import MARK, marked
+from pretrain.errors import EXIT_RESUME_ME, EXIT_USAGE
+from tests.helpers.cli import Result, run_cli
+from tests.helpers.runs import ROOT, RunMaker
+
+ALONE = ("engine={kind: single, zero_stage: 0}",)
+
+
+def drill(maker: RunMaker, output: Path, *arguments: str, timeout_s: float = 170) -> Result:
+    """Runs a drill of the tiny config."""
+    command = ("drill", str(maker.config()), *arguments, "--output", str(output))
+    return run_cli(*command, cwd=ROOT, timeout_s=timeout_s)
+
+
+def test_one_kill_of_one_process_changes_nothing_and_another_call_does_the_next(make_run, tmp_path):
+    output = tmp_path / "drill"
+    options = (*ALONE, "--steps", "8", "--every", "2", "--kills", "1")
+    done = drill(make_run, output, *options, "--json")
+    assert done.code == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["passed"] and facts["problems"] == [] and facts["kills"] == 1 and facts["steps"] == 8
+    assert "kill 1 of 1: rank 0" in done.stderr
+    state = json.loads((output / "drill.json").read_text())
+    assert len(state["kills"]) == 1 and state["kills"][0]["exit_code"] == 128 + signal.SIGKILL
+    refused = drill(make_run, output, *options, "--seed", "1")
+    assert refused.code == EXIT_USAGE
+    fix = "give another --output, or the same settings to go on"
+    assert refused.errors == [f"{output}: this drill was begun with another seed (0, not 1); {fix}"]
+
+
+@pytest.mark.long
+def test_kills_of_ranks_launcher_and_all_at_once_change_nothing(make_run, tmp_path):
+    options = ("--ranks", "2", "--every", "3", "--kills", "4", "--steps", "20", "--target", "any", "--seed", "3")
+    part = drill(make_run, tmp_path / "drill", *options, "--at-most", "2")
+    assert part.code == EXIT_RESUME_ME
+    assert part.stdout == "2 of 4 kills are done; the same command goes on\n"
+    done = drill(make_run, tmp_path / "drill", *options)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "passed: " in done.stdout
+
+
+@pytest.mark.long
+def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_path):
+    # A user module whose dropout depends on the attempt.
+    (tmp_path / "drifting.py").write_text(
+        "import os\n"
+        "import pretrain.rundir as rundir\n"
+        "real = rundir.begin_attempt\n"
+        "def begin(run, name, facts):\n"
+        "    record = real(run, name, facts)\n"
+        "    os.environ['ATTEMPT'] = str(len(record['attempts']))\n"
+        "    return record\n"
+        "rundir.begin_attempt = begin\n"
+        "import pretrain.train.noise as noise\n"
+        "def seed(config, world, step, micro):\n"
+        "    import torch\n"
+        "    torch.manual_seed(int(os.environ['ATTEMPT']))\n"
+        "noise.seed_dropout = seed\n"
+    )
+    output = tmp_path / "drill"
+    command = ["drill", str(make_run.config()), *ALONE, "extend=[drifting]", "--steps", "8", "--every", "2"]
+    done = run_cli(
+        *command, "--kills", "2", "--seed", "5", "--output", str(output), cwd=ROOT, PYTHONPATH=f"{ROOT}:{tmp_path}"
+    )
+    assert done.code == 1, done.stdout + done.stderr
+    assert "FAILED: 2 problems" in done.stdout
+    assert "the ledgers differ: step" in done.stdout
+    assert "/weight differs in" in done.stdout
+
+
+@pytest.mark.long
+def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_path):
+    output, mark = tmp_path / "drill", None
+    command = [
+        "-m",
+        "pretrain",
+        "drill",
+        str(make_run.config()),
+        "--ranks",
+        "2",
+        "--kills",
+        "1",
+        "--output",
+        str(output),
+    ]
+    process = subprocess.Popen([sys.executable, *command, "--steps", "8"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (mark := _mark_of_children(process.pid)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert marked(mark) == {}
+    done = drill(make_run, output, "--ranks", "2", "--kills", "1", "--steps", "8")
+    assert done.code == 0, done.stdout + done.stderr
+
+
+def _mark_of_children(pid: int) -> str | None:
+    """The mark that a drill has given to its launcher, if it has started one."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            if item.startswith(MARK.encode() + b"="):
+                return item.partition(b"=")[2].decode()
+    return None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_twenty_five_kills_of_a_tiny_run_change_nothing(make_run, tmp_path):
+    options = ("--ranks", "2", "--every", "3", "--kills", "25", "--target", "any", "--json")
+    done = drill(make_run, tmp_path / "drill", *options, timeout_s=1700)
+    assert done.code == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["kills"] == 25 and set(facts["phases"]) == {"start-up", "steps", "save"}
+    assert list((tmp_path / "drill" / "tmp").iterdir()) == []

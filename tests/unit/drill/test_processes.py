@@ -1,0 +1,64 @@
+"""Processes of a drill are found by their mark, whoever their parent is, and ranks apart from what they have forked."""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pretrain.drill.processes import MARK, check_platform, find_ranks, kill, marked, wait_until_gone
+from pretrain.errors import LaunchError
+
+# A launcher with two ranks, each of which forks a worker.
+LAUNCHER = """
+import os, subprocess, sys, time
+rank = "import os, time; os.fork(); time.sleep(60)"
+for number in "01":
+    subprocess.Popen([sys.executable, "-c", rank], env={**os.environ, "RANK": number})
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def job():
+    """A running job: its launcher and its mark. All of it is gone afterwards."""
+    mark = secrets.token_hex(8)
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], env={**os.environ, MARK: mark})
+    deadline = time.monotonic() + 60
+    while len(marked(mark)) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield launcher, mark
+    kill(list(marked(mark)))
+    launcher.wait()
+
+
+def test_ranks_are_told_from_what_they_have_forked(job):
+    launcher, mark = job
+    ranks = find_ranks(launcher.pid, mark)
+    assert sorted(ranks) == [0, 1]
+    assert len({*ranks.values(), launcher.pid}) == 3
+    assert {*ranks.values(), launcher.pid} < marked(mark).keys()
+
+
+def test_orphans_are_found(job):
+    launcher, mark = job
+    kill([launcher.pid, *find_ranks(launcher.pid, mark).values()])
+    launcher.wait()
+    left = wait_until_gone(mark, timeout_s=1)
+    assert len(left) == 2
+    assert all("os.fork()" in command for command in left.values())
+    kill(list(left))
+    assert wait_until_gone(mark, timeout_s=60) == {}
+
+
+def test_processes_of_others_are_not_ours(job):
+    assert marked(secrets.token_hex(8)) == {}
+
+
+def test_a_system_without_proc_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(LaunchError, match="only Linux has; run it on Linux"):
+        check_platform()
