@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.checkpoint.preflight import checkpoint_bytes, num_at_once
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.run import RunConfig
@@ -30,6 +31,7 @@ from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import train_flops_per_row
+from pretrain.plan.memory import STATE_BYTES
 from pretrain.plan.params import count_parameters
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
@@ -102,8 +104,9 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
 
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number}
-    checkpoints = CheckpointManager(folder.checkpoints, config.checkpoint.keep, world, topology, claim.check_lease)
-    state = _restore(config, dataset, engine, checkpoints)
+    keep, for_good = config.checkpoint.keep, config.checkpoint.keep_every_steps
+    checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good)
+    state = _restore(config, dataset, engine, checkpoints, _room_needed(config, num_parameters, len(names), world))
 
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, "from_step": state.step})
@@ -161,6 +164,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     return run, state
 
 
+def _room_needed(config: RunConfig, num_parameters: int, num_tensors: int, world: World) -> tuple[int, int]:
+    """Returns the size of a checkpoint, and how many there are going to be at once."""
+    state_bytes = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
+    size = checkpoint_bytes(num_parameters, state_bytes, num_tensors, world.size)
+    return size, num_at_once(config.checkpoint, config.train.last_step)
+
+
 def _flops_per_token(config: RunConfig) -> float:
     """Returns the training FLOPs of a token that is read, of a whole row."""
     lengths = config.lengths
@@ -194,9 +204,13 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
     return held
 
 
-def _restore(config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager) -> TrainState:
-    fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
+def _restore(
+    config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
+) -> TrainState:
     state = checkpoints.load_newest(engine.state)
+    if state is None or state.step < config.train.last_step:
+        checkpoints.prepare(*room)
+    fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
     if state is not None:
         check_data(state, fresh, config.resume.allow)
         return replace(state, data_hash=fresh.data_hash, tokenizer_hash=fresh.tokenizer_hash)

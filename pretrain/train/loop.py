@@ -1,7 +1,7 @@
 """The training loop. One screen shows the order of a step:
 
     micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange (one all-reduce)
-    ->  ledger  ->  metrics  ->  validation, if due  ->  checkpoint, if due  ->  stop, if asked
+    ->  ledger  ->  metrics  ->  validation, if due  ->  checkpoint goes on, or begins  ->  stop, if asked
 
 Nothing is called back: evaluator, checkpointer and tracker are called here, in plain sight.
 """
@@ -37,16 +37,21 @@ def train(run: Run, state: TrainState) -> TrainState:
     Raises:
         DivergedError: `optim.max_bad_steps` steps in a row were not finite.
         DiskError: The last save, or three in a row, could not be written.
+        CheckpointError: What was to be saved is not a state to go back to.
     """
+    _announce(run, state, run.config.train.last_step)
+    with Saving(run, state.step) as saving:
+        return _take_steps(run, state, saving)
+
+
+def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
     target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
-    _announce(run, state, target)
     bad_steps = skipped_rows = 0
-    saving = Saving(run, state.step)
     phase = "compile"
     run.progress.enter("data", state.step + 1)
     upcoming = _fetch(run) if state.step < target else None
-    agreed = _start_exchange(run, _zero(run), None, upcoming)()
+    agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
     while upcoming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.next_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
@@ -58,7 +63,8 @@ def train(run: Run, state: TrainState) -> TrainState:
         upcoming = _fetch(run) if state.step + 1 < target else None
         run.progress.enter("update")
         run.stop.arm()  # from here on a stop has something to save
-        pending = _start_exchange(run, sums, batch, upcoming)
+        pending = _start_exchange(run, saving, sums, batch, upcoming)
+        saving.before_update()
         update = run.engine.update(learning_rate)
         agreed = pending()
         skipped_rows += agreed.num_skipped
@@ -79,8 +85,7 @@ def train(run: Run, state: TrainState) -> TrainState:
             with run.meter.excluded():
                 _validate(run, state)
         run.progress.enter("save")
-        if not agreed.stop and not is_last:
-            saving.after_step(state)
+        saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
     run.progress.enter("save")
     saving.finish(state)
     return state
@@ -114,10 +119,10 @@ def _fetch(run: Run) -> StepBatch | None:
 
 
 def _start_exchange(
-    run: Run, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
+    run: Run, saving: Saving, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
 ) -> Callable[[], Agreed]:
     done = (ending.digest, ending.num_skipped, ending.num_tokens) if ending else (0, 0, 0)
-    return start_exchange(sums, *done, upcoming.num_targets if upcoming else 0, bool(run.stop))
+    return start_exchange(sums, *done, upcoming.num_targets if upcoming else 0, bool(run.stop), saving.is_written)
 
 
 def _zero(run: Run) -> Tensor:
