@@ -108,7 +108,9 @@ class AuditLedger:
 
     def rewind(self, step: int) -> None:
         """Cuts off the rows after a committed step."""
-        self._lines.rewind(step)
+        with self._lock:
+            self._waiting = deque(row for row in self._waiting if row["step"] <= step)
+            self._lines.rewind(step)
 
     def close(self) -> None:
         """Closes the file. Idempotent. Rows that still wait are of steps that were not committed."""
