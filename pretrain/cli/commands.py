@@ -7,12 +7,14 @@ import typer
 
 from pretrain.cli.attention import attention_command
 from pretrain.cli.data import data_app
+from pretrain.cli.drill import drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
 from pretrain.cli.exchange import export_command, import_command
 from pretrain.cli.generate import generate_command
 from pretrain.cli.inspect import inspect_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.prepare import prepare_command
+from pretrain.cli.rollback import rollback_command
 from pretrain.cli.train import config_command, train_command
 
 app = typer.Typer(
@@ -33,6 +35,8 @@ app.command("export")(export_command)
 app.command("average")(average_command)
 app.command("evaluate")(evaluate_command)
 app.command("inspect")(inspect_command)
+app.command("drill")(drill_command)
+app.command("rollback")(rollback_command)
 app.command("generate")(generate_command)
 app.command("attention")(attention_command)
 

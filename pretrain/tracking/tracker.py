@@ -84,6 +84,9 @@ class Tracker:
     def rewind(self, step: int) -> None:
         """Forgets the rows after a committed step, which the run will come to once more."""
         if self._active and self._lines is not None:
+            sent = self._lines.last_step()
+            if sent is not None:
+                self._wandb.resume_after(sent)
             try:
                 self._lines.rewind(step)
             except (DiskError, DataError) as error:

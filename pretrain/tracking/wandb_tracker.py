@@ -113,6 +113,10 @@ class WandbMirror:
                 logger.warning("wandb: takes no rows; they go to metrics.jsonl only")
             self._warned_full = True
 
+    def resume_after(self, step: int) -> None:
+        """Sends no row up to `step` from now on: those were sent, and come once more because the run went back."""
+        self._after_step = max(self._after_step, step)
+
     def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
         """Finishes the run; waits at most `timeout_s` for the rows that are on their way. Idempotent."""
         if not self._thread.is_alive():

@@ -19,6 +19,7 @@ from pretrain.config.run import RunConfig
 from pretrain.control import Progress, StopFlag
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
+from pretrain.data.skips import SkipRanges
 from pretrain.data.source_streams import SourceStreams, open_windows
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
@@ -40,6 +41,7 @@ from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import Claim, begin
 from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_data
+from pretrain.train.rollback import agree_on_skips
 from pretrain.train.start import load_start
 
 
@@ -111,19 +113,10 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, "from_step": state.step})
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
-    samples.check_supply(config.train.last_step * plan.rows)
-    loader = TrainLoader(
-        samples,
-        claim.make_rows,
-        plan,
-        rank=world.rank,
-        world_size=world.size,
-        start_position=state.position,
-        workers=config.data.workers,
-        prefetch=config.data.prefetch,
-        crop=config.data.packing == "padded",
-        pin_memory=on_cuda,
-    )
+    skips = agree_on_skips(folder, record, state, world.is_main)
+    state = replace(state, skips=skips.ranges)
+    samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
+    loader = _loader(claim, samples, plan, world, state, on_cuda)
     tracker = Tracker(
         folder.path,
         config.tracking,
@@ -169,6 +162,25 @@ def _room_needed(config: RunConfig, num_parameters: int, num_tensors: int, world
     state_bytes = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
     size = checkpoint_bytes(num_parameters, state_bytes, num_tensors, world.size)
     return size, num_at_once(config.checkpoint, config.train.last_step)
+
+
+def _loader(
+    claim: Claim, samples: SourceStreams, plan: BatchPlan, world: World, state: TrainState, pin_memory: bool
+) -> TrainLoader:
+    data = claim.config.data
+    return TrainLoader(
+        samples,
+        claim.make_rows,
+        plan,
+        rank=world.rank,
+        world_size=world.size,
+        start_position=state.position,
+        skips=SkipRanges(state.skips),
+        workers=data.workers,
+        prefetch=data.prefetch,
+        crop=data.packing == "padded",
+        pin_memory=pin_memory,
+    )
 
 
 def _flops_per_token(config: RunConfig) -> float:

@@ -6,7 +6,6 @@
 Nothing is called back: evaluator, checkpointer and tracker are called here, in plain sight.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +19,13 @@ from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch
 from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
-from pretrain.errors import DivergedError
 from pretrain.evaluate.loss import LossReport, evaluate_loss
-from pretrain.io import write_file
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.train.build import Run
 from pretrain.train.exchange import Agreed, start_exchange
+from pretrain.train.go_back import go_back
+from pretrain.train.guard import Guard, SpikeError
+from pretrain.train.noise import seed_dropout
 from pretrain.train.saving import Saving
 
 log = logging.getLogger(__name__)
@@ -35,19 +35,23 @@ def train(run: Run, state: TrainState) -> TrainState:
     """Runs steps until the run is complete or a stop is asked for, and leaves a checkpoint. Collective.
 
     Raises:
-        DivergedError: `optim.max_bad_steps` steps in a row were not finite.
+        DivergedError: The guard gives up: bad steps in a row, too many rollbacks, or replicas that differ.
         DiskError: The last save, or three in a row, could not be written.
         CheckpointError: What was to be saved is not a state to go back to.
     """
     _announce(run, state, run.config.train.last_step)
-    with Saving(run, state.step) as saving:
-        return _take_steps(run, state, saving)
+    while True:
+        try:
+            with Saving(run, state.step) as saving:
+                return _take_steps(run, state, saving)
+        except SpikeError as spike:
+            state = go_back(run, spike)
 
 
 def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
     target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
-    bad_steps = skipped_rows = 0
+    guard, skipped_rows = Guard(run, state), 0
     phase = "compile"
     run.progress.enter("data", state.step + 1)
     upcoming = _fetch(run) if state.step < target else None
@@ -65,27 +69,26 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.stop.arm()  # from here on a stop has something to save
         pending = _start_exchange(run, saving, sums, batch, upcoming)
         saving.before_update()
-        update = run.engine.update(learning_rate)
-        agreed = pending()
+        update, agreed = guard.update(learning_rate, num_targets, pending)
         skipped_rows += agreed.num_skipped
         run.samples.damage.check(skipped_rows)
 
-        state = _advance(state, batch, num_targets, update)
         loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
+        state = guard.judge(_advance(state, batch, num_targets, update), loss, num_targets, update)
         _record(run, state, agreed, update, num_targets, loss)
         run.meter.end_step(agreed.num_tokens)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
-            run.tracker.log(state.step, _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update))
-        bad_steps = bad_steps + 1 if update.skipped else 0
-        if bad_steps:
-            _report_bad_step(run, state, batch, loss, bad_steps)
+            metrics = _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update)
+            run.tracker.log(state.step, metrics | guard.metrics(state))
+        guard.act(state, batch)
 
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
             with run.meter.excluded():
                 _validate(run, state)
         run.progress.enter("save")
         saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
+    guard.check_replicas(state)
     run.progress.enter("save")
     saving.finish(state)
     return state
@@ -135,20 +138,10 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tens
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
         run.progress.go_on()
-        _seed_dropout(run, step, number)
+        seed_dropout(run.config, run.world, step, number)
         is_last = number + 1 == len(batch.micro_batches)
         total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
     return total
-
-
-def _seed_dropout(run: Run, step: int, micro: int) -> None:
-    """Seeds by counter, so that there is no generator state to save: the same step drops the same units again."""
-    stacks = (run.config.model.encoder, run.config.model.decoder)
-    if any(stack is not None and stack.dropout > 0 for stack in stacks):
-        # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits a cluster.
-        counters = (run.config.seed, step, micro, run.world.rank)
-        factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-        torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
 
 
 def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update) -> TrainState:
@@ -187,22 +180,6 @@ def _metrics(
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     return metrics | run.meter.read(state.step)
-
-
-def _report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, bad_steps: int) -> None:
-    """Says which samples a skipped step had; gives up after too many in a row."""
-    ids = [sample for rank_ids in dist.gather_objects(list(batch.sample_ids)) for sample in rank_ids]
-    limit = run.config.optim.max_bad_steps
-    if run.world.is_main:
-        log.warning("step %d was not finite (loss %s) and was skipped, %d in a row", state.step, loss, bad_steps)
-        row = {"step": state.step, "loss": repr(loss), "sample_ids": ids}
-        write_file(run.folder.path / "bad_step.json", json.dumps(row).encode() + b"\n")
-    if bad_steps >= limit:
-        raise DivergedError(
-            f"the gradient was not finite for {bad_steps} steps in a row, up to step {state.step}",
-            where=str(run.folder.path / "bad_step.json"),
-            fix="lower optim.lr, or look at the samples named there; the last checkpoint is good",
-        )
 
 
 def _validate(run: Run, state: TrainState) -> None:
