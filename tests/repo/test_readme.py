@@ -16,6 +16,7 @@ DOCUMENTS = [
     "docs/checkpoints.md",
     "docs/attention.md",
     "docs/data.md",
+    "docs/guard.md",
 ]
 MAX_README_LINES = 230
 
