@@ -1,0 +1,64 @@
+"""Two attempts at one run, of one Slurm job that was requeued and of two jobs: one goes on, the other ends with 73."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pretrain.checkpoint.layout import list_checkpoints, load_manifest
+from pretrain.errors import EXIT_LOCKED
+from tests.helpers.runs import RunMaker, assert_same_run, rank_pids
+
+STEPS = 60
+RUN = (f"train.steps={STEPS}", "engine={kind: ddp, zero_stage: 0}")
+
+
+@contextmanager
+def started(runs: RunMaker, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A start of the run `ours`, of which nothing is left at the end."""
+    process = runs.start("ours", *RUN, **environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            for pid in [*rank_pids(process).values(), process.pid]:
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_old_attempt_that_wakes_up_cannot_go_on_with_a_run_that_its_requeue_has(tmp_path, corpus):
+    runs = RunMaker(tmp_path, corpus)
+    runs.complete("golden", *RUN)
+    with started(runs, SLURM_JOB_ID="77") as old:
+        runs.wait_for_step("ours", 30, old, timeout_s=300)
+        ranks = rank_pids(old)
+        for pid in ranks.values():
+            os.kill(pid, signal.SIGSTOP)
+
+        refused = runs.complete("ours", *RUN, expect=EXIT_LOCKED, SLURM_JOB_ID="78", SLURM_RESTART_COUNT="5")
+        assert f"ours/run: in use by process {ranks[0]} on " in refused and "(Slurm job 77) since" in refused
+
+        with started(runs, SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1") as new:
+            runs.wait_for_step("ours", 25, new, after_attempt=1, timeout_s=300)
+            new_pid = rank_pids(new)[0]
+            for pid in ranks.values():
+                os.kill(pid, signal.SIGCONT)
+            output = old.communicate(timeout=120)[0]
+            assert old.returncode == EXIT_LOCKED, output
+            assert f"was taken over by process {new_pid} on " in output and "leave the run to its owner" in output
+            output = new.communicate(timeout=300)[0]
+            assert new.returncode == 0, output
+            assert "was an earlier start of this Slurm job" in output
+
+    assert_same_run(runs, "ours", "golden", STEPS)
+    attempts = json.loads(runs.folder("ours").record.read_text())["attempts"]
+    assert [(attempt["lease"], attempt.get("exit_code")) for attempt in attempts] == [(1, None), (2, 0)]
+    newest = list_checkpoints(runs.folder("ours").checkpoints)[-1]
+    assert load_manifest(newest).topology["lease"] == 2
+    assert [path.name for path in runs.folder("ours").lease.iterdir()] == ["00000002.json"]
