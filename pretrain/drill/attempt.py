@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pretrain.drill.folder import DrillFolder, Pace
@@ -117,11 +118,12 @@ class Attempts:
         try:
             is_killed = wait(process, watch)
             ended = time.monotonic()
-            exit_code = process.wait(END_WITHIN_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_WITHIN_S)
             left = wait_until_gone(self._mark, GONE_WITHIN_S)
         finally:
             kill(list(marked(self._mark)))
-            process.wait()
+            exit_code = process.wait()
         now = time.monotonic()
         return Ended(
             exit_code=exit_code,

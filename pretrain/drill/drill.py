@@ -90,7 +90,7 @@ class Drill:
             progress: Hears of it.
 
         Raises:
-                LaunchError: The uninterrupted run ends with an error.
+            LaunchError: The uninterrupted run ends with an error.
             DiskError: The state cannot be written.
         """
         shared_memory = list_shared_memory()

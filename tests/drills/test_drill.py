@@ -14,10 +14,12 @@ from pretrain.errors import EXIT_RESUME_ME, EXIT_USAGE
 from tests.helpers.cli import Result, run_cli
 from tests.helpers.runs import ROOT, RunMaker
 
+pytestmark = pytest.mark.timeout(600)  # several starts of a run each, on a machine that may be busy
+
 ALONE = ("engine={kind: single, zero_stage: 0}",)
 
 
-def drill(maker: RunMaker, output: Path, *arguments: str, timeout_s: float = 170) -> Result:
+def drill(maker: RunMaker, output: Path, *arguments: str, timeout_s: float = 550) -> Result:
     """Runs a drill of the tiny config."""
     command = ("drill", str(maker.config()), *arguments, "--output", str(output))
     return run_cli(*command, cwd=ROOT, timeout_s=timeout_s)
@@ -71,7 +73,16 @@ def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_pat
     output = tmp_path / "drill"
     command = ["drill", str(make_run.config()), *ALONE, "extend=[drifting]", "--steps", "8", "--every", "2"]
     done = run_cli(
-        *command, "--kills", "2", "--seed", "5", "--output", str(output), cwd=ROOT, PYTHONPATH=f"{ROOT}:{tmp_path}"
+        *command,
+        "--kills",
+        "2",
+        "--seed",
+        "5",
+        "--output",
+        str(output),
+        cwd=ROOT,
+        timeout_s=550,
+        PYTHONPATH=f"{ROOT}:{tmp_path}",
     )
     assert done.code == 1, done.stdout + done.stderr
     assert "FAILED: 2 problems" in done.stdout
@@ -95,12 +106,12 @@ def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_p
         str(output),
     ]
     process = subprocess.Popen([sys.executable, *command, "--steps", "8"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (mark := _mark_of_children(process.pid)):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert marked(mark) == {}
     done = drill(make_run, output, "--ranks", "2", "--kills", "1", "--steps", "8")
