@@ -49,9 +49,19 @@ class Standing:
     silent_s: float
 
 
-def find_silent(standings: Mapping[int, Standing]) -> list[Standing]:
-    """Returns the ranks whose heartbeat has stopped."""
-    return [standing for standing in standings.values() if standing.silent_s >= SILENT_S]
+def find_missing(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
+    """Returns the verdict on the ranks that have no heartbeat, or none any more; None where all have one."""
+    absent = [rank for rank in range(world_size) if rank != own.rank and rank not in others]
+    if absent and own.phase == "start":
+        text = f"{_name_ranks(absent)} never came up; {_name(own)} has been waiting {own.where()}"
+        return Verdict(text, EXIT_UNAVAILABLE, tuple(absent))
+    silent = [standing for standing in others.values() if standing.silent_s >= SILENT_S]
+    lines = [describe_silent(standing) for standing in silent[:MAX_NAMED]]
+    if absent:
+        gone = f"{_name_ranks(absent)} {'are' if len(absent) > 1 else 'is'} frozen or gone"
+        lines.insert(0, f"{gone}: no heartbeat has ever come from there")
+    culprits = (*absent, *(standing.beat.rank for standing in silent))
+    return Verdict("\n".join(lines), EXIT_HANG, culprits) if lines else None
 
 
 def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
@@ -60,16 +70,8 @@ def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict
     Returns:
         The verdict; None where those behind are within the limit of what they are doing.
     """
-    absent = [rank for rank in range(world_size) if rank != own.rank and rank not in others]
-    if absent:
-        text = f"{_name_ranks(absent)} never came up; {_name(own)} has been waiting {own.where()}"
-        return Verdict(text, EXIT_UNAVAILABLE, tuple(absent))
-    if silent := find_silent(others):
-        return Verdict(
-            "\n".join(describe_silent(standing) for standing in silent[:MAX_NAMED]),
-            EXIT_HANG,
-            tuple(standing.beat.rank for standing in silent),
-        )
+    if (missing := find_missing(own, others, world_size)) is not None:
+        return missing
     beats = [own, *(standing.beat for standing in others.values())]
     place = min((beat.marks, beat.collectives) for beat in beats)
     behind = [beat for beat in beats if (beat.marks, beat.collectives) == place]
@@ -92,7 +94,13 @@ def describe_silent(standing: Standing) -> str:
 
 
 def describe_store(place: str, holder: Beat | None, silent_s: float) -> str:
-    """Returns what there is to say when the job's store does not answer; `holder` is the rank that keeps it, if any."""
+    """Returns what there is to say when the job's store does not answer.
+
+    Args:
+        place: Where it is.
+        holder: The last heartbeat of the rank that keeps it; None: no rank does, or none has come.
+        silent_s: For how long.
+    """
     if holder is None:
         return f"the store at {place} has not answered for {silent_s:.0f} s: it is frozen, gone, or unreachable"
     return describe_silent(Standing(holder, silent_s))

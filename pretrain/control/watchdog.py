@@ -24,7 +24,7 @@ from pathlib import Path
 from pretrain.control.board import num_collectives
 from pretrain.control.messenger import BEAT_S, Messenger
 from pretrain.control.progress import Progress, Pulse, limit_of
-from pretrain.control.verdict import SILENT_S, Verdict, describe_silent, describe_store, find_silent, judge
+from pretrain.control.verdict import SILENT_S, Verdict, describe_store, find_missing, judge
 from pretrain.errors import EXIT_HANG, EXIT_UNAVAILABLE
 from pretrain.log import redact
 
@@ -89,9 +89,9 @@ class Watchdog:
         if (verdict := messenger.verdict or self._judge_store()) is not None:
             return verdict
         standings = messenger.standings()
-        if silent := find_silent(standings):
-            return Verdict("\n".join(describe_silent(standing) for standing in silent))
         left = [s.beat for s in standings.values() if s.beat.phase == "close"]
+        if not left and (missing := find_missing(self._pulse.beat(), standings, self._world_size)) is not None:
+            return missing
         text = "\n".join(f"rank {beat.rank} left at step {beat.step}" for beat in left)
         return Verdict(text or "no rank is missing: the network may be down")
 

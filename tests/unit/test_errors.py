@@ -14,6 +14,7 @@ CODES = {
     "LaunchError": 69,
     "LockedError": 73,
     "DiskError": 74,
+    "HangError": 76,
     "DivergedError": 77,
     "PretrainError": 70,
 }

@@ -72,6 +72,12 @@ def test_ranks_that_never_came_up_are_listed_and_are_no_hang():
     assert verdict.text.startswith("ranks 2, 3 never came up; rank 0 (n1, process 100) has been waiting in start")
 
 
+def test_a_rank_that_never_sent_a_heartbeat_is_gone_once_the_job_runs():
+    verdict = judge(WAITING, {}, 2)
+    assert (verdict.exit_code, verdict.culprits) == (76, (1,))
+    assert verdict.text == "rank 1 is frozen or gone: no heartbeat has ever come from there"
+
+
 def test_a_store_that_does_not_answer_is_its_keepers_trouble():
     assert describe_store("n1:29500", WAITING, 6.0).startswith(
         "rank 0 (n1, process 100) is frozen or gone: no heartbeat"
