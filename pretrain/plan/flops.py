@@ -31,6 +31,11 @@ def _stack_weights(stack: StackConfig) -> int:
     return stack.layers * (sum(_attention_weights(stack)) + feedforward)
 
 
+def stack_weights(stack: StackConfig, *, reads_encoder: bool = False) -> int:
+    """Returns the weights of a stack's projections, those of cross attention too where it reads an encoder."""
+    return _stack_weights(stack) + (stack.layers * sum(_attention_weights(stack)) if reads_encoder else 0)
+
+
 def _head_weights(model: ModelConfig) -> int:
     if model.head.kind == "none":
         return 0

@@ -1,0 +1,54 @@
+"""Measures what autograd keeps of one forward pass of the real model and its loss: each storage once, in bytes."""
+
+import gc
+
+import torch
+from torch import Tensor
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.recurrent import AnyModelConfig
+from pretrain.model import build_model, init_weights
+from pretrain.objective import build_loss
+from pretrain.types import Batch, Source
+
+
+def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: int, source_length: int | None) -> int:
+    """Runs one micro-batch forward, in training mode, in the precision of the engine; parameters are not counted."""
+    model = build_model(config, engine, torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    if engine.kind == "deepspeed" and engine.precision == "bf16":
+        model = model.to(torch.bfloat16)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
+    source = None if source_length is None else Source(torch.zeros(rows, source_length, dtype=torch.int64))
+    batch = Batch(tokens, tokens.clone(), source=source)
+    autocasts = engine.kind != "deepspeed" and engine.precision == "bf16"
+    loss, before = build_loss(ObjectiveConfig()), live_tensors()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts),
+    ):
+        found = loss(model, batch)
+    assert found.loss_sum.requires_grad
+    # What is checkpointed lies in Python, where no hook of autograd sees it.
+    for number, tensor in live_tensors().items():
+        if number not in before:
+            pack(tensor)
+    for tensor in (batch.tokens_BT, batch.targets_BT, *([] if source is None else [source.tokens_BS])):
+        pack(tensor)
+    return sum(sizes.values())
+
+
+def live_tensors() -> dict[int, Tensor]:
+    """Returns every tensor that Python holds, by identity."""
+    gc.collect()
+    return {id(thing): thing for thing in gc.get_objects() if type(thing) is Tensor}

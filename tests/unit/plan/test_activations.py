@@ -1,0 +1,75 @@
+"""Activation memory by formula, against what autograd keeps of the real model."""
+
+import pytest
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import expand_preset
+from pretrain.plan.activations import activation_bytes
+from tests.unit.plan.kept import kept_bytes
+
+FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny",
+            "transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"]  # fmt: skip
+MODES = ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
+ROWS, LENGTH, SOURCE_LENGTH = 4, 64, 96
+
+
+def model_of(preset, **over):
+    return ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": 256, **over}))
+
+
+def planned_over_kept(config, *, kind="deepspeed", precision="fp32", mode="none", every=1):
+    """The formula over the measurement, one micro-batch of a model on a CPU."""
+    engine = EngineConfig(
+        kind=kind,
+        zero_stage=0,
+        precision=precision,
+        device="cpu",
+        activation_checkpointing=mode,
+        activation_checkpointing_every=every,
+    )
+    source = SOURCE_LENGTH if config.encoder is not None and config.decoder is not None else None
+    planned = activation_bytes(config, engine, RowLengths(LENGTH, LENGTH, source), ROWS, device="cpu")
+    return planned.kept / kept_bytes(config, engine, ROWS, LENGTH, source)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("preset", FAMILIES)
+def test_what_a_family_keeps_is_known_within_a_tenth_in_every_mode(preset, mode):
+    assert planned_over_kept(model_of(preset), mode=mode) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["deepspeed", "single"])
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny", "modernbert-tiny"])
+def test_bf16_weights_and_autocast_keep_what_is_said_of_them(preset, kind, mode):
+    assert planned_over_kept(model_of(preset), kind=kind, precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
+
+
+def test_checkpointing_every_second_block_is_between_all_and_none():
+    config = model_of("llama-tiny", decoder={"layers": 4})
+    assert planned_over_kept(config, mode="full", every=2) == pytest.approx(1, abs=0.1)
+
+
+def test_what_is_computed_again_is_of_one_block():
+    """The bytes of a whole block are what a model of one more layer keeps more."""
+    engine = EngineConfig(device="cpu", activation_checkpointing="full")
+    lengths = RowLengths(LENGTH, LENGTH)
+    full = activation_bytes(model_of("llama-tiny"), engine, lengths, ROWS)
+    whole = [
+        activation_bytes(model_of("llama-tiny", decoder={"layers": layers}), EngineConfig(), lengths, ROWS).kept
+        for layers in (2, 3)
+    ]
+    assert full.recomputed == whole[1] - whole[0]
+    assert full.peak == full.kept + full.recomputed
+
+
+def test_the_head_of_a_masked_model_keeps_the_places_that_it_reads_only():
+    config, lengths = model_of("bert-tiny"), RowLengths(LENGTH, LENGTH)
+    everything, some = (
+        activation_bytes(config, EngineConfig(), lengths, ROWS, head_share=share) for share in (1, 0.25)
+    )
+    assert some.loss < everything.loss
+    assert everything.blocks == some.blocks
