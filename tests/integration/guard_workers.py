@@ -103,6 +103,11 @@ def _set_weight(engine: Engine, name: str, value: float) -> Callable[[], None]:
     return undo
 
 
+def dropped_and_faults(world: World, cases: list[list[Any]], kinds: list[str]) -> list[list[list[Any]]]:
+    """Both of the above, in one start of the ranks."""
+    return [dropped(world, cases), faults(world, cases, kinds)]
+
+
 def replicas(world: World, cases: list[list[Any]], flipped: list[int]) -> list[list[str | None]]:
     """Of each case: what the comparison says before, and after one weight of each rank in `flipped` was changed."""
     results = []
