@@ -2,11 +2,11 @@
 
     z = (loss - median) / (1.4826 x median absolute deviation)      over the last losses that were finite
 
-A spike is a loss whose z exceeds the threshold. OLMo skips such steps by mean and standard deviation (Groeneveld et al.
-2024; its SkipStep optimizer); PaLM goes back to a checkpoint and leaves the batches out (Chowdhery et al. 2022, section
-5.1). Median and MAD are used here because the spikes that are in the window hardly move them: a second spike behind a
-first is told as well. Every finite loss enters the window, a spike too, so that a loss that stays high is the new level
-once half of the window has it; what is not finite never enters.
+A spike is a loss whose z exceeds the threshold. OLMo-core's SkipStepOptimizer drops steps that are six standard
+deviations above the mean of the last 128; PaLM went back to a checkpoint and left the batches out (Chowdhery et al.
+2022, section 5.1). Median and MAD are used here because the spikes that are in the window hardly move them: a second
+spike behind a first is told as well. Every finite loss enters the window, a spike too, so that a loss that stays high
+is the new level once half of the window has it; what is not finite never enters.
 
 All there is to remember is in `TrainState`, so that a run that resumes judges its first loss as it would have. Every
 rank sees the same losses and decides alike.

@@ -1,4 +1,4 @@
-"""What the guard asks of every engine and ZeRO stage: steps that leave no trace, and the cause of one that went wrong."""
+"""What the guard asks of every engine and stage: steps that leave no trace, and the cause of one that went wrong."""
 
 import re
 from typing import Any

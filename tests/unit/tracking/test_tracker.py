@@ -88,6 +88,27 @@ def test_a_resumed_run_has_each_step_once_in_the_file_and_in_wandb(tmp_path):
     assert read_history(tmp_path) == expected
 
 
+def test_a_run_that_goes_back_shows_each_step_once_and_none_of_them_backwards(tmp_path):
+    """Within one process, as after a loss spike: the file has the steps as they came last, wandb as they came first."""
+    code = f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {ROOT!r})
+        from tests.unit.tracking.test_tracker import make
+        tracker = make(Path({str(tmp_path)!r}), wandb="offline")
+        for start, last, loss in ((1, 6, 2.0), (5, 9, 1.0)):
+            tracker.rewind(start - 1)
+            for step in range(start, last + 1):
+                tracker.log(step, {{"loss": loss}})
+        tracker.close()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert rows == [{"step": step, "loss": 2.0 if step < 5 else 1.0} for step in range(1, 10)]
+    assert read_history(tmp_path) == [{"step": step, "loss": 2.0 if step < 7 else 1.0} for step in range(1, 10)]
+
+
 def test_a_file_that_takes_no_rows_is_one_warning_and_the_console_goes_on(tmp_path):
     """RLIMIT_FSIZE stands for the full disk."""
     code = f"""
