@@ -57,7 +57,7 @@ def make_dir(path: Path) -> Path:
     """Creates `path` and its parents, durably: what is committed within is not lost with their names.
 
     Raises:
-        DiskError: The disk refused; nothing new is left.
+        DiskError: The disk refused. What was made stays: another process may have begun to use it.
     """
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -66,9 +66,6 @@ def make_dir(path: Path) -> Path:
         for folder in reversed(new):
             fsync_dir(folder.parent)
     except OSError as error:
-        for folder in new:
-            with suppress(OSError):
-                folder.rmdir()
         raise _disk_error("create the folder", path, error) from error
     return path
 
