@@ -89,6 +89,7 @@ class TrainLoader:
         prefetch: int = 4,
         crop: bool = False,
         pin_memory: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts reading.
 
@@ -104,15 +105,16 @@ class TrainLoader:
             prefetch: Micro-batches kept ready; at least those of one step are.
             crop: Leave out the columns that are padding in all rows of a micro-batch.
             pin_memory: Pin the tensors, for asynchronous copies to a GPU.
+            stop: Ends a wait for data when it returns True.
         """
         assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
         self._stream, self._plan, self._rank, self._world_size = stream, plan, rank, world_size
         self._make_rows, self._skips, self._start = make_rows, skips, skips.place_of(start_position)
-        self._options = {"workers": workers, "prefetch": prefetch, "crop": crop, "pin_memory": pin_memory}
+        self._options = {"workers": workers, "prefetch": prefetch, "crop": crop, "pin_memory": pin_memory, "stop": stop}
         self._build = _BatchBuilder(make_rows, crop, pin_memory)
         self._steps_taken = 0
         depth = max(prefetch, plan.accumulation)
-        self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers)
+        self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers, stop=stop)
 
     @property
     def wait_s(self) -> float:
@@ -128,6 +130,7 @@ class TrainLoader:
         Raises:
             DataError: A shard is missing or damaged.
             StopIteration: The loader was closed.
+            WaitStoppedError: A stop was asked for while data was waited for.
         """
         plan = self._plan
         place = self._start + self._steps_taken * plan.rows

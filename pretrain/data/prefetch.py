@@ -3,23 +3,36 @@
     make(0), make(1), ...  up to `depth` ahead of the consumer  -->  take() returns them by index
 
 The order of results is the order of indices, whichever thread is faster. numpy copies, CRC32 and page faults release
-the interpreter lock, so threads do; there are no worker processes to start, to feed or to leave behind.
+the interpreter lock, so threads do; there are no worker processes to start, to feed or to leave behind. A wait ends
+when a stop is asked for: a disk or server that hangs must not keep a run from saving.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Generic, TypeVar
 
+from pretrain.data.remote.store import WaitStoppedError
+
 Item = TypeVar("Item")
+
+POLL_S = 0.1
 
 
 class Prefetcher(Generic[Item]):
     """Calls `make` with 0, 1, 2, ... ahead of the consumer."""
 
-    def __init__(self, make: Callable[[int], Item], *, depth: int, workers: int, total: int | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Item],
+        *,
+        depth: int,
+        workers: int,
+        total: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Starts the threads and the first items.
 
         Args:
@@ -27,10 +40,12 @@ class Prefetcher(Generic[Item]):
             depth: Items kept in flight or ready.
             workers: Threads. 0: none, `take` calls `make` itself.
             total: Number of items. None: no end.
+            stop: Ends a wait for a thread when it returns True.
         """
         self.wait_s = 0.0
         """Time that `take` has waited, seconds: above zero means that the consumer is faster than the threads."""
-        self._make, self._total, self._next = make, total, 0
+        self._make, self._total, self._next, self._stop = make, total, 0, stop
+        self._is_stuck = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
         self._queue: deque[Callable[[], Item]] = deque()
         for _ in range(depth):
@@ -41,6 +56,7 @@ class Prefetcher(Generic[Item]):
 
         Raises:
             StopIteration: There are no more, or it was closed.
+            WaitStoppedError: A stop was asked for while it was waited for.
         """
         if not self._queue:
             raise StopIteration
@@ -55,13 +71,21 @@ class Prefetcher(Generic[Item]):
         return item
 
     def close(self) -> None:
-        """Drops what was not taken and joins the threads; harmless the second time."""
+        """Drops what was not taken and joins the threads, unless one did not answer; harmless the second time."""
         self._queue.clear()
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.shutdown(wait=not self._is_stuck, cancel_futures=True)
 
     def _submit(self) -> None:
         if self._total is None or self._next < self._total:
             make = partial(self._make, self._next)
-            self._queue.append(make if self._pool is None else self._pool.submit(make).result)
+            self._queue.append(make if self._pool is None else partial(self._wait_for, self._pool.submit(make)))
             self._next += 1
+
+    def _wait_for(self, future: "Future[Item]") -> Item:
+        while not future.done():
+            wait([future], timeout=POLL_S)
+            if not future.done() and self._stop():
+                self._is_stuck = True
+                raise WaitStoppedError
+        return future.result()

@@ -116,7 +116,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     skips = agree_on_skips(folder, record, state, world.is_main)
     state = replace(state, skips=skips.ranges)
     samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
-    loader = _loader(claim, samples, plan, world, state, on_cuda)
+    loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
     tracker = Tracker(
         folder.path,
         config.tracking,
@@ -165,7 +165,13 @@ def _room_needed(config: RunConfig, num_parameters: int, num_tensors: int, world
 
 
 def _loader(
-    claim: Claim, samples: SourceStreams, plan: BatchPlan, world: World, state: TrainState, pin_memory: bool
+    claim: Claim,
+    samples: SourceStreams,
+    plan: BatchPlan,
+    world: World,
+    state: TrainState,
+    stop: StopFlag,
+    pin_memory: bool,
 ) -> TrainLoader:
     data = claim.config.data
     return TrainLoader(
@@ -180,6 +186,7 @@ def _loader(
         prefetch=data.prefetch,
         crop=data.packing == "padded",
         pin_memory=pin_memory,
+        stop=lambda: bool(stop),
     )
 
 

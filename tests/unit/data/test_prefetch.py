@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pretrain.data.prefetch import Prefetcher
+from pretrain.data.remote.store import WaitStoppedError
 
 
 def test_items_come_in_order_however_long_each_takes():
@@ -87,4 +88,32 @@ def test_waiting_is_measured():
     time.sleep(0.1)  # the next one is ready by now
     prefetcher.take()
     assert prefetcher.wait_s < waited + 0.03
+    prefetcher.close()
+
+
+def test_a_stop_ends_the_wait_for_an_item_that_does_not_come_and_its_thread_is_left_behind():
+    stop, release = threading.Event(), threading.Event()
+
+    def make(number: int) -> int:
+        if number == 1:
+            release.wait()
+        return number
+
+    prefetcher = Prefetcher(make, depth=2, workers=1, stop=stop.is_set)
+    assert prefetcher.take() == 0
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(WaitStoppedError):
+        prefetcher.take()
+    prefetcher.close()  # does not wait for it
+    assert not release.is_set()
+    release.set()
+
+
+def test_what_is_ready_is_taken_in_spite_of_a_stop():
+    prefetcher = Prefetcher(lambda number: number, depth=2, workers=1, stop=lambda: True)
+    deadline = time.monotonic() + 20
+    while not prefetcher._queue[0].args[0].done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert prefetcher.take() == 0
     prefetcher.close()
