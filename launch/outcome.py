@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, PretrainError
+from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, PretrainError
 from pretrain.rundir import RunDir, end_attempt
 
 QUOTED_LINES = 20
@@ -31,8 +31,8 @@ def find_cause(ended: Mapping[int, int]) -> tuple[int, int] | None:
     """
     failed = [(rank, code) for rank, code in ended.items() if code not in (EXIT_OK, EXIT_RESUME_ME)]
     cause = min(failed, key=lambda item: (item[1] >= 0, item[1] <= 128, item[1] == EXIT_HANG), default=None)
-    if cause is not None and cause[1] == EXIT_HANG and EXIT_RESUME_ME in ended.values():
-        return None  # one was asked to stop before it had anything to save, and the others lost it
+    if cause is not None and cause[1] in (EXIT_HANG, EXIT_UNAVAILABLE) and EXIT_RESUME_ME in ended.values():
+        return None  # one was asked to stop before it had anything to save, and the others lost it, or never met it
     return cause
 
 
