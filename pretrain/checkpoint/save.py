@@ -12,6 +12,7 @@ them have been heard to be done: a checkpoint is committed, or is not, at the sa
 
 import contextlib
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from pretrain.checkpoint.vote import agree
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
 from pretrain.io import FileRecord, check_file, make_dir, publish_dir, rename_dir, write_json
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -137,7 +140,7 @@ class Save:
             raise
         retaining = Task(self._retain if self._is_main else _nothing)
         yield retaining
-        retaining.result()
+        agree(retaining.result)
 
     def _agree_or_discard(self, outcome: Callable[[], Any]) -> list[Any]:
         try:
@@ -211,8 +214,12 @@ class Save:
             raise DiskError(what, where=str(self.path), fix="check the file system")
 
     def _retain(self) -> None:
-        self._place.retention.note_valid(self.path)
-        self._place.retention.apply()
+        """Removes what is beyond `keep`. What the disk refuses here is said: the checkpoint is no less good for it."""
+        try:
+            self._place.retention.note_valid(self.path)
+            self._place.retention.apply()
+        except DiskError as error:
+            log.warning("%s", error)
 
 
 def set_aside(path: Path) -> None:
