@@ -9,7 +9,7 @@ from pretrain.config.run import RunConfig
 from pretrain.control import Progress, StopFlag
 from pretrain.control.watchdog import Watchdog
 from pretrain.dist import World
-from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, HangError, PretrainError
+from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, DiskError, HangError, PretrainError
 from pretrain.log import setup_logging
 from pretrain.rundir import end_attempt
 from pretrain.train.build import Run, build_run
@@ -110,10 +110,11 @@ def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
 
 
 def _note_failure(claim: Claim, error: Exception) -> None:
-    if isinstance(error, PretrainError):
-        _note_end(claim, error.exit_code, error.what.splitlines()[0])
-    else:
-        _note_end(claim, EXIT_BUG, f"a bug: {type(error).__name__}")
+    reason = error.what.splitlines()[0] if isinstance(error, PretrainError) else f"a bug: {type(error).__name__}"
+    try:
+        _note_end(claim, error.exit_code if isinstance(error, PretrainError) else EXIT_BUG, reason)
+    except DiskError as failure:  # of a full disk, most likely, which is why the run has failed
+        log.warning("%s", failure)
 
 
 def _note_end(claim: Claim, exit_code: int, reason: str) -> None:
