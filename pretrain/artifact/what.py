@@ -128,7 +128,8 @@ def _open_run(checkpoint: Path) -> What:
     for needed in (run.config, run.tokenizer):
         if not needed.is_file():
             raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix="keep the run folder together")
-    config = load_config(run.config).model
+    whole = load_config(run.config)
+    config = whole.model
     codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=config.shape == "encoder+decoder")
     special = _with_end(config.special_tokens, codec)
     reader = WeightReader(checkpoint)
@@ -139,7 +140,9 @@ def _open_run(checkpoint: Path) -> What:
         names=frozenset(reader.shapes),
         load_codec=lambda: codec,
         load_tokenizer_files=lambda: wrap_tokenizer_json(run.tokenizer.read_bytes(), special, config.max_seq_len),
-        generation=GenerationDefaults(),
+        generation=GenerationDefaults(
+            sees_prompt_whole=config.shape == "decoder" and whole.objective.sees_prompts_whole
+        ),
         run=run,
     )
 

@@ -200,6 +200,11 @@ class ObjectiveConfig(TaskConfig):
         return [task.weight for task in self.mixture] or [1.0]
 
     @property
+    def sees_prompts_whole(self) -> bool:
+        """Whether a decoder learns to continue what it has read in both directions, whatever row it gets."""
+        return all(task.kind in ("prefix", "ul2") for task in self.tasks)
+
+    @property
     def head_share(self) -> float:
         """Expected share of the positions at which the head is computed: few where all objectives are masked.
 

@@ -167,7 +167,8 @@ def _run(
     model: LanguageModel, prompts: Prompts, searches: list[_Search], constraints: Constraints, beams: Beams
 ) -> None:
     """Runs the searches of one batch until each is done."""
-    feed = Feed(model, prompts, max(search.limit for search in searches))
+    longest = max(search.limit for search in searches)
+    feed = Feed(model, prompts, longest, sees_prompt_whole=constraints.sees_prompt_whole)
     # At least `num_beams` candidates do not end, if each beam had all ends among its best.
     num_candidates = (1 + max(1, len(constraints.eos_ids))) * beams.num_beams
     logits_BV, num_new, width = feed.start(), 0, 1

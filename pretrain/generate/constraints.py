@@ -1,4 +1,4 @@
-"""What may be generated, and where it ends: the same for greedy decoding, sampling and beam search."""
+"""What is continued, what may come, and where it ends: the same for greedy decoding, sampling and beam search."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pretrain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Which tokens may come next.
+    """Which tokens may come next, and after what.
 
     Attributes:
         max_new_tokens: Most tokens to add, the one that ends a row counted. Fewer come where the model can read no
@@ -22,6 +22,8 @@ class Constraints:
             None: whatever comes.
         renormalize: Probabilities sum to 1 again after `suppressed_ids` and `min_new_tokens` have taken theirs away.
             Drawing does so anyway; it moves the scores of beams.
+        sees_prompt_whole: A decoder reads its prompt in both directions (Raffel et al. 2020, 3.2.1), as it has learned
+            to where its objective was that of a prefix language model.
 
     Raises:
         ConfigError: A negative number of tokens.
@@ -33,6 +35,7 @@ class Constraints:
     suppressed_ids: tuple[int, ...] = ()
     forced_eos_id: int | None = None
     renormalize: bool = False
+    sees_prompt_whole: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "min_new_tokens"):

@@ -121,7 +121,7 @@ def _stream_group(
     longest = max(limits[row] for row in rows)
     if longest == 0:
         return
-    feed = Feed(model, [prompts[row] for row in rows], longest)
+    feed = Feed(model, [prompts[row] for row in rows], longest, sees_prompt_whole=constraints.sees_prompt_whole)
     chance = {row: random.Random(seeds[row]) for row in rows}
     logits_BV = feed.start()
     for num_new in range(longest):

@@ -31,12 +31,15 @@ class Feed:
         model: A model with a decoder and a head; it is run in eval mode, and left in the mode that it was in.
         prompts: At least one, checked (`check_prompts`).
         max_new_tokens: Tokens that will be added at most.
+        sees_prompt_whole: That of `Constraints`.
 
     Raises:
         CheckpointError: The model gives scores that are not numbers.
     """
 
-    def __init__(self, model: LanguageModel, prompts: Prompts, max_new_tokens: int) -> None:
+    def __init__(
+        self, model: LanguageModel, prompts: Prompts, max_new_tokens: int, *, sees_prompt_whole: bool = False
+    ) -> None:
         self._model, self._device = model, model.embedding.weight.device
         self._source: Source | None = None
         self._documents_B1: Tensor | None = None
@@ -45,6 +48,9 @@ class Feed:
             self._source, self._first = self._pad_sources(prompts), self._start_tokens(len(prompts))
         else:
             self._first = self._pad_prompts(prompts)
+            if sees_prompt_whole:  # padding is another document
+                whole_BT = torch.ones_like(self._first.tokens_BT, dtype=torch.bool)
+                self._first = replace(self._first, prefix_BT=whole_BT)
         # The last token is not read any more.
         capacity = self._first.tokens_BT.shape[1] + max(0, max_new_tokens - 1)
         self._cache = model.new_cache(capacity)

@@ -68,6 +68,11 @@ class Defaults(Protocol):
         ...
 
     @property
+    def sees_prompt_whole(self) -> bool:
+        """That of `Constraints`."""
+        ...
+
+    @property
     def kept(self) -> dict[str, Any]:
         """Other settings, as in generation_config.json: `do_sample`, `temperature`, `top_k`, `top_p` are looked at."""
         ...
@@ -130,6 +135,7 @@ class Options:
             suppressed_ids=defaults.suppressed,
             forced_eos_id=defaults.forced_eos,
             renormalize=defaults.renormalize,
+            sees_prompt_whole=defaults.sees_prompt_whole,
         )
 
     def method(self, model: LanguageModel, defaults: Defaults) -> Method:

@@ -43,6 +43,7 @@ class GenerationDefaults:
         forced_eos: Id of the last token of a row that reaches its greatest length. None: whatever comes.
         eos: Ids that end a row, where that is said here; there may be several.
         renormalize: Probabilities sum to 1 again after `suppressed` are left out: it moves the scores of beams.
+        sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such setting.
         kept: What `generate` does not read, by their key: written back, so that an export has it.
     """
 
@@ -55,6 +56,7 @@ class GenerationDefaults:
     forced_eos: int | None = None
     eos: tuple[int, ...] = ()
     renormalize: bool = False
+    sees_prompt_whole: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 
     def not_honoured(self) -> list[str]:
@@ -78,6 +80,7 @@ class GenerationDefaults:
             "suppress_tokens": list(self.suppressed) or None,
             "forced_eos_token_id": self.forced_eos,
             "renormalize_logits": self.renormalize or None,
+            "sees_prompt_whole": self.sees_prompt_whole or None,
             "pad_token_id": tokens.pad,
             "bos_token_id": tokens.bos,
             "eos_token_id": eos,
@@ -133,6 +136,7 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
         forced_eos=forced_eos[0] if len(forced_eos) == 1 else None,
         eos=eos,
         renormalize=fields.flag("renormalize_logits", False),
+        sees_prompt_whole=fields.flag("sees_prompt_whole", False),
         kept=kept,
     )
 

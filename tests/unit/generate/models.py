@@ -28,23 +28,25 @@ def random_prompts(lengths=LENGTHS, *, vocab_size=61, seed=0):
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-def read_again(model, prompt, new_tokens):
+def read_again(model, prompt, new_tokens, *, sees_prompt_whole=False):
     """Log-probabilities of what follows, [new tokens + 1, V], from one forward without cache or padding."""
+    prefix_BT = torch.arange(len(prompt) + len(new_tokens))[None] < len(prompt) if sees_prompt_whole else None
     if model.encoder is None:
         tokens, source = [*prompt, *new_tokens], None
     else:
         tokens, source = [START, *new_tokens], Source(torch.tensor([prompt]))
     tokens_BT = torch.tensor([tokens])
     with torch.no_grad():
-        logits_BTV = model(Batch(tokens_BT, tokens_BT, source=source)).logits_BTV
+        logits_BTV = model(Batch(tokens_BT, tokens_BT, source=source, prefix_BT=prefix_BT)).logits_BTV
     return logits_BTV[0, -len(new_tokens) - 1 :].float().log_softmax(dim=-1)
 
 
-def read_greedily(model, prompt, count):
+def read_greedily(model, prompt, count, *, sees_prompt_whole=False):
     """The best continuation, everything read again for each token."""
     new_tokens = []
     for _ in range(count):
-        new_tokens.append(int(read_again(model, prompt, new_tokens)[-1].argmax()))
+        scores = read_again(model, prompt, new_tokens, sees_prompt_whole=sees_prompt_whole)[-1]
+        new_tokens.append(int(scores.argmax()))
     return new_tokens
 
 

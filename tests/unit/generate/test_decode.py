@@ -27,6 +27,17 @@ def test_decoding_in_a_batch_equals_reading_each_row_again(preset, lengths):
     assert tokens_of(generate(model, prompts, free(20))) == expected
 
 
+@pytest.mark.parametrize("lengths", [[5, 5], LENGTHS], ids=["equal", "padded"])
+@pytest.mark.parametrize("preset", ["llama-tiny", "mistral-tiny"])
+def test_a_prefix_language_model_sees_its_prompt_whole(preset, lengths):
+    model, prompts = tiny_model(preset), random_prompts(lengths)
+    expected = [read_greedily(model, prompt, 12, sees_prompt_whole=True) for prompt in prompts]
+    assert expected != [read_greedily(model, prompt, 12) for prompt in prompts]
+    constraints = Constraints(max_new_tokens=12, sees_prompt_whole=True)
+    assert tokens_of(generate(model, prompts, constraints)) == expected
+    assert tokens_of(found[0] for found in beam_search(model, prompts, constraints, Beams(1))) == expected
+
+
 def test_the_reference_backend_decodes_the_same():
     for preset in ("llama-tiny", "t5-tiny"):
         found = [generate(tiny_model(preset, attention=name), random_prompts(), free(12)) for name in ("eager", "sdpa")]

@@ -28,6 +28,7 @@ class Makers:
     forced_eos: int | None = None
     eos: tuple[int, ...] = ()
     renormalize: bool = False
+    sees_prompt_whole: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 
 

@@ -40,6 +40,7 @@ def test_a_folder_is_read_from_its_newer_file_first(tmp_path):
         {"early_stopping": "never", "eos_token_id": [128001, 128008], "do_sample": True, "temperature": 0.6},
         {"no_repeat_ngram_size": 3, "forced_bos_token_id": 7, "bad_words_ids": [[1], [2, 3]], "length_penalty": 2},
         {"forced_eos_token_id": [1, 2], "repetition_penalty": 1.2, "eos_token_id": None},
+        {"sees_prompt_whole": True},
     ],
 )
 def test_what_is_written_is_read_again_and_means_the_same_to_transformers(values):
