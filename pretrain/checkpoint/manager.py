@@ -22,7 +22,7 @@ from pretrain.checkpoint.layout import NewerFormatError, list_checkpoints, load_
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.preflight import check_room, try_writing
 from pretrain.checkpoint.retention import Retention
-from pretrain.checkpoint.save import Place, Save, set_aside
+from pretrain.checkpoint.save import Place, Save
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.vote import agree
@@ -50,8 +50,8 @@ class CheckpointManager:
         keep: Newest ones kept, at least 2.
         world: This process's place.
         topology: What wrote them, noted in the manifest as it is: world size, engine, attempt.
-        fence: Called by rank 0 immediately before the rename that commits. Raises LockedError where this attempt does
-            not own the run folder any more.
+        fence: Called by rank 0 immediately before the rename that commits, and before anything is removed or set aside.
+            Raises LockedError where this attempt does not own the run folder any more.
         keep_every_steps: Checkpoints of steps that are a multiple of it are never removed; 0: none.
     """
 
@@ -95,6 +95,7 @@ class CheckpointManager:
 
         def sweep() -> str:
             if self._world.is_main:
+                self._place.fence()
                 make_dir(self._folder)
                 for leftover in (*self._folder.glob(".tmp-*"), *self._folder.glob(".trash-*")):
                     remove_tree(leftover)
@@ -155,7 +156,7 @@ class CheckpointManager:
                 self._place.shapes = dict(load_manifest(path).shapes)
                 return load_checkpoint(path, store)
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
-            agree(functools.partial(set_aside, path) if self._world.is_main else _nothing)
+            agree(functools.partial(self._place.set_aside, path) if self._world.is_main else _nothing)
 
     def _refuse_restart(self) -> None:
         bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []

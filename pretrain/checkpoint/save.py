@@ -43,7 +43,7 @@ class Place:
         folder: Of checkpoints.
         world: This process's place.
         topology: Noted in manifests.
-        fence: Raises LockedError where the run folder is not ours any more. Rank 0 calls it before the rename.
+        fence: Raises LockedError where the run folder is not ours any more. Rank 0 calls it before it changes names.
         retention: Removes old ones.
         token: Ends the names of our temporary folders: those that end otherwise are not ours.
         shapes: Shape of every parameter in the last checkpoint that was committed; empty before.
@@ -56,6 +56,11 @@ class Place:
     retention: Retention
     token: str
     shapes: dict[str, list[int]] = field(default_factory=dict)
+
+    def set_aside(self, path: Path) -> None:
+        """Renames a damaged checkpoint: see `set_aside`. Raises: LockedError too."""
+        self.fence()
+        set_aside(path)
 
 
 class Save:
@@ -136,7 +141,7 @@ class Save:
             agree(reading.result)
         except DiskError:
             self.is_committed = False
-            agree(partial(set_aside, self.path) if self._is_main else _nothing)
+            agree(partial(self._place.set_aside, self.path) if self._is_main else _nothing)
             raise
         retaining = Task(self._retain if self._is_main else _nothing)
         yield retaining
@@ -173,7 +178,7 @@ class Save:
         try:
             load_manifest(self.path)
         except CheckpointError:
-            set_aside(self.path)
+            self._place.set_aside(self.path)
             return False
         return True
 
@@ -216,6 +221,7 @@ class Save:
     def _retain(self) -> None:
         """Removes what is beyond `keep`. What the disk refuses here is said: the checkpoint is no less good for it."""
         try:
+            self._place.fence()
             self._place.retention.note_valid(self.path)
             self._place.retention.apply()
         except DiskError as error:

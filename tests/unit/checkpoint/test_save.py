@@ -88,21 +88,54 @@ def test_an_attempt_that_does_not_own_the_run_any_more_cannot_commit(tmp_path):
 
     def fence() -> None:
         seen.append("fence")
-        raise LockedError("the run is attempt 2's by now", where=str(tmp_path))
+        if f"rename {MANIFEST}" in seen:
+            raise LockedError("the run is attempt 2's by now", where=str(tmp_path))
 
     io.set_fault_hook(lambda operation, path: seen.append(f"{operation} {path.name}"))
     ours = CheckpointManager(tmp_path, 2, World(0, 1, 0), {"attempt": 1}, fence=fence)
     with pytest.raises(LockedError, match="the run is attempt 2's by now"):
         ours.save(StandIn(1), state_of(1))
-    assert seen[-1] == "fence" and f"rename {MANIFEST}" in seen, "all is ready when the fence is asked"
+    assert seen[-1] == "fence" and seen.count("fence") == 2, "all is ready when the fence is asked"
     assert names(tmp_path) == []
+
+
+def test_an_attempt_that_does_not_own_the_run_any_more_removes_nothing(tmp_path):
+    owned = [True]
+
+    def fence() -> None:
+        if not owned[0]:
+            raise LockedError("the run is attempt 2's by now")
+
+    save(tmp_path, 1, 2)
+    ours = CheckpointManager(tmp_path, 2, World(0, 1, 0), {}, fence=fence)
+    saving = ours.begin(StandIn(3), state_of(3))
+    while not saving.is_committed:
+        saving.join()
+        saving.advance()
+    saving.join()
+    owned[0] = False
+    saving.advance()
+    with pytest.raises(LockedError, match="attempt 2's"):
+        saving.wait()
+    (tmp_path / ".tmp-step-00000004-of-attempt-2").mkdir()
+    (tmp_path / "step-00000003" / MANIFEST).write_text("{}")
+    for act in (lambda other: other.save(StandIn(4), state_of(4)), lambda other: other.load_newest(StandIn(0))):
+        with pytest.raises(LockedError, match="attempt 2's"):
+            act(CheckpointManager(tmp_path, 2, World(0, 1, 0), {}, fence=fence))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "step-00000001",
+        "step-00000002",
+        "step-00000003",
+        ".tmp-step-00000004-of-attempt-2",
+    }
 
 
 def test_the_fence_is_asked_immediately_before_the_rename(tmp_path):
     seen = []
     io.set_fault_hook(lambda operation, path: seen.append(operation))
     CheckpointManager(tmp_path, 2, World(0, 1, 0), {}, fence=lambda: seen.append("fence")).save(StandIn(1), state_of(1))
-    place = seen.index("fence")
+    place = seen.index("fence", 1)  # the first one is that of the start
+    assert seen[0] == "fence"
     assert seen[place : place + 3] == ["fence", "fsync_dir", "rename"]
 
 
