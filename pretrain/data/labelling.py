@@ -101,7 +101,7 @@ def find_labels(
     done_bytes = num_documents = 0
     for part in parts:
         for document in select(reader.read(part.slices), filters, first_of(part), Counter()):
-            if any(split == TRAIN for split, _ in divide(document, rule)):
+            if any(piece.split == TRAIN for piece in divide(document, rule)):
                 found.update(str(label.name) for label in document.labels)
                 num_documents += 1
         done_bytes += part.num_bytes

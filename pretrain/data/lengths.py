@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-EXACT = 64
+import numpy as np
+
 BINS_PER_DOUBLING = 32
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -29,12 +30,16 @@ class Lengths:
     shortest: int = 0
     longest: int = 0
 
-    def add(self, length: int) -> None:
-        """Enters a document."""
-        self.shortest = min(self.shortest, length) if self.bins else length
-        self.longest = max(self.longest, length)
-        self.bins[bin_of(length)] += 1
-        self.total += length
+    def add(self, lengths: np.ndarray) -> None:
+        """Enters documents, by the tokens of each."""
+        if not len(lengths):
+            return
+        shortest = int(lengths.min())
+        self.shortest = min(self.shortest, shortest) if self.bins else shortest
+        self.longest = max(self.longest, int(lengths.max()))
+        starts, counts = np.unique(bins_of(lengths), return_counts=True)
+        self.bins.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+        self.total += int(lengths.sum())
 
     @property
     def num_documents(self) -> int:
@@ -76,12 +81,11 @@ def lengths_from_json(raw: Mapping[str, object]) -> Lengths:
     return Lengths(Counter({int(start): int(count) for start, count in bins.items()}), *numbers)
 
 
-def bin_of(length: int) -> int:
-    """Returns the smallest length of the bin that a length falls in."""
-    if length < EXACT:
-        return length
-    step = 1 << (length.bit_length() - BINS_PER_DOUBLING.bit_length())
-    return length // step * step
+def bins_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns, int64, the smallest length of the bin that each length falls in."""
+    num_bits = np.frexp(lengths)[1].astype(np.int64)  # exact: a length is far below 2**53
+    shifts = np.maximum(num_bits - BINS_PER_DOUBLING.bit_length(), 0)
+    return lengths >> shifts << shifts
 
 
 def add_up(parts: Iterable[Lengths]) -> Lengths:

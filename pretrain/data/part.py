@@ -9,24 +9,24 @@ Memory: one document and one batch. Not here: which parts there are (sources.py)
 """
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.data.assemble import Encoded, assemble, encode_pieces
+from pretrain.data.assemble import Assembler
 from pretrain.data.documents import Document
 from pretrain.data.duplicates import load_first
 from pretrain.data.filters import EMPTY, UNDECODABLE, FilterRule, select
 from pretrain.data.labelling import LabelSet
-from pretrain.data.pieces import Piece, Span, cut_document, divide
+from pretrain.data.pieces import Piece, cut_piece, divide
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import Part
 from pretrain.data.split import SPLITS, SplitRule
 from pretrain.data.split_writer import SplitWriter
-from pretrain.data.tokenizer import BATCH_CHARS, Encoder
+from pretrain.data.tokenizer import BATCH_CHARS, PIECE_CHARS, Encoder
 from pretrain.index import ShardIndex, Sidecar
 from pretrain.io import write_json
 
@@ -158,16 +158,13 @@ def write_part(settings: PartSettings, encoder: Encoder, part: Part, report: Rep
     left_out: Counter[str] = Counter()
     first = load_first(settings.folder, part) if settings.deduplicate else None
     documents = select(settings.reader.read(part.slices), settings.filters, first, left_out)
-    end = encoder.eos if settings.end_of_document else encoder.eos[:0]
-    build = partial(assemble, kind=kind, begin=encoder.bos, end=end, labels=settings.labels)
-    document: list[Encoded] = []
+    assembler = Assembler(encoder, kind, settings.end_of_document, settings.labels)
     try:
-        for batch in _batches(_pieces(documents, settings, record), report):
-            for piece in encode_pieces(batch, encoder, kind):
-                document.append(piece)
-                if piece.piece.is_last:
-                    left_out[EMPTY] += not writers[piece.piece.split].add(*build(document))
-                    document.clear()
+        for batch in _batches(_pieces(documents, settings), report):
+            for split, num_bytes in _count_bytes(batch).items():
+                record.splits[split].num_bytes_text += num_bytes
+            for split, ready in assembler.add(batch):
+                left_out[EMPTY] += writers[split].add(ready)
         for name, writer in writers.items():
             _enter(writer, record.splits[name])
     finally:
@@ -187,21 +184,24 @@ def _enter(writer: SplitWriter, record: SplitRecord) -> None:
         record.source_lengths = writer.source_lengths.as_json()
 
 
-def _pieces(documents: Iterable[Document], settings: PartSettings, record: PartRecord) -> Iterator[Piece]:
-    """Divides documents and cuts the long ones; enters text bytes in the record."""
+def _pieces(documents: Iterable[Document], settings: PartSettings) -> Iterator[Piece]:
+    """Divides documents and cuts the long ones."""
+    longest = PIECE_CHARS if settings.cut_long else sys.maxsize
     for document in documents:
-        consumed = document.consumed_bytes
-        for split, spans in divide(document, settings.rule):
-            record.splits[split].num_bytes_text += _num_bytes(document, spans)
-            for piece in cut_document(spans, split, settings.cut_long, consumed):
+        for piece in divide(document, settings.rule):
+            if len(piece.text) <= longest:
                 yield piece
-                consumed = 0
+            else:
+                yield from cut_piece(piece)
 
 
-def _num_bytes(document: Document, spans: list[Span]) -> int:
-    """Text of a document in one split, as UTF-8; of a pair, its target."""
-    texts = [span.text for span in spans if not span.is_source]
-    return len(document.utf8) if texts == [document.text] else sum(len(text.encode()) for text in texts)
+def _count_bytes(batch: Iterable[Piece]) -> Counter[str]:
+    """Returns the text of each split, as UTF-8; of pairs, the targets."""
+    num_bytes: Counter[str] = Counter()
+    for piece in batch:
+        if not piece.is_source:
+            num_bytes[piece.split] += len(piece.text.encode())
+    return num_bytes
 
 
 def _batches(pieces: Iterable[Piece], report: Report) -> Iterator[list[Piece]]:

@@ -1,6 +1,6 @@
 """A document as what is encoded: its split, its sides, and pieces of these that are not too long.
 
-    Document -> divide -> [(split, [Span])] -> cut_document -> Piece, Piece, ... (the last one ends the document)
+    Document -> divide -> [Piece], a span each -> cut_piece -> Piece, Piece, ... (the last one ends the document)
 
 text       one span, or one in each split
 pairs      the source, then the target
@@ -10,51 +10,38 @@ tags       one span, which is not cut: its labels tell places in it
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pretrain.data.documents import Document, Label
 from pretrain.data.split import SplitRule
-from pretrain.data.tokenizer import PIECE_CHARS, cut_text
+from pretrain.data.tokenizer import cut_text
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Text of a document that is encoded by itself.
-
-    Attributes:
-        text: Its characters.
-        is_source: It is the source of a pair.
-        is_learned: Its tokens are learned.
-        labels: Of a labelled document.
-    """
-
-    text: str
-    is_source: bool = False
-    is_learned: bool = True
-    labels: tuple[Label, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A run of one document's text, encoded in one go.
+class Piece(NamedTuple):
+    """A run of one document's text, encoded in one go. A tuple, because making one a document is what they cost.
 
     Attributes:
         split: Where the document goes.
         text: Its characters.
-        is_last: The document ends with it.
+        ends: The document ends with it, or the source of a pair.
         consumed_bytes: Input bytes to report when it is done.
-        is_source: It is of the source of a pair.
+        is_source: It is of the source of a pair, which comes before the target.
         is_learned: Its tokens are learned.
         labels: Of the document, with its first piece.
     """
 
     split: str
     text: str
-    is_last: bool
+    ends: bool
     consumed_bytes: int
     is_source: bool = False
     is_learned: bool = True
     labels: tuple[Label, ...] = ()
+
+    @property
+    def is_last(self) -> bool:
+        """The document ends with it."""
+        return self.ends and not self.is_source
 
 
 def document_key(document: Document) -> bytes:
@@ -71,38 +58,35 @@ def document_key(document: Document) -> bytes:
     return document.utf8
 
 
-def divide(document: Document, rule: SplitRule) -> list[tuple[str, list[Span]]]:
-    """Returns the splits that a document which is not empty goes to, with its spans there."""
-    if document.source is not None:
-        spans = [Span(document.source, is_source=True), Span(document.text)]
-    elif document.segments:
-        spans = [Span(text, is_learned=is_learned) for text, is_learned in document.segments]
-    elif document.labels:
-        spans = [Span(document.text, labels=document.labels)]
-    elif document.split is None:
-        return [(split, [Span(side)]) for split, side in rule.divide(document.text, document.utf8)]
-    else:
-        spans = [Span(document.text)]
-    return [(document.split or rule.split_of(document_key(document)), spans)]
+def divide(document: Document, rule: SplitRule) -> list[Piece]:
+    """Returns a document that is not empty as pieces, one a span; with `tail`, of two documents.
 
-
-def cut_document(spans: list[Span], split: str, cut_long: bool, consumed_bytes: int) -> Iterator[Piece]:
-    """Yields the pieces of a document's spans, at least one; the first tells the bytes that the document took.
-
-    Args:
-        spans: At least one.
-        split: Where they go.
-        cut_long: The tokenizer allows `cut_text`; without, a span is a piece.
-        consumed_bytes: Of the input.
+    The first tells the bytes that the document took from the input.
     """
-    for number, span in enumerate(spans, 1):
-        ends = number == len(spans)
-        if not cut_long or len(span.text) <= PIECE_CHARS:
-            yield Piece(split, span.text, ends, consumed_bytes, span.is_source, span.is_learned, span.labels)
-            consumed_bytes = 0
-            continue
-        cuts = list(cut_text(span.text))
-        for place, text in enumerate(cuts, 1):
-            last, labels = ends and place == len(cuts), span.labels if place == 1 else ()
-            yield Piece(split, text, last, consumed_bytes, span.is_source, span.is_learned, labels)
-            consumed_bytes = 0
+    consumed = document.consumed_bytes
+    if rule.kind == "tail" and document.split is None:
+        sides = rule.divide(document.text, document.utf8)
+        return [Piece(split, side, True, 0 if number else consumed) for number, (split, side) in enumerate(sides)]
+    split = document.split or rule.split_of(document_key(document))
+    if document.source is not None:
+        return [Piece(split, document.source, True, consumed, is_source=True), Piece(split, document.text, True, 0)]
+    if document.segments:
+        last = len(document.segments) - 1
+        return [
+            Piece(split, text, number == last, 0 if number else consumed, is_learned=is_learned)
+            for number, (text, is_learned) in enumerate(document.segments)
+        ]
+    return [Piece(split, document.text, True, consumed, labels=document.labels)]
+
+
+def cut_piece(piece: Piece) -> Iterator[Piece]:
+    """Yields a piece in pieces of about PIECE_CHARS, where the tokenizer allows `cut_text`."""
+    texts = list(cut_text(piece.text))
+    for number, text in enumerate(texts, 1):
+        is_first, is_last = number == 1, number == len(texts)
+        yield piece._replace(
+            text=text,
+            ends=piece.ends and is_last,
+            consumed_bytes=piece.consumed_bytes if is_first else 0,
+            labels=piece.labels if is_first else (),
+        )

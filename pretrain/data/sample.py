@@ -43,11 +43,11 @@ def train_texts(
     for part in parts:
         room = sys.maxsize if sample_bytes is None else -(-sample_bytes * part.num_bytes // total_bytes)
         for document in select(reader.read(part.slices), filters, first_of(part), Counter()):
-            for split, spans in divide(document, rule):
-                if split == TRAIN:
-                    yield from (span.text[:room] for span in spans if span.text)
-                    num_documents += 1
-                    room -= len(document.utf8) + len((document.source or "").encode())
+            pieces = [piece for piece in divide(document, rule) if piece.split == TRAIN]
+            if pieces:
+                yield from (piece.text[:room] for piece in pieces if piece.text)
+                num_documents += 1
+                room -= len(document.utf8) + len((document.source or "").encode())
             if room <= 0:
                 break
         done_bytes += part.num_bytes

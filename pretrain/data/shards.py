@@ -1,6 +1,6 @@
 """One token shard: a webdataset tar of whole documents, and the table of offsets that makes it random access.
 
-    ShardWriter.add_document -> member buffer -> at the first document end at or past member_tokens:
+    ShardWriter.add -> member buffer -> at the first document end at or past member_tokens:
         00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
         00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
         pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pretrain.data.ragged import Ragged, TokenDocuments, concatenate, ragged_of
 from pretrain.data.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, npy_bytes, npy_header
 from pretrain.errors import DataError, DiskError
 from pretrain.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
@@ -86,42 +87,61 @@ class ShardWriter:
         loss: np.ndarray | None = None,
         labels: np.ndarray | None = None,
     ) -> None:
-        """Appends one document.
+        """Appends one document: see `add`."""
+        self.add(TokenDocuments(ragged_of([tokens]), None if source is None else ragged_of([source]), loss, labels))
+
+    def add(self, documents: TokenDocuments) -> None:
+        """Appends documents of the shard's kind, each of at least one token (and of pairs, one of the source).
 
         Args:
-            tokens: 1-D, at least one, any integer dtype; the values must fit the shard's dtype. Copied.
-            source: Pairs: the same of the source side.
-            loss: Records: bool or uint8, as long as `tokens`: whether each is learned.
-            labels: Labelled texts: as long as `tokens`: the number of each one's label, or IGNORE_INDEX.
+            documents: Any integer dtype; the values must fit the shard's dtype. Copied.
 
         Raises:
-            DataError: The document has more than MAX_DOCUMENT_TOKENS tokens.
+            DataError: One has more than MAX_DOCUMENT_TOKENS tokens.
         """
-        assert tokens.ndim == 1 and len(tokens), "a document is 1-D and has at least its end-of-document token"
-        if len(tokens) > MAX_DOCUMENT_TOKENS:
+        self._check(documents)
+        while documents.num_documents:
+            columns = [(self._tokens, documents.tokens)]
+            if documents.source is not None:
+                columns.append((self._source, documents.source))
+            num_fitting = min(given.count_up_to(self.member_tokens - column.size) for column, given in columns)
+            self._append(documents.slice(0, num_fitting))
+            if any(column.size >= self.member_tokens for column, _ in columns):
+                self._flush_member()
+            documents = documents.slice(num_fitting, documents.num_documents)
+
+    def _check(self, documents: TokenDocuments) -> None:
+        tokens, source, loss, labels = documents
+        assert tokens.lengths.all(), "a document has at least its end-of-document token"
+        too_long = np.flatnonzero(tokens.lengths > MAX_DOCUMENT_TOKENS)
+        if len(too_long):
             raise DataError(
-                f"document {self.num_documents} has {len(tokens)} tokens, more than {MAX_DOCUMENT_TOKENS}",
+                f"document {self.num_documents + too_long[0]} has {tokens.lengths[too_long[0]]} tokens, "
+                f"more than {MAX_DOCUMENT_TOKENS}",
                 where=str(self.path),
                 fix="split it in the source text",
             )
         given, kind = [part is not None for part in (source, loss, labels)], self._kind
         assert given == [kind == "pairs", kind == "records", kind in LABELLED], "a document has what its kind says"
+        assert source is None or source.lengths.all(), "a source has at least one token"
+        assert loss is None or len(loss) == len(tokens.values), "each token is learned or not"
+        assert labels is None or len(labels) == len(tokens.values), "each token has a label or none"
+
+    def _append(self, documents: TokenDocuments) -> None:
+        """Appends documents to the member."""
+        tokens, source, loss, labels = documents
         self._tokens.add(tokens)
-        self._lengths.append(len(tokens))
+        lengths = tokens.lengths
         if source is not None:
-            assert source.ndim == 1 and len(source), "a source is 1-D and has at least one token"
             self._source.add(source)
-            self._lengths.append(len(source))
+            lengths = np.stack([lengths, source.lengths], axis=1)
         if loss is not None:
-            assert len(loss) == len(tokens), "each token is learned or not"
-            self._loss.add(loss)
+            self._loss.add(Ragged(loss, tokens.lengths))
         if labels is not None:
-            assert len(labels) == len(tokens), "each token has a label or none"
-            self._labels.add(labels)
-        self.num_tokens += len(tokens)
-        self.num_documents += 1
-        if max(self._tokens.size, self._source.size) >= self.member_tokens:
-            self._flush_member()
+            self._labels.add(Ragged(labels, tokens.lengths))
+        self._lengths.frombytes(lengths.astype(np.uint32).tobytes())
+        self.num_tokens += len(tokens.values)
+        self.num_documents += documents.num_documents
 
     def close(self) -> ShardIndex:
         """Writes the rest and the sidecars, and commits the tar. Returns its entry for the index."""
@@ -199,20 +219,19 @@ class _Column:
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype, self.size = dtype, 0
-        self._arrays: list[np.ndarray] = []
-        self._starts: list[int] = []
+        self._parts: list[Ragged] = []
 
-    def add(self, values: np.ndarray) -> None:
-        """Appends a copy. The values must fit the dtype."""
+    def add(self, arrays: Ragged) -> None:
+        """Appends copies. The values must fit the dtype."""
+        values = arrays.values
         if values.dtype != self._dtype:
             limits = np.iinfo(self._dtype)
             assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
-        self._starts.append(self.size)
-        self._arrays.append(values.astype(self._dtype))
+        self._parts.append(Ragged(values.astype(self._dtype), arrays.lengths))
         self.size += len(values)
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all values and where each array starts (uint32), and is empty again."""
-        values, starts = np.concatenate(self._arrays), np.array(self._starts, dtype="<u4")
-        self._arrays, self._starts, self.size = [], [], 0
-        return values, starts
+        values, lengths = concatenate(self._parts)
+        self._parts, self.size = [], 0
+        return values, (np.cumsum(lengths) - lengths).astype("<u4")

@@ -4,9 +4,9 @@ hash:0.01   a document is held out when the hash of its bytes falls below the fr
 tail:0.1    the last tenth of every document's characters is held out; what a corpus of one long file needs
 """
 
-import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
+from hashlib import blake2b
 
 from pretrain.errors import ConfigError
 
@@ -23,27 +23,24 @@ class SplitRule:
         kind: `hash` or `tail`.
         fraction: Held out, exact: floor(n x (1 - F)) must not depend on binary rounding.
         salt: Of the hash, 8 bytes.
-        threshold: Hashes, 64 bits, below it are held out.
+        threshold: Hashes below it are held out; 8 bytes, as they are, the most significant first.
     """
 
     kind: str
     fraction: Fraction
     salt: bytes
-    threshold: int
+    threshold: bytes
 
     def divide(self, text: str, utf8: bytes) -> list[tuple[str, str]]:
         """Returns the non-empty (split, text) sides of a document whose text in UTF-8 is `utf8`."""
         if self.kind == "tail":
             cut = int(len(text) * (1 - self.fraction))
-            sides = [(TRAIN, text[:cut]), (VALIDATION, text[cut:])]
-        else:
-            sides = [(self.split_of(utf8), text)]
-        return [(split, side) for split, side in sides if side]
+            return [(split, side) for split, side in ((TRAIN, text[:cut]), (VALIDATION, text[cut:])) if side]
+        return [(self.split_of(utf8), text)] if text else []
 
     def split_of(self, key: bytes) -> str:
         """Returns where a `hash` split puts a document, by the bytes that make it what it is."""
-        digest = hashlib.blake2b(key, digest_size=8, salt=self.salt).digest()
-        return VALIDATION if int.from_bytes(digest, "big") < self.threshold else TRAIN
+        return VALIDATION if blake2b(key, digest_size=8, salt=self.salt).digest() < self.threshold else TRAIN
 
 
 def parse_split(text: str, seed: int) -> SplitRule:
@@ -63,4 +60,4 @@ def parse_split(text: str, seed: int) -> SplitRule:
         )
     if not 0 <= seed < 2**64:
         raise ConfigError(f"seed={seed} is not a seed", fix="use a number from 0 to 2**64 - 1")
-    return SplitRule(kind, fraction, seed.to_bytes(8, "big"), int(fraction * 2**64))
+    return SplitRule(kind, fraction, seed.to_bytes(8, "big"), int(fraction * 2**64).to_bytes(8, "big"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.data.lengths import Lengths
+from pretrain.data.ragged import TokenDocuments
 from pretrain.data.shards import ShardWriter
 from pretrain.index import ShardIndex
 from pretrain.io import make_dir
@@ -35,34 +36,38 @@ class SplitWriter:
         self.lengths, self.source_lengths, self.num_learned = Lengths(), Lengths(), 0
         self.labels = Counter[int]()
 
-    def add(
-        self,
-        tokens: np.ndarray,
-        source: np.ndarray | None = None,
-        loss: np.ndarray | None = None,
-        labels: np.ndarray | None = None,
-    ) -> bool:
-        """Appends one document, its end included; returns whether it has tokens, on both sides of a pair.
+    def add(self, documents: TokenDocuments) -> int:
+        """Appends documents, their ends included; returns how many have no tokens, of pairs on one of the sides.
 
-        One without any is not written: a tokenizer may drop white space, and nothing need end a document.
+        Those are not written: a tokenizer may drop white space, and nothing need end a document.
         """
-        if not len(tokens) or (source is not None and not len(source)):
-            return False
-        if self._open is None:
-            make_dir(self._folder)
-            path = self._folder / f"{self._stem}-{len(self._shards):04d}.tar"
-            self._open = ShardWriter(path, self._dtype, kind=self._kind)
-        self._open.add_document(tokens, source=source, loss=loss, labels=labels)
-        self.lengths.add(len(tokens))
-        if source is not None:
-            self.source_lengths.add(len(source))
-        if loss is not None:
-            self.num_learned += int(np.count_nonzero(loss))
-        if labels is not None:
-            self.labels.update(labels[labels != IGNORE_INDEX].tolist())
-        if self._open.num_tokens >= self._shard_tokens:
-            self._close_shard()
-        return True
+        has_tokens = documents.tokens.lengths > 0
+        if documents.source is not None:
+            has_tokens &= documents.source.lengths > 0
+        num_empty = int(np.count_nonzero(~has_tokens))
+        if num_empty:
+            documents = documents.select(has_tokens)
+        self._count(documents)
+        while documents.num_documents:
+            if self._open is None:
+                make_dir(self._folder)
+                path = self._folder / f"{self._stem}-{len(self._shards):04d}.tar"
+                self._open = ShardWriter(path, self._dtype, kind=self._kind)
+            num_fitting = documents.tokens.count_up_to(self._shard_tokens - self._open.num_tokens)
+            self._open.add(documents.slice(0, num_fitting))
+            documents = documents.slice(num_fitting, documents.num_documents)
+            if self._open.num_tokens >= self._shard_tokens:
+                self._close_shard()
+        return num_empty
+
+    def _count(self, documents: TokenDocuments) -> None:
+        self.lengths.add(documents.tokens.lengths)
+        if documents.source is not None:
+            self.source_lengths.add(documents.source.lengths)
+        if documents.loss is not None:
+            self.num_learned += int(np.count_nonzero(documents.loss))
+        if documents.labels is not None:
+            self.labels.update(documents.labels[documents.labels != IGNORE_INDEX].tolist())
 
     def close(self) -> list[ShardIndex]:
         """Commits the last shard; returns all of them."""

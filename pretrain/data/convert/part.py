@@ -20,6 +20,8 @@ from pretrain.data.convert.text_bytes import TextBytes
 from pretrain.data.convert.token_file import TokenFile
 from pretrain.data.part import PartRecord, Report, SplitRecord, record_path
 from pretrain.data.pool import Work
+from pretrain.data.ragged import TokenDocuments, ragged_of
+from pretrain.data.shards import MEMBER_TOKENS
 from pretrain.data.sources import Part
 from pretrain.data.split import SPLITS, TRAIN, SplitRule
 from pretrain.data.split_writer import SplitWriter
@@ -116,6 +118,8 @@ def write_part(settings: Settings, text_bytes: TextBytes, tokenizer_sha256: str,
         name: SplitWriter(settings.folder / name, part.name, dtype, "text", settings.shard_tokens) for name in SPLITS
     }
     runs = Runs()
+    pending: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
+    pending_tokens = 0
     try:
         for piece in part.slices:
             path, num_documents = piece.file.path, 0
@@ -128,14 +132,26 @@ def write_part(settings: Settings, text_bytes: TextBytes, tokenizer_sha256: str,
                 runs.add(split, is_appended)
                 runs.num_open += bool(is_open) and not settings.append_eos
                 record.splits[split].num_bytes_text += text_bytes.count(document)
-                writers[split].add(np.concatenate([document, settings.eos]) if is_appended else document)
-                num_documents += 1
+                pending[split].append(np.concatenate([document, settings.eos]) if is_appended else document)
+                num_documents, pending_tokens = num_documents + 1, pending_tokens + len(document)
                 if num_documents % REPORT_DOCUMENTS == 0:
                     report(0, REPORT_DOCUMENTS)
+                if num_documents % REPORT_DOCUMENTS == 0 or pending_tokens >= MEMBER_TOKENS:
+                    _write(pending, writers)
+                    pending_tokens = 0
             report(piece.num_bytes, num_documents % REPORT_DOCUMENTS)
+        _write(pending, writers)
         for name, writer in writers.items():
             record.splits[name].shards = writer.close()
     finally:
         for writer in writers.values():
             writer.discard()
     write_json(record_path(settings.folder, part), {**asdict(record), "runs": asdict(runs)})
+
+
+def _write(pending: dict[str, list[np.ndarray]], writers: Mapping[str, SplitWriter]) -> None:
+    """Writes the documents of each split, and forgets them."""
+    for split, documents in pending.items():
+        if documents:
+            writers[split].add(TokenDocuments(ragged_of(documents)))
+            documents.clear()

@@ -21,7 +21,7 @@ from pretrain.data.readers.rule import ReadRule
 LEARNED_ROLE = "assistant"
 ROLES = ("system", "developer", "user", "tool", "function", LEARNED_ROLE)
 
-_decode = json.JSONDecoder().decode
+_JSON = json.JSONDecoder()
 
 Build = Callable[[Mapping[str, Any], ReadRule, int], Document]
 """Makes a document of a record that took so many bytes of the input. Raises: RecordError."""
@@ -33,6 +33,15 @@ class RecordError(Exception):
     def __init__(self, what: str, fix: str) -> None:
         self.what, self.fix = what, fix
         super().__init__(what)
+
+
+def _decode(text: str) -> Any:
+    """As `JSONDecoder.decode`, half of whose time goes to white space around the record. Raises: as it does."""
+    if text.startswith("{"):
+        row, end = _JSON.raw_decode(text)
+        if text[end:] in ("", "\n"):
+            return row
+    return _JSON.decode(text)
 
 
 def parse_object(text: str) -> dict[str, Any]:

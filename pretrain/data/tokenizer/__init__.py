@@ -3,11 +3,11 @@
     TokenizerConfig -> check_tokenizer
       bpe, wordpiece, unigram, char   train_tokenizer(texts, config) -> Tokenizer -> dump_tokenizer -> tokenizer.json
       given                           read_given(config)                                            -> tokenizer.json
-    tokenizer.json -> load_tokenizer -> build_encoder -> Encoder.encode: one integer array a text
+    tokenizer.json -> load_tokenizer -> build_encoder -> Encoder.encode: integers for each text
 
 Invariants: training twice on the same texts gives the same bytes; text never becomes a special token, even where it
 spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is truncated or padded.
-Not here: which texts to train on (sample.py), where the end-of-document token goes (part.py).
+Not here: which texts to train on (sample.py), where the end-of-document token goes (assemble.py).
 """
 
 from pretrain.data.tokenizer.bpe import MIN_BPE_VOCAB_SIZE, check_bpe_size, train_bpe

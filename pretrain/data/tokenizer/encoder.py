@@ -1,11 +1,12 @@
 """Texts to arrays of ids."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from pretrain.data.ragged import Ragged
 from pretrain.data.tokenizer.roles import eos_id, special_tokens_of
 from pretrain.data.tokenizer.vocabulary import token_dtype, vocabulary_size
 
@@ -27,18 +28,22 @@ class Encoder:
     eos: np.ndarray
     bos: np.ndarray
 
-    def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Encodes texts together; yields the ids of each, without special tokens.
+    def encode(self, texts: list[str]) -> Ragged:
+        """Encodes texts together; returns the ids of each, without special tokens.
 
         Single-threaded where TOKENIZERS_PARALLELISM=false. The cost is that of `encode_batch_fast`.
         """
-        for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-            yield np.fromiter(encoding.ids, self.eos.dtype, len(encoding))
+        return self._ids(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
 
-    def encode_placed(self, texts: list[str]) -> Iterator[tuple[np.ndarray, list[tuple[int, int]]]]:
-        """Encodes texts together; yields the ids of each, and the characters that each token is made of."""
-        for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False):
-            yield np.fromiter(encoding.ids, self.eos.dtype, len(encoding)), encoding.offsets
+    def encode_placed(self, texts: list[str]) -> tuple[Ragged, list[list[tuple[int, int]]]]:
+        """Encodes texts together; returns the ids of each, and of each the characters that its tokens are made of."""
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return self._ids(encodings), [encoding.offsets for encoding in encodings]
+
+    def _ids(self, encodings: list[Encoding]) -> Ragged:
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        return Ragged(np.fromiter(ids, self.eos.dtype, int(lengths.sum())), lengths)
 
 
 def build_encoder(tokenizer: Tokenizer) -> Encoder:

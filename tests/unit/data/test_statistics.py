@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from pretrain.data.lengths import Lengths, add_up, bin_of, lengths_from_json
+from pretrain.data.lengths import Lengths, add_up, bins_of, lengths_from_json
 from pretrain.data.prepare import prepare
 from pretrain.index import load_index
 from tests.helpers.corpus import write_corpus
@@ -17,11 +17,12 @@ PICTURE = b"\x89PNG\r\n\x1a\n"
 
 
 def test_bins_are_exact_below_64_and_a_32nd_wide_beyond():
-    starts = [bin_of(length) for length in range(1, 100_000)]
+    starts = bins_of(np.arange(1, 100_000)).tolist()
     assert starts[:63] == list(range(1, 64))
     assert all(length - length // 32 <= start <= length for length, start in enumerate(starts, 1))
     assert starts == sorted(starts)
-    assert [bin_of(start) for start in starts] == starts
+    assert bins_of(np.array(starts)).tolist() == starts
+    assert bins_of(np.array([2**30 - 1, 2**30])).tolist() == [63 * 2**24, 2**30]
 
 
 @pytest.mark.parametrize("longest", [60, 5000])
@@ -29,14 +30,14 @@ def test_lengths_of_parts_add_up_to_those_of_the_whole(longest):
     rng = random.Random(0)
     values = [rng.randint(1, longest) for _ in range(999)]
     parts = [Lengths() for _ in range(4)]
-    for number, value in enumerate(values):
-        parts[number % 3].add(value)
+    for number in range(3):
+        parts[number].add(np.array(values[number::3]))
     total = add_up(lengths_from_json(json.loads(json.dumps(part.as_json()))) for part in parts)
     assert (total.num_documents, total.total) == (len(values), sum(values))
     assert (total.shortest, total.longest) == (min(values), max(values))
     for percent in (1, 50, 99):
         exact = int(np.percentile(values, percent, method="inverted_cdf"))
-        assert total.percentile(percent) == bin_of(exact)
+        assert total.percentile(percent) == bins_of(np.array([exact]))[0]
 
 
 def test_statistics_count_what_the_shards_hold(tmp_path):

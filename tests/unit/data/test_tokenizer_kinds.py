@@ -43,8 +43,7 @@ def train(kind="bpe", texts=TEXTS, **options):
 
 
 def encode(tokenizer, text):
-    (ids,) = build_encoder(tokenizer).encode([text])
-    return ids.tolist()
+    return build_encoder(tokenizer).encode([text]).values.tolist()
 
 
 def pieces(tokenizer, text):
