@@ -9,7 +9,6 @@ the loss scale answers; there the cause is looked for when the loss is not finit
 import json
 import logging
 import math
-from collections.abc import Callable
 from functools import partial
 
 from pretrain import dist
@@ -41,8 +40,8 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
     is_last = in_a_row >= limit
     fault = None
     if run.config.engine.precision != "fp16" or is_last or not math.isfinite(loss):
-        seed: Callable[[int], None] = partial(seed_dropout, run.config, run.world, state.step - 1)
-        fault = find_fault(run.engine, batch.micro_batches, seed, run.world.size / max(num_targets, 1))
+        scale = run.world.size / max(num_targets, 1)
+        fault = find_fault(run.engine, batch.micro_batches, partial(_seed, run, state.step - 1), scale)
     ids = [sample for rank_ids in dist.gather_objects(list(batch.sample_ids)) for sample in rank_ids]
     cause = "" if fault is None else f": {fault.what}"
     if run.world.is_main:
@@ -56,6 +55,11 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
             where=str(run.folder.path / "bad_step.json"),
             fix=_advice(run, fault),
         )
+
+
+def _seed(run: Run, step: int, micro: int) -> None:
+    run.progress.go_on()  # each pass may take as long as one of training
+    seed_dropout(run.config, run.world, step, micro)
 
 
 def _write(run: Run, state: TrainState, loss: float, ids: list[int], fault: Fault | None) -> None:

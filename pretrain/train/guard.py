@@ -4,7 +4,7 @@
     judge    what the step was goes into the state, so that a run that resumes counts on         (no communication)
     act      a bad step is looked into (bad_step.py), a spike is answered, replicas are compared when it is due
 
-All ranks hear the same sums, so all judge alike. Costs some 10 us a step; the comparison of replicas reads every weight
+All ranks hear the same sums, so all judge alike. Costs some 13 us a step; the comparison of replicas reads every weight
 once, every `guard.check_replicas_every` steps and before checkpoints.
 """
 

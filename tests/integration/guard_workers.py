@@ -1,7 +1,9 @@
 """What the ranks of the guard tests do: steps that are dropped, rehearsed, or go wrong on one rank."""
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +105,19 @@ def _set_weight(engine: Engine, name: str, value: float) -> Callable[[], None]:
     return undo
 
 
+def at_the_least_scale(world: World) -> list[Any]:
+    """Steps of fp16 that overflow while the loss scale is at its minimum: whether each was skipped, and the scale."""
+    engine: Any = build(world, "deepspeed", 2, "fp16", micro=MICRO)
+    scaler = engine._engine.optimizer.loss_scaler
+    scaler.cur_scale, scaler.cur_hysteresis = 1.0, 1
+    skipped = []
+    for _ in range(3):
+        for micro in micro_batches(world, 0):
+            engine.forward_backward(micro, float("inf"), True)
+            skipped.append(engine.update(1e-2).skipped)
+    return [skipped, engine.state.scalars()["loss_scale.cur_scale"]]
+
+
 def dropped_and_faults(world: World, cases: list[list[Any]], kinds: list[str]) -> list[list[list[Any]]]:
     """Both of the above, in one start of the ranks."""
     return [dropped(world, cases), faults(world, cases, kinds)]
@@ -128,3 +143,15 @@ def _compared(engine: Engine) -> str | None:
     except DivergedError as error:
         return str(error)
     return None
+
+
+def command(world: World, folder: str, arguments: list[str], environment: dict[str, str]) -> list[Any]:
+    """Runs `pretrain ARGUMENTS` as one rank, in a folder; returns its exit code and what it wrote to stderr."""
+    from pretrain.cli.entry import run
+
+    os.environ.update(environment)
+    os.chdir(folder)
+    said = Path(f"stderr-{world.rank}.txt")
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    code = run(arguments)
+    return [code, said.read_text()]
