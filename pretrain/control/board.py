@@ -6,6 +6,7 @@ store's process is frozen: only a thread that may be left behind makes them.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -31,7 +32,9 @@ class Board:
     def __init__(self, host: str, port: int) -> None:
         timeout = timedelta(seconds=CONNECT_S)
         store = td.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-        self._store = td.PrefixStore("pretrain-watchdog", store)
+        # torchrun's store outlives an attempt, and its verdict must not.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = td.PrefixStore(f"pretrain-watchdog-{attempt}", store)
 
     def publish(self, beat: Beat) -> None:
         """Replaces this rank's heartbeat."""

@@ -108,9 +108,10 @@ class Messenger:
                 self._seen[beat.rank] = (beat, time.monotonic())
         if self._outgoing is not None and self.verdict is None:
             self.verdict = board.conclude(self._outgoing)
-            self._answered.set()
         else:
             self.verdict = self.verdict or board.verdict()
+        if self._outgoing is not None:
+            self._answered.set()
         self._answered_at = time.monotonic()
 
 

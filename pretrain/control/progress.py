@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
-LONG_PHASES = {"load", "compile", "evaluate", "save", "close"}
+LONG_PHASES = {"start", "load", "compile", "evaluate", "save", "close"}
 LONG_FACTOR = 3
 STACK_DEPTH = 8
 
@@ -37,7 +37,7 @@ class Progress:
     def enter(self, phase: str, step: int | None = None) -> None:
         """Marks that a phase begins; half a microsecond.
 
-        Phases: start, load, compile, data, forward-backward, update, evaluate, save, close.
+        Phases: start, meet, load, compile, data, forward-backward, update, evaluate, save, close.
         """
         last = self.now
         self.now = Mark(last.number + 1, phase, last.step if step is None else step, time.monotonic())

@@ -52,7 +52,7 @@ class Standing:
 def find_missing(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
     """Returns the verdict on the ranks that have no heartbeat, or none any more; None where all have one."""
     absent = [rank for rank in range(world_size) if rank != own.rank and rank not in others]
-    if absent and own.phase == "start":
+    if absent and own.phase in ("start", "meet"):
         text = f"{_name_ranks(absent)} never came up; {_name(own)} has been waiting {own.where()}"
         return Verdict(text, EXIT_UNAVAILABLE, tuple(absent))
     silent = [standing for standing in others.values() if standing.silent_s >= SILENT_S]
@@ -93,16 +93,20 @@ def describe_silent(standing: Standing) -> str:
     )
 
 
-def describe_store(place: str, holder: Beat | None, silent_s: float) -> str:
+def describe_store(place: str, holder: Beat | None, silent_s: float | None) -> str:
     """Returns what there is to say when the job's store does not answer.
 
     Args:
         place: Where it is.
         holder: The last heartbeat of the rank that keeps it; None: no rank does, or none has come.
-        silent_s: For how long.
+        silent_s: For how long; None: it has closed.
     """
     if holder is None:
-        return f"the store at {place} has not answered for {silent_s:.0f} s: it is frozen, gone, or unreachable"
+        what = "has closed" if silent_s is None else f"has not answered for {silent_s:.0f} s"
+        return f"the store of the job at {place} {what}: who keeps it is frozen, gone, or unreachable"
+    if silent_s is None:
+        place = f"the store of the job, which it keeps at {place}, has closed"
+        return f"{_name(holder)} is gone: {place}; it was last seen {holder.where()}, at:\n{_stack(holder)}"
     return describe_silent(Standing(holder, silent_s))
 
 

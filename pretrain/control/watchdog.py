@@ -5,8 +5,8 @@
     a rank fails    its error -> the store                                 -> the others say it, and exit as it does
 
 Two threads: one talks to the store and may stay there for ever (the store's process is frozen), the other looks at the
-clock. `engine.timeout_s` is the limit of a phase of a step; load, compile, evaluate, save and close may take three
-times as long. The process group's own timeout comes later: it would name nobody.
+clock. `engine.timeout_s` is the limit of a phase of a step; start, load, compile, evaluate, save and close may take
+three times as long. The process group's own timeout comes later: it would name nobody.
 
 Cost: a mark is one assignment; a heartbeat takes 0.2 ms of another thread, once a second. A rank of a job that moves
 reads one heartbeat besides its own, so that the store's load grows with the number of ranks, not with its square.
@@ -103,13 +103,16 @@ class Watchdog:
             was_stopped, last_tick = now - last_tick > SILENT_S, now
             if self._is_failing:
                 continue
-            if self._messenger.verdict is not None:
+            if mark.phase == "close":  # the others may have left
+                self._end(judge(self._pulse.beat(), {}, 1) if stalled > limit else None)
+            elif self._messenger.verdict is not None:
                 self._follow(self._messenger.verdict)
-            elif self._messenger.is_refused and stalled > STORE_GONE_S and mark.phase != "close":
+            elif self._messenger.is_refused and stalled > STORE_GONE_S:
                 self._end(self._judge_store())
-            observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
-            if stalled > limit and observed > OBSERVE_S:
-                self._end(self._judge_store() or self._judge())
+            else:
+                observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
+                if stalled > limit and observed > OBSERVE_S:
+                    self._end(self._judge_store() or self._judge())
 
     def _judge_store(self) -> Verdict | None:
         """Returns the verdict where the store is the trouble, or the rank that keeps it."""
@@ -122,9 +125,10 @@ class Watchdog:
         if not messenger.is_refused and messenger.silent_s() < SILENT_S:
             return None
         keeper = None if self._store_rank is None else messenger.standings().get(self._store_rank)
+        silent_s = None if messenger.is_refused else messenger.silent_s()
         if keeper is None:
-            return Verdict(describe_store(place, None, messenger.silent_s()))
-        return Verdict(describe_store(place, keeper.beat, messenger.silent_s()), EXIT_HANG, (keeper.beat.rank,))
+            return Verdict(describe_store(place, None, silent_s))
+        return Verdict(describe_store(place, keeper.beat, silent_s), EXIT_HANG, (keeper.beat.rank,))
 
     def _judge(self) -> Verdict | None:
         return judge(self._pulse.beat(), self._messenger.standings(), self._world_size)

@@ -89,6 +89,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = plan_batch(config.batch, world.size)
     num_parameters = count_parameters(config.model)
+    progress.enter("meet")
     accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
 
     progress.enter("load")
@@ -227,6 +228,8 @@ def _restore(
     config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
 ) -> TrainState:
     state = checkpoints.load_newest(engine.state)
+    if state is None:
+        check_new(RunDir(Path(config.run.dir) / config.run.name))
     if state is None or state.step < config.train.last_step:
         checkpoints.prepare(*room)
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)

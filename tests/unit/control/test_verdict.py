@@ -66,10 +66,10 @@ def test_a_single_process_that_hangs_is_named():
 
 
 def test_ranks_that_never_came_up_are_listed_and_are_no_hang():
-    verdict = judge(replace(WAITING, phase="start", step=0), live(HUNG), 4)
+    verdict = judge(replace(WAITING, phase="meet", step=0), live(HUNG), 4)
     assert verdict.exit_code == 69
     assert verdict.culprits == (2, 3)
-    assert verdict.text.startswith("ranks 2, 3 never came up; rank 0 (n1, process 100) has been waiting in start")
+    assert verdict.text.startswith("ranks 2, 3 never came up; rank 0 (n1, process 100) has been waiting in meet")
 
 
 def test_a_rank_that_never_sent_a_heartbeat_is_gone_once_the_job_runs():
@@ -82,9 +82,15 @@ def test_a_store_that_does_not_answer_is_its_keepers_trouble():
     assert describe_store("n1:29500", WAITING, 6.0).startswith(
         "rank 0 (n1, process 100) is frozen or gone: no heartbeat"
     )
-    assert describe_store("n1:29500", None, 6.0) == (
-        "the store at n1:29500 has not answered for 6 s: it is frozen, gone, or unreachable"
+    gone = describe_store("n1:29500", WAITING, None)
+    assert gone.startswith(
+        "rank 0 (n1, process 100) is gone: the store of the job, which it keeps at n1:29500, has closed"
     )
+    nobody = "who keeps it is frozen, gone, or unreachable"
+    assert describe_store("n1:29500", None, 6.0) == (
+        f"the store of the job at n1:29500 has not answered for 6 s: {nobody}"
+    )
+    assert describe_store("n1:29500", None, None) == f"the store of the job at n1:29500 has closed: {nobody}"
 
 
 def test_a_verdict_travels_as_json():

@@ -87,7 +87,7 @@ def test_survivors_say_which_rank_is_gone(ended, culprit):
     assert job.codes == {culprit: -9} | dict.fromkeys(others, 76)
     for rank in others:
         assert f"rank {culprit} ({HOST}, process " in job.said[rank]
-        assert "is frozen or gone" in job.said[rank]
+        assert ("is gone: the store" if culprit == 0 else "is frozen or gone: no heartbeat") in job.said[rank]
     assert max(seconds for _, seconds in job.outcomes.values()) - job.outcomes[culprit][1] < 10
 
 
