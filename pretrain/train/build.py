@@ -228,8 +228,6 @@ def _restore(
     config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
 ) -> TrainState:
     state = checkpoints.load_newest(engine.state)
-    if state is None:
-        check_new(RunDir(Path(config.run.dir) / config.run.name))
     if state is None or state.step < config.train.last_step:
         checkpoints.prepare(*room)
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
