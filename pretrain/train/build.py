@@ -39,6 +39,7 @@ from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, peak_flops
 from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import Claim, begin
+from pretrain.train.history import check_new
 from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_data
 from pretrain.train.rollback import agree_on_skips
@@ -228,6 +229,8 @@ def _restore(
     config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
 ) -> TrainState:
     state = checkpoints.load_newest(engine.state)
+    if state is None:
+        check_new(RunDir(Path(config.run.dir) / config.run.name))
     if state is None or state.step < config.train.last_step:
         checkpoints.prepare(*room)
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)

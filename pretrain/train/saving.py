@@ -15,6 +15,7 @@ from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
 from pretrain.errors import DiskError, DivergedError, PretrainError
 from pretrain.train.build import Run
+from pretrain.train.history import note_commit
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ class Saving:
             if self._run.world.is_main:
                 seconds = time.monotonic() - self._begun_at
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
+                note_commit(self._run.folder, save.step)
         if save.is_finished:
             self._save, self._num_failed = None, 0
 

@@ -1,0 +1,161 @@
+"""A damaged run folder never starts from step 0 by itself, whatever of it is missing or damaged."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import CheckpointError, PretrainError
+from pretrain.io import make_dir
+from pretrain.rundir import RunDir, begin_attempt
+from pretrain.tracking.audit import AuditLedger
+from pretrain.train.history import check_new, note_commit
+from tests.unit.checkpoint.stand_in import StandIn, manager, save
+
+
+def start(folder: Path) -> int | None:
+    """What a start does about the past: returns the step that it resumes at, None for a start from nothing."""
+    run = RunDir(folder)
+    state = manager(run.checkpoints).load_newest(StandIn(0))
+    if state is None:
+        check_new(run)
+    return None if state is None else state.step
+
+
+def add_rows(run: RunDir, steps: range, attempt: int) -> None:
+    """Rows of the ledger and of the metrics."""
+    ledger = AuditLedger(run.audit)
+    for step in steps:
+        ledger.append(step=step, tokens=1, digest="0", loss=1.0, grad_norm=1.0, attempt=attempt)
+    ledger.close()
+    with run.metrics.open("a") as file:
+        file.writelines(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps)
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDir:
+    """A run of two attempts that has saved steps 2, 4 and 6, the first two in its first attempt."""
+    run = RunDir(make_dir(tmp_path / "run"))
+    begin_attempt(run, "run", {"from_step": 0})
+    add_rows(run, range(1, 5), 1)
+    save(run.checkpoints, 2, 4)
+    note_commit(run, 2)
+    begin_attempt(run, "run", {"from_step": 4})
+    add_rows(run, range(5, 8), 2)
+    save(run.checkpoints, 6)
+    return run
+
+
+def cut_in_half(path: Path) -> None:
+    """Truncates a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def forget_commits(run: RunDir) -> None:
+    """A record in which nothing tells of a checkpoint."""
+    record = run.read_record()
+    record["attempts"] = [dict.fromkeys(attempt, 0) for attempt in record["attempts"]]
+    run.record.write_text(json.dumps(record))
+
+
+def spoil_ledger(run: RunDir) -> None:
+    """A ledger with a damaged line in the middle."""
+    lines = run.audit.read_bytes().splitlines(keepends=True)
+    run.audit.write_bytes(lines[0] + b"{damaged\n" + b"".join(lines[2:]))
+
+
+def set_all_aside(run: RunDir) -> None:
+    """Checkpoints that were found to be damaged."""
+    for path in run.checkpoints.iterdir():
+        path.rename(path.with_name(f"{path.name}.bad-damaged"))
+
+
+def drop_manifests(run: RunDir) -> None:
+    """Checkpoints without what makes them such."""
+    for path in run.checkpoints.glob("*/manifest.json"):
+        path.unlink()
+
+
+def keep_leftovers_only(run: RunDir) -> None:
+    """What dead attempts have left, and no checkpoint."""
+    for path in run.checkpoints.iterdir():
+        path.rename(path.with_name(f".tmp-{path.name}-0"))
+
+
+RECORD = {
+    "whole": lambda run: None,
+    "missing": lambda run: run.record.unlink(),
+    "cut": lambda run: cut_in_half(run.record),
+    "empty": lambda run: run.record.write_bytes(b""),
+    "forgetful": forget_commits,
+}
+LEDGER = {
+    "whole": lambda run: None,
+    "missing": lambda run: run.audit.unlink(),
+    "cut": lambda run: cut_in_half(run.audit),
+    "damaged": spoil_ledger,
+}
+CHECKPOINTS = {
+    "missing": lambda run: shutil.rmtree(run.checkpoints),
+    "empty": lambda run: (shutil.rmtree(run.checkpoints), run.checkpoints.mkdir()),
+    "set aside": set_all_aside,
+    "without manifests": drop_manifests,
+    "leftovers": keep_leftovers_only,
+}
+
+
+def tells_nothing(record: str, ledger: str, checkpoints: str) -> bool:
+    """A record that knows of no commit, beside a ledger of one attempt or none: as of a run that died early."""
+    return record == "forgetful" and ledger in ("missing", "cut") and checkpoints in ("missing", "empty", "leftovers")
+
+
+@pytest.mark.parametrize("record", RECORD)
+def test_no_damage_to_a_run_that_has_committed_makes_it_start_over(run, tmp_path, record):
+    assert start(run.path) == 6
+    for number, (ledger, checkpoints) in enumerate(itertools.product(LEDGER, CHECKPOINTS)):
+        damaged = RunDir(shutil.copytree(run.path, tmp_path / str(number)))
+        RECORD[record](damaged)
+        LEDGER[ledger](damaged)
+        CHECKPOINTS[checkpoints](damaged)
+        if tells_nothing(record, ledger, checkpoints):
+            continue
+        with pytest.raises(PretrainError, match=r"step|run\.json|damaged"):
+            start(damaged.path)
+
+
+def test_what_is_told_is_named_with_the_file_that_tells(run):
+    shutil.rmtree(run.checkpoints)
+    fix = "restore the checkpoints, or start over under another run.name"
+    with pytest.raises(CheckpointError, match=f"run.json tells of one of step 2: a run never starts over .*; {fix}"):
+        start(run.path)
+    forget_commits(run)
+    with pytest.raises(CheckpointError, match=r"audit.jsonl tells of an attempt that began at one of step 4"):
+        start(run.path)
+    run.record.unlink()
+    with pytest.raises(CheckpointError, match=r"audit.jsonl has rows, and run.json is missing"):
+        start(run.path)
+    run.audit.unlink()
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl has rows, and run.json is missing"):
+        start(run.path)
+
+
+def test_runs_that_never_committed_start_over_however_often(tmp_path):
+    run = RunDir(make_dir(tmp_path / "run"))
+    assert start(run.path) is None
+    for number in (1, 2, 3):
+        begin_attempt(run, "run", {"from_step": 0})
+        run.audit.unlink(missing_ok=True)  # cut back to step 0
+        add_rows(run, range(1, 4), number)
+        assert start(run.path) is None
+
+
+def test_the_first_commit_of_an_attempt_is_noted_once(tmp_path):
+    run = RunDir(make_dir(tmp_path / "run"))
+    begin_attempt(run, "run", {"from_step": 0})
+    note_commit(run, 5)
+    before = run.record.stat().st_mtime_ns
+    note_commit(run, 10)
+    assert run.record.stat().st_mtime_ns == before
+    assert run.read_record()["attempts"][0]["committed_step"] == 5
