@@ -13,7 +13,7 @@ compared: within 1e-4, or no timing counts. The attention, model and loss code i
     ddp                  torch's DistributedDataParallel and optimizer; for comparison, not judged
 
 A target on time is judged by CPU time and by wall time, and only where A/A is within 3%. What has no noise decides the
-exit code: a step of ours may have one collective more than the bare loop, of eight float64.
+exit code: a step of ours may have one collective more than the bare loop, of nine float64.
 
 `loop` is the time a step spends in our loop outside the engine's forward, backward and update, on the loop's thread of
 rank 0: CPU time is what it does, wall time includes the wait for the other rank.
@@ -42,7 +42,7 @@ from tests.helpers.ranks import run_in_ranks
 VOCAB_SIZE = 8192
 LOSS_TOLERANCE = 1e-4
 MUST, AIM = 0.97, 0.99
-EXTRA_COLLECTIVES, EXTRA_BYTES = 1, 8 * 8
+EXTRA_COLLECTIVES, EXTRA_BYTES = 1, 9 * 8
 JUDGED = ("deepspeed", "deepspeed_defaults")
 
 
