@@ -28,7 +28,7 @@ class StopFlag:
     Repeats within a second of the first are one request: launcher, Slurm and terminal may each deliver it.
 
     Slurm sends SIGUSR1 to every process of a step, whose default is to die of it. Here it is blocked in all threads
-    but the one that takes it, and children inherit the mask of the thread that starts them; SIGUSR2 they ignore.
+    but the one that takes it, and children inherit the mask of the thread that starts them; SIGUSR2 likewise.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class StopFlag:
         self._installed = True
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        # Blocked, and not only ignored: Go, and so wandb's service, takes a handler for all that is not blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         for number in STOP_SIGNALS:
             signal.signal(number, _leave_to_thread)
