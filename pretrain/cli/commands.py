@@ -13,6 +13,7 @@ from pretrain.cli.exchange import export_command, import_command
 from pretrain.cli.generate import generate_command
 from pretrain.cli.inspect import inspect_command
 from pretrain.cli.launch import launch_app
+from pretrain.cli.plan import plan_command
 from pretrain.cli.prepare import prepare_command
 from pretrain.cli.rollback import rollback_command
 from pretrain.cli.train import config_command, train_command
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command("prepare")(prepare_command)
 app.command("config")(config_command)
 app.command("train")(train_command)
+app.command("plan")(plan_command)
 app.add_typer(launch_app, name="launch")
 app.add_typer(data_app, name="data")
 app.command("import")(import_command)

@@ -15,6 +15,8 @@ counting them would report more FLOPs than any machine has run.
 A recurrent model has the same count for its cells, whose weights meet every token once, and for its attention.
 """
 
+from dataclasses import dataclass
+
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
 from pretrain.plan.recurrent import attention_weights, cell_matrices, decoder_input_width
@@ -65,27 +67,47 @@ def _self_attention_flops(stack: StackConfig, length: int, *, causal: bool, halv
     return 6 * stack.heads * stack.per_head_width * twice
 
 
-def _recurrent_flops_per_row(model: RecurrentConfig, seq_len: int, source_len: int | None) -> int:
+@dataclass(frozen=True, slots=True)
+class RowFlops:
+    """FLOPs of forward and backward on a row; a third of each is forward, but for what rounding leaves.
+
+    Attributes:
+        projections: Matrices of weights, the head's apart.
+        attention: Scores and mixing.
+        head: The head.
+    """
+
+    projections: int
+    attention: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.projections + self.attention + self.head
+
+
+def _recurrent_flops(model: RecurrentConfig, seq_len: int, source_len: int | None, head: int) -> RowFlops:
     """A weight of a cell meets every token of its side once; of attention, the source's or the target's."""
     of_target, of_source, of_pair = attention_weights(model)
     of_target += sum(inputs * outputs for inputs, outputs in cell_matrices(model.decoder, decoder_input_width(model)))
     if model.encoder is None:
-        return 6 * of_target * seq_len
+        return RowFlops(6 * of_target * seq_len, 0, head)
     length = source_len or seq_len
     of_source += sum(inputs * outputs for inputs, outputs in cell_matrices(model.encoder, model.encoder.width))
     pairs = 0 if model.attention == "none" else (max(of_pair, model.decoder.width) + model.decoder.width)
-    return 6 * (of_target * seq_len + of_source * length + pairs * seq_len * length)
+    return RowFlops(6 * (of_target * seq_len + of_source * length), 6 * pairs * seq_len * length, head)
 
 
-def train_flops_per_row(
+def row_flops(
     model: AnyModelConfig,
     seq_len: int,
     *,
     source_len: int | None = None,
     halve_causal: bool = False,
     head_share: float = 1.0,
-) -> int:
-    """Returns the FLOPs of forward and backward on one row.
+) -> RowFlops:
+    """Counts the FLOPs of forward and backward on one row, by kind.
 
     Args:
         model: As the others for `train_flops_per_token`.
@@ -96,21 +118,36 @@ def train_flops_per_row(
     """
     if isinstance(model, RecurrentConfig):
         head = round(6 * _head_weights(model.head_model) * seq_len * head_share)
-        return head + _recurrent_flops_per_row(model, seq_len, source_len)
-    flops = round(6 * _head_weights(model) * seq_len * head_share)
+        return _recurrent_flops(model, seq_len, source_len, head)
+    head = round(6 * _head_weights(model) * seq_len * head_share)
+    projections = attention = 0
     if model.decoder is not None:
-        flops += 6 * _stack_weights(model.decoder) * seq_len
-        flops += _self_attention_flops(model.decoder, seq_len, causal=True, halve_causal=halve_causal)
+        projections += 6 * _stack_weights(model.decoder) * seq_len
+        attention += _self_attention_flops(model.decoder, seq_len, causal=True, halve_causal=halve_causal)
     if model.encoder is None:
-        return flops
+        return RowFlops(projections, attention, head)
     encoder_len = seq_len
     if model.decoder is not None:
         decoder, encoder_len = model.decoder, source_len or seq_len
         of_target, of_source = _attention_weights(decoder)
-        flops += 6 * decoder.layers * (of_target * seq_len + of_source * encoder_len)
-        flops += 12 * decoder.layers * decoder.heads * decoder.per_head_width * seq_len * encoder_len
-    flops += 6 * _stack_weights(model.encoder) * encoder_len
-    return flops + _self_attention_flops(model.encoder, encoder_len, causal=False, halve_causal=False)
+        projections += 6 * decoder.layers * (of_target * seq_len + of_source * encoder_len)
+        attention += 12 * decoder.layers * decoder.heads * decoder.per_head_width * seq_len * encoder_len
+    projections += 6 * _stack_weights(model.encoder) * encoder_len
+    attention += _self_attention_flops(model.encoder, encoder_len, causal=False, halve_causal=False)
+    return RowFlops(projections, attention, head)
+
+
+def train_flops_per_row(
+    model: AnyModelConfig,
+    seq_len: int,
+    *,
+    source_len: int | None = None,
+    halve_causal: bool = False,
+    head_share: float = 1.0,
+) -> int:
+    """Returns the FLOPs of forward and backward on one row; arguments as for `row_flops`."""
+    counted = row_flops(model, seq_len, source_len=source_len, halve_causal=halve_causal, head_share=head_share)
+    return counted.total
 
 
 def train_flops_per_token(

@@ -1,0 +1,132 @@
+"""`pretrain plan`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretrain.cli.options import Config, Json, Overrides
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+    from pretrain.plan.cluster import Cluster
+    from pretrain.plan.supply import Stored
+
+
+def plan_command(
+    config: Config,
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines. Default: 1.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: the most up to 8 that divide.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, b200, cpu, ... Default: h100.")] = None,
+    mfu: Annotated[float | None, typer.Option(min=0.001, max=1.0, help="Assume it, 0 to 1.")] = None,
+    measured: Annotated[Path | None, typer.Option(help="A run whose metrics.jsonl says how fast it was.")] = None,
+    time: Annotated[str | None, typer.Option(help="Limit of a job: 3d, 12h, 2-00:00:00.")] = None,
+    disk_gb_s: Annotated[float, typer.Option(min=0.001, help="GB/s that all ranks write checkpoints at.")] = 2.0,
+    mtbf_node_days: Annotated[float | None, typer.Option(min=0.01, help="Days between failures of a node.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="List the layouts that fit, fastest first.")] = False,
+    sweep: Annotated[str | None, typer.Option(help="Scaling curve: nodes=1..512.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the curve: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run needs and how long it takes, without a GPU: memory, speed, disk, data, failures.
+
+    Example: pretrain plan configs/run/quickstart.yaml --gpu h100 --search
+    """
+    import json
+
+    from pretrain.config.load import load_config
+    from pretrain.errors import ConfigError
+    from pretrain.plan.course import MTBF_NODE_DAYS
+    from pretrain.plan.facts import Asked, plan_facts
+    from pretrain.plan.sweep import parse_sweep
+
+    loaded = load_config(config, overrides or [])
+    if picture is not None and sweep is None:
+        raise ConfigError("nothing to draw", where="--picture", fix="give --sweep nodes=1..512 too")
+    asked = Asked(
+        mfu=mfu,
+        measured_tokens_s=None if measured is None else _tokens_s(measured),
+        time_s=None if time is None else _seconds(time),
+        disk_bytes_s=disk_gb_s * 1e9,
+        mtbf_node_days=mtbf_node_days or MTBF_NODE_DAYS,
+        search=search,
+        sweep=() if sweep is None else tuple(parse_sweep(sweep)),
+    )
+    facts = plan_facts(loaded, _cluster(loaded, nodes, gpus_per_node, gpu), asked, _stored(loaded))
+    if picture is not None:
+        from pretrain.plan.picture import draw_sweep
+
+        draw_sweep(facts["sweep"], picture)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        from rich.console import Console
+
+        from pretrain.plan.show import show_plan
+
+        show_plan(facts, Console(highlight=False))
+    refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
+    if refused and not (search or sweep):
+        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
+
+
+def _cluster(config: "RunConfig", nodes: int | None, per_node: int | None, gpu: str | None) -> "Cluster":
+    """Returns the cluster that is asked for; where nothing is, the most GPUs of one node that divide the batch."""
+    from pretrain.plan.cluster import Cluster, find_gpu
+
+    name = gpu or ("cpu" if config.engine.device == "cpu" else "h100")
+    if per_node is None and config.engine.kind == "single":
+        per_node = 1
+    if per_node is None:
+        rows, count = config.batch.rows // config.batch.micro, nodes or 1
+        per_node = next((size for size in (8, 4, 2, 1) if rows % (size * count) == 0), 8)
+    return Cluster(nodes or 1, per_node, find_gpu(name))
+
+
+def _stored(config: "RunConfig") -> "Stored | None":
+    """Returns what the indexes of local shard folders say; None where one is not there, or is an address."""
+    from pretrain.index import INDEX_NAME, TOKEN_BYTES
+    from pretrain.index.dataset import open_dataset
+    from pretrain.plan.supply import Stored
+
+    paths = config.data.paths
+    if any("://" in path or not (Path(path) / INDEX_NAME).is_file() for path in paths):
+        return None
+    dataset = open_dataset(config.data)
+    splits = [source.index.split("train") for source in dataset.sources]
+    return Stored(
+        tokens=sum(split.num_tokens for split in splits),
+        shards=sum(len(split.shards) for split in splits),
+        token_bytes=TOKEN_BYTES[dataset.index.dtype],
+        vocab_size=dataset.index.vocab_size,
+        labels=dataset.index.labels,
+    )
+
+
+def _seconds(text: str) -> float:
+    from pretrain.errors import ConfigError
+    from pretrain.plan.course import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no time", where="--time", fix="write 3d, 12h, 90m or 2-12:00:00") from None
+
+
+def _tokens_s(run: Path) -> float:
+    """Returns the median speed of the second half of a run's metrics."""
+    import json
+    import statistics
+
+    from pretrain.errors import ConfigError
+
+    path = run / "metrics.jsonl" if run.is_dir() else run
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path), fix="give the folder of a run") from None
+    speeds = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
+    if not speeds:
+        raise ConfigError("has no tokens_per_s", where=str(path), fix="give a run that has logged some steps")
+    return float(statistics.median(speeds[len(speeds) // 2 :]))

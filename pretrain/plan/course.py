@@ -1,0 +1,140 @@
+"""The course of a run over days: checkpoints and their room, jobs of a time limit, failures and the work they cost."""
+
+import math
+from dataclasses import dataclass
+
+from pretrain.config.train import CheckpointConfig
+
+MTBF_NODE_DAYS = 154.0
+"""Mean days between failures of a node of 8 GPUs: 6.50 a thousand node-days on Meta's RSC-1 (Kokolis et al. 2025, 4;
+2.34 on RSC-2). Llama 3's 419 in 54 days on 2,048 nodes are 264 node-days each (Llama Team 2024, 3.3.4)."""
+
+_HEADER_BYTES = 160
+"""Of a piece in the header of its file, and of a parameter in the manifest (`checkpoint/preflight.py`)."""
+
+START_S = 300.0
+"""From a failure to the next step, besides what is lost: scheduler, imports, loading."""
+
+
+def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int) -> int:
+    """Returns the size of a checkpoint: fp32 master weights, the optimizer's state, headers and manifest.
+
+    Args:
+        parameters: Of the model.
+        state_bytes: Of fp32 optimizer state for each.
+        tensors: That the parameters are.
+        ranks: Each has a file.
+    """
+    return parameters * (4 + state_bytes) + tensors * (ranks * (1 + state_bytes // 4) + 1) * _HEADER_BYTES
+
+
+def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
+    """Returns how many there are at most: those kept, the one being written, and those kept for good."""
+    for_good = 0
+    if config.every_steps and config.keep_every_steps:
+        for_good = last_step // math.lcm(config.every_steps, config.keep_every_steps)
+    return config.keep + 1 + for_good
+
+
+def young_interval(save_s: float, mtbf_s: float) -> float:
+    """Returns the seconds between checkpoints that lose least (Young 1974): sqrt(2 C M)."""
+    return math.sqrt(2 * save_s * mtbf_s)
+
+
+def daly_interval(save_s: float, mtbf_s: float) -> float:
+    """Returns the same to higher order (Daly 2006, 20): for a save of less than twice the time between failures."""
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = save_s / (2 * mtbf_s)
+    return math.sqrt(2 * save_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What failures cost.
+
+    Attributes:
+        mtbf_s: Seconds between failures of the job.
+        expected: How many over the run.
+        lost_share: Share of the time that goes to saving, to work that is done again, and to starting.
+        young_s: Interval by Young.
+        daly_s: Interval by Daly.
+    """
+
+    mtbf_s: float
+    expected: float
+    lost_share: float
+    young_s: float
+    daly_s: float
+
+
+def plan_failures(nodes: int, mtbf_node_days: float, save_s: float, interval_s: float, total_s: float) -> Failures:
+    """Plans for a node that fails now and then.
+
+    Args:
+        nodes: Any of them ends the job.
+        mtbf_node_days: Mean days between failures of one.
+        save_s: That a save takes; training waits for less of it, being copied to host memory first.
+        interval_s: Between checkpoints; 0: there are none, and a failure loses all.
+        total_s: Of the whole run.
+    """
+    mtbf_s = mtbf_node_days * 86_400 / nodes
+    again_s = (interval_s or total_s) / 2 + START_S
+    saving = save_s / interval_s if interval_s else 0.0
+    return Failures(
+        mtbf_s=mtbf_s,
+        expected=total_s / mtbf_s,
+        lost_share=min(1.0, saving + again_s / mtbf_s),
+        young_s=young_interval(save_s, mtbf_s),
+        daly_s=daly_interval(save_s, mtbf_s),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """A run in jobs of a time limit.
+
+    Attributes:
+        count: How many.
+        steps_each: Steps of a whole one.
+        lost_s: Of each, to starting and to the save at its end.
+    """
+
+    count: int
+    steps_each: int
+    lost_s: float
+
+
+def plan_jobs(limit_s: float, total_s: float, step_s: float, save_s: float) -> Jobs:
+    """Cuts a run into jobs: each starts, trains, and saves before its limit. A limit that is too short gives 0 jobs."""
+    lost = START_S + save_s
+    steps = int(max(0.0, limit_s - lost) // step_s)
+    return Jobs(math.ceil(total_s / (steps * step_s)) if steps else 0, steps, lost)
+
+
+def parse_time(text: str) -> float:
+    """Returns the seconds of a limit: `3d`, `12h`, `90m`, `1d12h`, or Slurm's `2-12:00:00`, `12:00:00`, `90`.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+    days, dash, rest = text.strip().lower().rpartition("-")
+    if dash or ":" in text:
+        parts = [int(part) for part in rest.split(":")]
+        if not 1 <= len(parts) <= 3:
+            raise ValueError(text)
+        # After days the first number is hours; else minutes:seconds, as `sbatch --time` reads it.
+        scale = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+        return float(int(days or 0) * 86_400 + sum(part * unit for part, unit in zip(parts, scale, strict=False)))
+    if text.strip().isdecimal():
+        return 60.0 * int(text)
+    total, number = 0.0, ""
+    for letter in text.strip().lower():
+        if letter in units and number:
+            total, number = total + float(number) * units[letter], ""
+        else:
+            number += letter
+    if number or not total:
+        raise ValueError(text)
+    return total

@@ -1,0 +1,236 @@
+"""A whole plan as plain values: what `--json` prints and what the tables show.
+
+config, cluster -> model, batch -> memory of a rank -> rates -> time -> checkpoints, jobs, failures -> data
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pretrain.config.data import BatchPlan, plan_batch
+from pretrain.config.run import RunConfig
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.course import (
+    MTBF_NODE_DAYS,
+    checkpoint_bytes,
+    checkpoints_at_once,
+    plan_failures,
+    plan_jobs,
+)
+from pretrain.plan.fits import check_fits
+from pretrain.plan.flops import row_flops
+from pretrain.plan.layout import Layout, known_model
+from pretrain.plan.memory import STATE_BYTES
+from pretrain.plan.params import count_parts
+from pretrain.plan.rate import DAY_S, Rate, predict_rate, rate_at, rate_of
+from pretrain.plan.search import Found, search
+from pretrain.plan.state import host_bytes, largest_micro, memory_limit, rank_memory
+from pretrain.plan.supply import Stored, plan_supply
+from pretrain.plan.sweep import Point, sweep
+from pretrain.plan.work import Task, recompute_share
+
+_MOST_ROWS = 1024
+"""Larger micro-batches are not looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a plan is asked about besides config and cluster.
+
+    Attributes:
+        mfu: Assumed, 0 to 1; None: none is.
+        measured_tokens_s: Of a run of the same config; None: there is none.
+        time_s: Time limit of a job; None: there is none.
+        disk_bytes_s: Of all ranks together, onto the file system of checkpoints.
+        mtbf_node_days: Mean days between failures of a node.
+        search: Look for layouts.
+        sweep: Numbers of nodes to predict.
+    """
+
+    mfu: float | None = None
+    measured_tokens_s: float | None = None
+    time_s: float | None = None
+    disk_bytes_s: float = 2e9
+    mtbf_node_days: float = MTBF_NODE_DAYS
+    search: bool = False
+    sweep: tuple[int, ...] = ()
+
+
+def plan_facts(config: RunConfig, cluster: Cluster, asked: Asked, stored: Stored | None = None) -> dict[str, Any]:
+    """Plans a run.
+
+    Args:
+        config: The run.
+        cluster: Where.
+        asked: What else to say.
+        stored: What its data hold. None: they are not here, and the vocabulary is assumed where the config has none.
+
+    Returns:
+        JSON values; bytes, seconds and counts without units of thousands. Where the batch cannot be cut, what depends
+        on the layout is absent, and `problems` says why.
+    """
+    model = known_model(config.model, stored.vocab_size if stored else None, stored.labels if stored else ())
+    task = Task(model, config.lengths, config.objective.head_share, config.optim.kind)
+    problems = check_fits(config, cluster, task)
+    facts: dict[str, Any] = {
+        "cluster": {"nodes": cluster.nodes, "per_node": cluster.per_node, "ranks": cluster.size, **asdict(cluster.gpu)},
+        "model": _model_facts(config, task, stored),
+        "problems": [asdict(problem) for problem in problems],
+    }
+    if not any(problem.kind == "batch" for problem in problems):
+        batch = plan_batch(config.batch, cluster.size)
+        layout = Layout(config.engine, batch.micro, batch.accumulation)
+        facts["layout"] = _layout_facts(config, task, batch, cluster)
+        facts["memory"] = _memory_facts(task, layout, cluster, batch.rows_per_rank)
+        rates = _rates(task, layout, cluster, asked)
+        facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
+        # What is known best is what the rest is reckoned with.
+        best = list(rates.values())[-1]
+        facts["course"] = _course_facts(config, facts["model"]["parameters"]["total"], best, cluster, asked)
+        facts["data"] = _data_facts(config, facts["model"]["parameters"]["total"], best, stored)
+    if asked.search:
+        found = search(task, config.engine, cluster, config.batch.rows)
+        facts["search"] = [_found_facts(one) for one in found]
+    if asked.sweep:
+        facts["sweep"] = [_point_facts(point, config) for point in sweep(config, task, cluster, list(asked.sweep))]
+    return facts
+
+
+def _model_facts(config: RunConfig, task: Task, stored: Stored | None) -> dict[str, Any]:
+    parts = count_parts(task.model)
+    lengths = task.lengths
+    flops = row_flops(task.model, lengths.target, source_len=lengths.source, head_share=task.head_share)
+    again = recompute_share(task.model, config.engine) * (flops.projections + flops.attention) / 3
+    return {
+        "vocab_size": task.model.vocab_size,
+        "vocab_assumed": config.model.vocab_size is None and stored is None,
+        "parameters": {**asdict(parts), "total": parts.total},
+        "seq_len": lengths.target,
+        "source_len": lengths.source,
+        "flops_per_token": {
+            "forward": flops.total / 3 / task.tokens,
+            "backward": 2 * flops.total / 3 / task.tokens,
+            "recompute": again / task.tokens,
+            "useful": flops.total / task.tokens,
+        },
+    }
+
+
+def _layout_facts(config: RunConfig, task: Task, batch: BatchPlan, cluster: Cluster) -> dict[str, Any]:
+    engine = config.engine
+    return {
+        "engine": engine.kind,
+        "zero_stage": engine.zero_stage,
+        "precision": engine.precision,
+        "activation_checkpointing": engine.activation_checkpointing,
+        "offload_optimizer": engine.offload_optimizer,
+        "offload_params": engine.offload_params,
+        "rows": batch.rows,
+        "rows_per_rank": batch.rows_per_rank,
+        "micro": batch.micro,
+        "accumulation": batch.accumulation,
+        "tokens_per_step": batch.rows * task.tokens,
+    }
+
+
+def _memory_facts(task: Task, layout: Layout, cluster: Cluster, rows_per_rank: int) -> dict[str, Any]:
+    found = rank_memory(task, layout, cluster)
+    most = max(_MOST_ROWS, rows_per_rank)
+    return {
+        **asdict(found),
+        "total": found.total,
+        "limit": memory_limit(cluster),
+        "host": host_bytes(task, layout, cluster),
+        "largest_micro": largest_micro(task, layout, cluster, most),
+        "micro_limit": most,
+    }
+
+
+def _rates(task: Task, layout: Layout, cluster: Cluster, asked: Asked) -> dict[str, Rate]:
+    """Returns the rates that are known, the surest last."""
+    rates = {"predicted": predict_rate(task, layout, cluster)}
+    if asked.mfu is not None:
+        rates["assumed"] = rate_at(asked.mfu, task, layout, cluster)
+    if asked.measured_tokens_s is not None:
+        rates["measured"] = rate_of(asked.measured_tokens_s, task, layout, cluster)
+    return rates
+
+
+def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, Any]:
+    total_s = rate.step_s * config.train.last_step
+    return {
+        "mfu": rate.mfu,
+        "tokens_per_s": rate.tokens_s,
+        "step_s": rate.step_s,
+        "bound": rate.bound,
+        "parts_s": None if rate.parts is None else asdict(rate.parts),
+        "days": total_s / DAY_S,
+        "gpu_hours": total_s * cluster.size / 3600,
+    }
+
+
+def _course_facts(config: RunConfig, parameters: int, rate: Rate, cluster: Cluster, asked: Asked) -> dict[str, Any]:
+    state = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
+    last = config.train.last_step
+    size = checkpoint_bytes(parameters, state, tensors=0, ranks=cluster.size)
+    kept = checkpoints_at_once(config.checkpoint, last)
+    save_s, total_s = size / asked.disk_bytes_s, rate.step_s * last
+    interval_s = config.checkpoint.every_steps * rate.step_s
+    failures = plan_failures(cluster.nodes, asked.mtbf_node_days, save_s, interval_s, total_s)
+    facts: dict[str, Any] = {
+        "steps": last,
+        "total_s": total_s,
+        "checkpoint_bytes": size,
+        "checkpoints_kept": kept,
+        "disk_bytes": kept * size,
+        "save_s": save_s,
+        "interval_s": interval_s,
+        "failures": {**asdict(failures), "daly_steps": max(1, round(failures.daly_s / rate.step_s))},
+    }
+    if asked.time_s is not None:
+        facts["jobs"] = {"limit_s": asked.time_s, **asdict(plan_jobs(asked.time_s, total_s, rate.step_s, save_s))}
+    return facts
+
+
+def _data_facts(config: RunConfig, parameters: int, rate: Rate, stored: Stored | None) -> dict[str, Any]:
+    supply = plan_supply(
+        config.batch.rows,
+        config.lengths.row,
+        config.train.last_step,
+        rate.step_s,
+        parameters,
+        config.data.lanes,
+        stored,
+    )
+    return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": config.data.lanes}
+
+
+def _found_facts(found: Found) -> dict[str, Any]:
+    return {
+        "overrides": found.layout.overrides(),
+        "accumulation": found.layout.accumulation,
+        "micro": found.layout.micro,
+        "zero_stage": found.layout.engine.zero_stage,
+        "activation_checkpointing": found.layout.engine.activation_checkpointing,
+        "offload_optimizer": found.layout.engine.offload_optimizer,
+        "offload_params": found.layout.engine.offload_params,
+        "mfu": found.rate.mfu,
+        "tokens_per_s": found.rate.tokens_s,
+        "bound": found.rate.bound,
+        "memory_bytes": found.memory_bytes,
+    }
+
+
+def _point_facts(point: Point, config: RunConfig) -> dict[str, Any]:
+    rate = point.rate
+    return {
+        "nodes": point.nodes,
+        "ranks": point.ranks,
+        "micro": point.micro,
+        "accumulation": point.accumulation,
+        "mfu": None if rate is None else rate.mfu,
+        "tokens_per_s": None if rate is None else rate.tokens_s,
+        "days": None if rate is None else rate.step_s * config.train.last_step / DAY_S,
+        "bound": None if rate is None else rate.bound,
+        "efficiency": point.efficiency,
+        "why": point.why,
+    }

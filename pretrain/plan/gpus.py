@@ -1,0 +1,62 @@
+"""What GPUs can do, as plain data; dense bf16 peaks, without sparsity.
+
+Sources: the makers' data sheets (NVIDIA V100, A100, A10, A40, L4, L40S, RTX 4090, H100 and H200 SXM, GH200, B200; AMD
+MI250X, MI300X). Peaks and bandwidths are theirs; `usable_gib` is what a driver leaves of the memory, about 1.5% less
+than is sold. NVLink is one direction, all links of a GPU; where there is none, PCIe. The network is a GPU's share of
+what such nodes are usually sold with: 400 Gb/s a GPU with H100 and later (DGX H100), 200 Gb/s with A100 (DGX A100).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device.
+
+    Attributes:
+        name: Of the model.
+        flops: Dense bf16 FLOP/s; where there is no bf16, fp16.
+        flops_fp32: The same in fp32; with tf32 where torch uses it for products only when told: not counted.
+        memory_gib: What can be allocated.
+        memory_bytes_s: Bandwidth of its memory.
+        link_bytes_s: To the others of its node, one direction.
+        network_bytes_s: To other nodes, one direction, its share of the node's.
+        generation: Whose achievable share of the peak it has (see `constants.py`).
+    """
+
+    name: str
+    flops: float
+    flops_fp32: float
+    memory_gib: float
+    memory_bytes_s: float
+    link_bytes_s: float
+    network_bytes_s: float
+    generation: str
+
+
+def _gpu(
+    name: str, tflops: float, fp32: float, gib: float, tb_s: float, link_gb: float, network_gb: float, generation: str
+) -> Gpu:
+    return Gpu(name, tflops * 1e12, fp32 * 1e12, gib, tb_s * 1e12, link_gb * 1e9, network_gb * 1e9, generation)
+
+
+GPUS: dict[str, Gpu] = {
+    "v100": _gpu("V100 32GB", 125, 15.7, 31.7, 0.9, 150, 12.5, "ampere"),
+    "a10": _gpu("A10 24GB", 125, 31.2, 22.0, 0.6, 32, 6.25, "ampere"),
+    "a40": _gpu("A40 48GB", 149.7, 37.4, 44.4, 0.696, 56, 12.5, "ampere"),
+    "a100-40": _gpu("A100 40GB", 312, 19.5, 39.4, 1.555, 300, 25, "ampere"),
+    "a100": _gpu("A100 80GB", 312, 19.5, 79.2, 2.039, 300, 25, "ampere"),
+    "l4": _gpu("L4 24GB", 121, 30.3, 22.2, 0.3, 32, 6.25, "ampere"),
+    "l40s": _gpu("L40S 48GB", 362, 91.6, 44.4, 0.864, 32, 25, "ampere"),
+    "rtx4090": _gpu("RTX 4090 24GB", 165, 82.6, 23.6, 1.008, 32, 3.1, "ampere"),
+    "h100": _gpu("H100 SXM 80GB", 989, 67, 79.1, 3.35, 450, 50, "hopper"),
+    "h100-pcie": _gpu("H100 PCIe 80GB", 756, 51, 79.1, 2.0, 64, 25, "hopper"),
+    "h200": _gpu("H200 SXM 141GB", 989, 67, 139.8, 4.8, 450, 50, "hopper"),
+    "gh200": _gpu("GH200 96GB", 989, 67, 94.5, 4.0, 450, 50, "hopper"),
+    "b200": _gpu("B200 180GB", 2250, 80, 178.3, 8.0, 900, 50, "hopper"),
+    "mi250x": _gpu("MI250X, one of two dies, 64GB", 191.5, 47.9, 64.0, 1.6, 150, 25, "ampere"),
+    "mi300x": _gpu("MI300X 192GB", 1307, 163.4, 191.7, 5.3, 448, 50, "hopper"),
+    # One core of a server with AVX-512 in fp32 and its share of the memory; for arithmetic, not for promises.
+    "cpu": _gpu("a CPU core a rank", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
+}
+"""By the name that `--gpu` takes."""

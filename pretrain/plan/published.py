@@ -1,0 +1,124 @@
+"""Published speeds of training, as they were printed: what the roofline's constants are fitted on and tested with.
+
+All without tensor or pipeline parallelism, in bf16, 8 GPUs a node. Sources:
+
+    foundry    MosaicML llm-foundry, scripts/train/benchmarking/README.md: MPT, FSDP FULL_SHARD, 1600 Gb/s a node (A100)
+    titan      torchtitan, docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md (500 W, 2.4 TB/s)
+    megatron   Megatron-LM, README.md, the smallest model of its table: 192 rows a step, distributed optimizer
+    nanotron   LLaMA 1.1B at T=2048 on one node; its layout was not printed, ZeRO-1 is assumed
+
+MFU counts 6 N + 12 L D T FLOPs a token over the dense bf16 peak. `recompute` is the share of the forward pass that is
+run again: torchtitan's selective mode recomputes every second product, ours none.
+"""
+
+from typing import Any, NamedTuple
+
+from pretrain.config.model import ModelConfig, StackConfig
+
+
+class Row(NamedTuple):
+    """One published run.
+
+    Attributes:
+        source: Who printed it.
+        model: Key of `MODELS`.
+        gpu: Key of `gpus.GPUS`.
+        gpus: How many.
+        seq_len: T.
+        micro: Rows a GPU at once.
+        accumulation: Micro-batches a step.
+        recompute: Share of the forward pass that is run again.
+        mfu: As printed, in percent.
+        fitted: Whether the constants were fitted on it.
+        zero_stage: What is cut up.
+    """
+
+    source: str
+    model: str
+    gpu: str
+    gpus: int
+    seq_len: int
+    micro: int
+    accumulation: int
+    recompute: float
+    mfu: float
+    fitted: bool = False
+    zero_stage: int = 3
+
+
+def _model(layers: int, width: int, vocab_size: int, tied: bool = True, **stack: Any) -> ModelConfig:
+    values = {"heads": width // 64, "ff_width": 4 * width, "gated": False, "activation": "gelu", "norm": "layer"}
+    config = StackConfig(layers=layers, width=width, **{**values, "position": "none", **stack})
+    return ModelConfig(decoder=config, vocab_size=vocab_size, max_seq_len=131072, tied_embeddings=tied)
+
+
+def _llama(layers: int, width: int, heads: int, kv_heads: int, ff_width: int, vocab_size: int) -> ModelConfig:
+    stack = {"heads": heads, "kv_heads": kv_heads, "ff_width": ff_width, "gated": True, "activation": "silu"}
+    return _model(layers, width, vocab_size, tied=False, norm="rms", **stack)
+
+
+MODELS: dict[str, ModelConfig] = {
+    "mpt-125m": _model(12, 768, 50368),
+    "mpt-350m": _model(24, 1024, 50368),
+    "mpt-760m": _model(24, 1536, 50368),
+    "mpt-1b": _model(24, 2048, 50368),
+    "mpt-3b": _model(32, 2560, 50368),
+    "mpt-7b": _model(32, 4096, 50368),
+    "mpt-13b": _model(40, 5120, 50368),
+    "mpt-30b": _model(48, 7168, 50368),
+    "mpt-70b": _model(80, 8192, 50368),
+    "llama2-13b": _llama(40, 5120, 40, 40, 13824, 32000),
+    "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000),
+    "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256),
+    "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256),
+    "gpt-1.7b": _model(24, 2048, 131072),
+    "llama-1.1b": _llama(22, 2048, 32, 4, 5632, 32000),
+}
+
+ROWS: list[Row] = [
+    Row("foundry", "mpt-70b", "a100", 64, 2048, 8, 4, 1, 53.33, True),
+    Row("foundry", "mpt-70b", "a100", 32, 2048, 2, 16, 1, 48.56),
+    Row("foundry", "mpt-30b", "a100", 8, 2048, 3, 21, 1, 55.30),
+    Row("foundry", "mpt-13b", "a100", 8, 16384, 3, 3, 1, 54.07),
+    Row("foundry", "mpt-13b", "a100", 8, 2048, 2, 3, 0, 59.57, True),
+    Row("foundry", "mpt-7b", "a100", 8, 32768, 2, 2, 1, 49.46, True),
+    Row("foundry", "mpt-7b", "a100", 8, 8192, 8, 2, 1, 54.47),
+    Row("foundry", "mpt-7b", "a100", 8, 2048, 6, 2, 0, 64.23),
+    Row("foundry", "mpt-3b", "a100", 8, 16384, 1, 6, 0, 57.13),
+    Row("foundry", "mpt-3b", "a100", 8, 2048, 10, 2, 0, 62.11, True),
+    Row("foundry", "mpt-1b", "a100", 8, 2048, 14, 4, 0, 59.86),
+    Row("foundry", "mpt-1b", "a100", 8, 8192, 3, 4, 0, 56.69, True),
+    Row("foundry", "mpt-760m", "a100", 8, 2048, 24, 2, 0, 56.85),
+    Row("foundry", "mpt-350m", "a100", 8, 2048, 32, 2, 0, 51.62, True),
+    Row("foundry", "mpt-350m", "a100", 8, 8192, 8, 2, 0, 53.80),
+    Row("foundry", "mpt-125m", "a100", 8, 2048, 32, 2, 0, 44.45),
+    Row("foundry", "mpt-125m", "a100", 8, 1024, 64, 2, 0, 43.15, True),
+    Row("foundry", "mpt-13b", "a100-40", 128, 2048, 16, 1, 1, 51.93),
+    Row("foundry", "mpt-7b", "a100-40", 128, 2048, 18, 1, 1, 50.14, True),
+    Row("foundry", "mpt-1b", "a100-40", 128, 2048, 10, 1, 0, 54.41),
+    Row("foundry", "mpt-125m", "a100-40", 128, 2048, 26, 1, 0, 38.86),
+    Row("foundry", "mpt-70b", "h100", 64, 2048, 8, 4, 1, 42.57, True),
+    Row("foundry", "mpt-70b", "h100", 32, 2048, 2, 16, 1, 36.15),
+    Row("foundry", "mpt-30b", "h100", 32, 2048, 14, 3, 1, 43.92),
+    Row("foundry", "mpt-30b", "h100", 8, 4096, 1, 21, 1, 35.86),
+    Row("foundry", "mpt-13b", "h100", 64, 2048, 2, 1, 0, 39.86),
+    Row("foundry", "mpt-13b", "h100", 8, 2048, 2, 1, 0, 39.79, True),
+    Row("foundry", "mpt-7b", "h100", 8, 2048, 6, 1, 0, 46.44),
+    Row("foundry", "mpt-7b", "h100", 8, 32768, 2, 2, 1, 30.94, True),
+    Row("foundry", "mpt-7b", "h100", 8, 4096, 16, 2, 1, 40.42),
+    Row("foundry", "mpt-3b", "h100", 64, 2048, 6, 3, 0, 40.80, True),
+    Row("foundry", "mpt-3b", "h100", 8, 8192, 3, 6, 0, 40.31),
+    Row("foundry", "mpt-1b", "h100", 8, 2048, 14, 1, 0, 41.82),
+    Row("foundry", "mpt-1b", "h100", 64, 2048, 20, 1, 0, 40.85),
+    Row("foundry", "mpt-1b", "h100", 8, 16384, 2, 4, 0, 35.22, True),
+    Row("foundry", "mpt-760m", "h100", 8, 1024, 48, 2, 0, 39.76),
+    Row("foundry", "mpt-760m", "h100", 32, 2048, 24, 1, 0, 37.57, True),
+    Row("titan", "llama3-8b", "a100", 64, 8192, 1, 1, 0.5, 58.2),
+    Row("titan", "llama3-70b", "a100", 64, 8192, 1, 1, 1, 51.7),
+    Row("titan", "llama2-13b", "a100", 64, 4096, 2, 1, 0, 61.1),
+    Row("titan", "llama2-70b", "a100", 64, 4096, 2, 1, 1, 50.5),
+    Row("titan", "llama3-8b", "h100", 8, 8192, 2, 1, 0.5, 39.0),
+    Row("titan", "llama3-8b", "h100", 128, 8192, 2, 1, 0.5, 38.1),
+    Row("megatron", "gpt-1.7b", "h100", 48, 4096, 4, 1, 0, 41.0, zero_stage=1),
+    Row("nanotron", "llama-1.1b", "h100", 8, 2048, 8, 1, 0, 44.3, zero_stage=1),
+]

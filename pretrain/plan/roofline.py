@@ -1,0 +1,166 @@
+"""How long a step takes: the work over what the hardware can do, kernel kind by kernel kind.
+
+    projections, head    FLOPs over a share of the peak, which grows with the width of the matrices
+    attention            FLOPs over a lower share
+    elementwise          bytes moved over a share of the memory's bandwidth: norms, activations, residuals, softmax
+    optimizer            the same, once a step
+    network              bytes by ZeRO stage over the slower of links and network, less what hides behind computation
+
+The shares are fitted on published runs (`constants.py`). What is named as the bound is what takes longest.
+"""
+
+from dataclasses import dataclass
+
+from pretrain.plan.constants import CONSTANTS, Constants
+from pretrain.plan.gpus import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one rank does in a step.
+
+    Attributes:
+        projection_flops: Forward and backward of a micro-batch in matrices of weights, without the head.
+        attention_flops: Scores and mixing, counted as for MFU: no half left out.
+        head_flops: The head.
+        recompute: Share of the forward pass that is run again.
+        width: D.
+        kept_bytes: What a micro-batch would keep without checkpointing: the elementwise traffic is a multiple of it.
+        logits: Scores that the loss reads in a micro-batch.
+        parameters: Of the whole model.
+        weight_bytes: Of a working weight, and of its gradient on the wire.
+        layers: Blocks, as many as there are gathers.
+        state_bytes: Of weights, gradients and optimizer state that the update reads, on this rank.
+        offload_bytes: That pass between host and device in a step.
+        accumulation: Micro-batches of a step.
+        fp32: Products are in fp32.
+    """
+
+    projection_flops: float
+    attention_flops: float
+    head_flops: float
+    recompute: float
+    width: int
+    kept_bytes: float
+    logits: float
+    parameters: float
+    weight_bytes: int
+    layers: int
+    state_bytes: float
+    offload_bytes: float
+    accumulation: int
+    fp32: bool = False
+
+    @property
+    def model_flops(self) -> float:
+        """Useful work of a step on this rank."""
+        return self.accumulation * (self.projection_flops + self.attention_flops + self.head_flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Where the ranks are.
+
+    Attributes:
+        nodes: How many.
+        per_node: GPUs of each.
+        zero_stage: What is cut up over them; 0 also for DDP.
+        overlaps: Communication runs beside computation.
+    """
+
+    nodes: int
+    per_node: int
+    zero_stage: int
+    overlaps: bool
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, by what they go to; the sum is the step."""
+
+    projections: float
+    attention: float
+    elementwise: float
+    optimizer: float
+    network: float
+    offload: float
+
+    @property
+    def total(self) -> float:
+        """The step."""
+        return self.compute + self.memory + self.network + self.offload
+
+    @property
+    def compute(self) -> float:
+        """Limited by arithmetic."""
+        return self.projections + self.attention
+
+    @property
+    def memory(self) -> float:
+        """Limited by the bandwidth of memory."""
+        return self.elementwise + self.optimizer
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: compute, memory, network or offload."""
+        parts = {"compute": self.compute, "memory": self.memory, "network": self.network, "offload": self.offload}
+        return max(parts, key=lambda name: parts[name])
+
+
+def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
+    """Returns bytes that pass a rank's link in a step: with each micro-batch, and once (Rajbhandari et al. 2020, 7).
+
+    Gradients cost twice their size reduced to all, once to their owners. DeepSpeed's stage 2 hands them to their owners
+    after every micro-batch; stage 3 gathers the weights twice in each as well.
+    """
+    if network.size == 1:
+        return 0.0, 0.0
+    whole = work.parameters * work.weight_bytes
+    if network.zero_stage == 3:
+        return 3 * whole, 0.0
+    return (whole, whole) if network.zero_stage == 2 else (0.0, 2 * whole)
+
+
+def link_seconds(num_bytes: float, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> float:
+    """Returns how long rings over all ranks take: one a network card, so that the cards of a node add up."""
+    inside = num_bytes * (network.size - 1) / network.size / (gpu.link_bytes_s * constants.link_share)
+    if network.nodes == 1:
+        return inside
+    cards = network.per_node * gpu.network_bytes_s * constants.network_share
+    return max(inside, num_bytes * (network.nodes - 1) / network.nodes / cards)
+
+
+def time_step(work: Work, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> StepTime:
+    """Predicts a step."""
+    shares = constants.shares[gpu.generation]
+    peak = gpu.flops_fp32 if work.fp32 else gpu.flops
+    again = 1 + work.recompute / 3
+    products = shares.products * work.width / (work.width + shares.half_width)
+    projections = (work.projection_flops * again + work.head_flops) / (peak * products)
+    attention = work.attention_flops * again / (peak * shares.attention)
+    bandwidth = gpu.memory_bytes_s * constants.memory_share
+    moved = constants.passes * work.kept_bytes * again + constants.logit_bytes * work.logits
+    elementwise = moved / bandwidth
+    micro = projections + attention + elementwise
+    often, once = wire_bytes(work, network)
+    gathers = 3 * work.layers if network.zero_stage == 3 and network.size > 1 else 0
+    latency = gathers * (constants.latency_s + constants.latency_node_s * network.nodes)
+    wire = link_seconds(often, network, gpu, constants) + latency
+    last = link_seconds(once, network, gpu, constants)
+    if network.overlaps:
+        wire = max(constants.never_hidden * wire, wire - constants.hides * micro)
+        last = max(constants.never_hidden * last, last - constants.hides * micro * 2 / 3)
+    count = work.accumulation
+    return StepTime(
+        projections=count * projections,
+        attention=count * attention,
+        elementwise=count * elementwise,
+        optimizer=2 * work.state_bytes / bandwidth,
+        network=count * wire + last,
+        offload=work.offload_bytes / constants.host_bytes_s,
+    )

@@ -1,0 +1,119 @@
+"""The work of a rank in a step, counted from a model and a layout: what the roofline is given."""
+
+from dataclasses import dataclass
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths
+from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.plan.activations import activation_bytes
+from pretrain.plan.flops import row_flops
+from pretrain.plan.memory import bytes_per_parameter
+from pretrain.plan.params import count_parameters
+from pretrain.plan.recurrent_memory import recurrent_bytes
+from pretrain.plan.roofline import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is trained on what, whatever the layout.
+
+    Attributes:
+        model: With its vocabulary.
+        lengths: Tokens of a row.
+        head_share: Of the positions, those at which the head is computed.
+        optimizer: `optim.kind`.
+    """
+
+    model: AnyModelConfig
+    lengths: RowLengths
+    head_share: float = 1.0
+    optimizer: str = "adamw"
+
+    @property
+    def tokens(self) -> int:
+        """That the model reads of a row, source and target."""
+        return self.lengths.target + (self.lengths.source or 0)
+
+
+def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
+    """Returns the share of the blocks' forward pass that is run again; `selective` recomputes no products."""
+    if engine.activation_checkpointing != "full" or isinstance(model, RecurrentConfig):
+        return 0.0
+    layers = [stack.layers for stack in (model.encoder, model.decoder) if stack is not None]
+    again = [-(-count // engine.activation_checkpointing_every) for count in layers]
+    return sum(again) / sum(layers)
+
+
+def kept_by(task: Task, engine: EngineConfig, micro: int, device: str) -> tuple[int, int]:
+    """Returns bytes of activations of a micro-batch: kept, and at the peak."""
+    if isinstance(task.model, RecurrentConfig):
+        kept = recurrent_bytes(task.model, engine, task.lengths, micro)
+        return kept, kept
+    found = activation_bytes(task.model, engine, task.lengths, micro, device=device, head_share=task.head_share)
+    return found.kept, found.peak
+
+
+def plan_work(
+    task: Task,
+    engine: EngineConfig,
+    world_size: int,
+    micro: int,
+    accumulation: int,
+    *,
+    recompute: float | None = None,
+) -> Work:
+    """Counts the work of a rank.
+
+    Args:
+        task: What is trained.
+        engine: Its stage, precision, checkpointing and offload.
+        world_size: Ranks.
+        micro: Rows a rank runs at once.
+        accumulation: Micro-batches of a step.
+        recompute: Share of the forward pass that is run again. None: as the engine does.
+    """
+    lengths, model = task.lengths, task.model
+    flops = row_flops(model, lengths.target, source_len=lengths.source, head_share=task.head_share)
+    plain = engine.model_copy(update={"activation_checkpointing": "none"})
+    kept, _ = kept_by(task, plain, micro, "cuda")
+    parameters = count_parameters(model)
+    on_host = engine.offload_optimizer != "none"
+    state = bytes_per_parameter(
+        engine.zero_stage, engine.precision, world_size, task.optimizer, offload_optimizer=on_host
+    )
+    weight_bytes = 4 if engine.precision == "fp32" else 2
+    offload = 0.0
+    if on_host:
+        # Gradients down, weights up; and the update itself, at about the same speed, out of the host's memory.
+        whole = bytes_per_parameter(engine.zero_stage, engine.precision, world_size, task.optimizer)
+        offload += 2 * weight_bytes * parameters / world_size + 2 * whole.optimizer * parameters
+    if engine.offload_params != "none":
+        offload += 2 * weight_bytes * parameters / world_size * accumulation
+    layers = sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
+    rows = model.padded_vocab_size if model.head.kind == "lm" else 0
+    return Work(
+        projection_flops=micro * flops.projections,
+        attention_flops=micro * flops.attention,
+        head_flops=micro * flops.head,
+        recompute=recompute_share(model, engine) if recompute is None else recompute,
+        width=model.last_stack.width,
+        kept_bytes=kept,
+        logits=micro * lengths.target * task.head_share * rows,
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        layers=layers,
+        state_bytes=(state.gradients + state.optimizer) * parameters,
+        offload_bytes=offload,
+        accumulation=accumulation,
+        fp32=engine.precision == "fp32",
+    )
+
+
+def with_stage(engine: EngineConfig, stage: int) -> EngineConfig:
+    """Returns the engine at another ZeRO stage; what needs a higher one is dropped."""
+    update: dict[str, object] = {"zero_stage": stage, "kind": "deepspeed"}
+    if stage < 3:
+        update["offload_params"] = "none"
+    if stage < 1:
+        update["offload_optimizer"] = "none"
+    return engine.model_copy(update=update)

@@ -1,0 +1,146 @@
+"""What a launcher is told before it submits: batches that cannot be cut, and layouts that are predicted not to fit."""
+
+import re
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.plan.cluster import OVERLAPS, Cluster, find_gpu
+from pretrain.plan.fits import check_fits
+from pretrain.plan.layout import Layout, changes, task_of
+from pretrain.plan.search import divisors, search
+from pretrain.plan.state import largest_micro, memory_limit, rank_memory
+from pretrain.plan.sweep import parse_sweep, sweep
+
+GPT2 = ["model.preset=gpt2-124m", "model.vocab_size=50257", "batch.seq_len=1024", "engine.precision=bf16"]
+LLAMA = ["model.preset=llama3-8b", "model.vocab_size=128256", "batch.seq_len=8192", "engine.precision=bf16"]
+
+
+def config_of(*overrides):
+    return load_config("configs/run/quickstart.yaml", overrides)
+
+
+def nodes_of(name, nodes=1, per_node=8):
+    return Cluster(nodes, per_node, find_gpu(name))
+
+
+def test_what_divides_and_fits_has_no_problem():
+    config = config_of(*GPT2, "batch.global_tokens=524288", "batch.micro=16")
+    assert check_fits(config, nodes_of("h100", 4)) == []
+
+
+def test_a_batch_that_does_not_divide_is_named_with_the_nearest_sizes():
+    config = config_of(*GPT2, "batch.global_tokens=524288", "batch.micro=24")
+    (problem,) = check_fits(config, nodes_of("h100"))
+    assert problem.kind == "batch"
+    assert "seq_len 1024 x micro 24 x ranks 8 = 196608" in problem.what
+    assert problem.fix == "use 393216 or 589824, or batch.micro=16"
+    assert "batch.global_tokens=524288 must be a multiple" in str(problem.error())
+
+
+def test_one_process_is_not_several():
+    config = config_of("engine.kind=single", "engine.zero_stage=0")
+    (problem,) = check_fits(config, nodes_of("cpu", 1, 2))
+    assert problem.what == "engine.kind=single is one process, not 2"
+
+
+def test_what_does_not_fit_is_refused_with_the_nearest_layout_that_does():
+    config = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=4")
+    cluster = nodes_of("h100")
+    (problem,) = check_fits(config, cluster)
+    assert problem.kind == "memory"
+    assert re.match(r"a rank needs \d+\.\d GiB, of the 79\.1 GiB of H100 SXM 80GB, with batch\.micro=4", problem.what)
+    overrides = re.findall(r"[a-z_]+\.[a-z_]+=\w+", problem.fix)
+    assert overrides == ["engine.activation_checkpointing=full"]
+    mended = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=4", *overrides)
+    assert check_fits(mended, cluster) == []
+
+
+def test_a_model_that_no_layout_fits_is_said_to_need_more():
+    config = config_of(*LLAMA, "model.preset=llama3-70b", "batch.global_tokens=4194304", "batch.micro=1")
+    (problem,) = check_fits(config, nodes_of("l4", 1, 1))
+    assert "no layout fits 1 x L4 24GB" in problem.fix
+
+
+def test_every_layout_that_is_found_fits_and_the_first_is_the_fastest():
+    config, cluster = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"), nodes_of("h100")
+    found = search(task_of(config), config.engine, cluster, config.batch.rows)
+    assert len(found) == 5
+    for one in found:
+        assert one.memory_bytes <= memory_limit(cluster)
+        assert one.layout.micro * one.layout.accumulation * cluster.size == config.batch.rows
+    # Sorted to within half a per cent.
+    assert all(one.rate.step_s >= found[0].rate.step_s * 0.995 for one in found)
+
+
+def test_a_found_layout_is_a_config_that_loads():
+    config, cluster = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"), nodes_of("a100")
+    for one in search(task_of(config), config.engine, cluster, config.batch.rows, count=50):
+        loaded = config_of(*LLAMA, "batch.global_tokens=4194304", *one.layout.overrides())
+        assert changes(one.layout, loaded) == []
+
+
+def test_the_largest_micro_batch_fits_and_one_more_row_does_not():
+    config, cluster = config_of(*GPT2, "batch.global_tokens=524288", "batch.micro=1"), nodes_of("a10")
+    task = task_of(config)
+    most = largest_micro(task, Layout(config.engine, 1, 1), cluster, 10_000)
+    needed = [rank_memory(task, Layout(config.engine, most + more, 1), cluster).total for more in (0, 1)]
+    assert needed[0] <= memory_limit(cluster) < needed[1]
+
+
+def test_offloading_and_sharding_take_memory_off_the_device():
+    config = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1")
+    task, cluster = task_of(config), nodes_of("h100", 2)
+
+    def state(**update):
+        return rank_memory(task, Layout(config.engine.model_copy(update=update), 1, 1), cluster).state
+
+    stages = [state(zero_stage=stage) for stage in range(4)]
+    assert stages == sorted(stages, reverse=True)
+    assert state(zero_stage=2, offload_optimizer="cpu") < stages[2]
+    assert state(zero_stage=3, offload_optimizer="cpu", offload_params="cpu") < stages[3]
+
+
+def test_the_curve_keeps_the_batch_and_ends_where_rows_do():
+    config = config_of(*GPT2, "batch.global_tokens=65536", "batch.micro=8")
+    points = sweep(config, task_of(config), nodes_of("h100"), parse_sweep("nodes=1..16"))
+    assert [(p.nodes, p.micro, p.accumulation) for p in points[:4]] == [(1, 8, 1), (2, 4, 1), (4, 2, 1), (8, 1, 1)]
+    assert points[4].rate is None and points[4].why == "64 rows a step do not divide over 128 ranks"
+    assert points[0].efficiency == 1.0
+    assert points[3].efficiency < 1.0
+
+
+@pytest.mark.parametrize("text", ["1..8", "nodes=8", "nodes=0..4", "nodes=8..2", "gpus=1..8"])
+def test_a_sweep_that_is_none_is_refused(text):
+    from pretrain.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"is no sweep; write --sweep nodes=1\.\.512"):
+        parse_sweep(text)
+
+
+def test_an_unknown_gpu_is_refused_with_the_nearest():
+    from pretrain.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="unknown GPU 'h10'; use h100"):
+        find_gpu("h10")
+
+
+def test_divisors():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(1) == [1]
+
+
+def test_what_is_said_to_overlap_is_what_deepspeed_is_told():
+    from pretrain.config.data import plan_batch
+    from pretrain.engine.deepspeed_config import deepspeed_config
+
+    config = config_of()
+    built = deepspeed_config(config.engine, "cuda", 1.0, plan_batch(config.batch, 2), 5_000_000)
+    assert built["zero_optimization"]["overlap_comm"] == OVERLAPS["deepspeed"]
+
+
+def test_the_chunk_of_logits_is_the_one_that_the_loss_holds():
+    from pretrain.objective import loss
+    from pretrain.plan import state
+
+    assert state.CHUNK_LOGITS == loss.CHUNK_LOGITS
