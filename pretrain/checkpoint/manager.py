@@ -25,6 +25,7 @@ from pretrain.checkpoint.retention import Retention
 from pretrain.checkpoint.save import Place, Save
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.visible import wait_for_folder
 from pretrain.checkpoint.vote import agree
 from pretrain.dist import World
 from pretrain.errors import CheckpointError
@@ -174,7 +175,9 @@ class CheckpointManager:
 
         Raises:
             NewerFormatError: This version cannot tell.
+            CheckpointError: A rank does not see what rank 0 does.
         """
+        wait_for_folder(path, self._world)
         try:
             files = load_manifest(path).files
             mine = files[self._world.rank :: self._world.size]

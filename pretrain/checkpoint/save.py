@@ -27,6 +27,7 @@ from pretrain.checkpoint.retention import Retention
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.task import Task
+from pretrain.checkpoint.visible import wait_until_visible
 from pretrain.checkpoint.vote import agree
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
@@ -125,15 +126,15 @@ class Save:
     def _run(self) -> Iterator[Task[Any]]:
         writing = Task(self._write)
         yield writing
-        votes = self._agree_or_discard(writing.result)
+        votes = self._or_discard(partial(agree, writing.result))
         if votes[0] is None:
             self._discard()
             self.is_committed = True
             return
-        shapes = self._agree_or_discard(partial(check_complete, votes, self._place.shapes))[0]
+        shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))  # alike on every rank
         committing = Task(partial(self._commit, votes, shapes) if self._is_main else _nothing)
         yield committing
-        self._agree_or_discard(committing.result)
+        self._or_discard(partial(agree, committing.result))
         self.is_committed, self._place.shapes = True, shapes
         reading = Task(self._read_again)
         yield reading
@@ -147,9 +148,9 @@ class Save:
         yield retaining
         agree(retaining.result)
 
-    def _agree_or_discard(self, outcome: Callable[[], Any]) -> list[Any]:
+    def _or_discard(self, result: Callable[[], Any]) -> Any:
         try:
-            return agree(outcome)
+            return result()
         except PretrainError:
             self._discard()  # a full disk needs the space
             raise
@@ -208,8 +209,10 @@ class Save:
     def _read_again(self) -> None:
         """Compares this rank's file on the disk with what was meant to be there; rank 0 the manifest too."""
         path = self.path / self._file_name
-        _drop_from_cache(path)
         try:
+            if not self._is_main:
+                wait_until_visible(self.path, [MANIFEST, self._file_name])  # under the name that rank 0 gave it
+            _drop_from_cache(path)
             records = {record.name: record for record in load_manifest(self.path).files}
             problem = check_file(path, records[self._file_name])
         except CheckpointError as error:

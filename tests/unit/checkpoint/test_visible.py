@@ -1,0 +1,70 @@
+"""Two ranks whose nodes show the same files, one of them late: each has a folder of its own, and one is a late copy."""
+
+import json
+import multiprocessing
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import torch.distributed as td
+
+from pretrain.checkpoint import visible
+from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.dist import World, free_port
+from pretrain.errors import PretrainError
+from tests.unit.checkpoint.stand_in import StandIn, save
+
+
+def copy_late(source: Path, target: Path) -> None:
+    """Shows a checkpoint on the other node, a file at a time."""
+    for path in sorted(source.glob("step-*/*")):
+        (target / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, target / f".late-{path.name}")
+        (target / f".late-{path.name}").rename(target / path.parent.name / path.name)
+
+
+def load(rank: int, port: int, folder: Path, delay_s: float) -> None:
+    """Loads the newest checkpoint from this node's folder; writes down what came of it."""
+    td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    visible.LONGEST_WAIT_S = 1.0 if delay_s > 1 else 60.0
+    if rank:
+        threading.Timer(delay_s, copy_late, (folder / "node-0", folder / "node-1")).start()
+    try:
+        state = CheckpointManager(folder / f"node-{rank}", 2, World(rank, 2, rank), {}).load_newest(StandIn(0))
+        end = f"step {state.step}"
+    except PretrainError as error:
+        end = str(error)
+    (folder / f"{rank}.json").write_text(json.dumps(end))
+    td.destroy_process_group()
+
+
+def load_on_two_nodes(folder: Path, delay_s: float) -> list[str]:
+    """What came of loading on each rank."""
+    (folder / "node-1").mkdir()
+    save(folder / "node-0", 1, 2)
+    context, port = multiprocessing.get_context("fork"), free_port()
+    processes = [context.Process(target=load, args=(rank, port, folder, delay_s)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(90)
+        assert process.exitcode == 0
+    assert sorted(path.name for path in (folder / "node-0").iterdir()) == ["step-00000001", "step-00000002"]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_checkpoint_that_a_node_sees_late_is_waited_for_and_not_taken_for_damaged(tmp_path):
+    assert load_on_two_nodes(tmp_path, 0.3) == ["step 2", "step 2"]
+
+
+def test_a_node_that_never_sees_a_checkpoint_ends_the_start_on_every_rank_and_spoils_nothing(tmp_path):
+    ends = load_on_two_nodes(tmp_path, 3.0)
+    assert ends[0] == ends[1]
+    what = r"node-1/step-00000002/manifest.json: not seen on \S+ in 1 s, and there on another node; see whether all"
+    assert re.search(what, ends[0])
+
+
+def test_one_process_waits_for_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(visible, "wait_until_visible", None)
+    visible.wait_for_folder(tmp_path / "not there", World(0, 1, 0))
