@@ -15,7 +15,7 @@ exit code; no traceback, unless `--debug` is given. Every other exception is a b
 | 74 | the disk refused a write: full, over quota, read-only | once there is room |
 | 75 | it was asked to stop, and has saved all that there was | yes: the same command goes on |
 | 76 | a rank hangs, is frozen or is gone | yes |
-| 77 | loss or gradient stay non-finite | no: see what it says |
+| 77 | the numbers went wrong: non-finite steps, spikes, ranks that differ | no: see what it says (docs/guard.md) |
 | 128 + n | signal n ended it | yes |
 """
 
@@ -96,6 +96,6 @@ class HangError(PretrainError):
 
 
 class DivergedError(PretrainError):
-    """A run whose loss or gradient stays non-finite (exit code 77)."""
+    """A run whose numbers went wrong: non-finite steps, spikes, ranks whose weights differ (exit code 77)."""
 
     exit_code = EXIT_DIVERGED
