@@ -59,7 +59,7 @@ def _of_folder(folder: Path) -> list[NormalizeConfig | None]:
     file = folder / _IDENTITY
     try:
         return [_parse(steps) for steps in _by_input(json.loads(file.read_text(encoding="utf-8"))["options"]).values()]
-    except FileNotFoundError:  # re-sharded tokens of another system, or a folder behind an address
+    except FileNotFoundError:  # re-sharded tokens of another system, or an address without it
         return [None]
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%s): what the model reads later is taken as it is", file, error)

@@ -1,12 +1,13 @@
-"""What is fetched of a remote folder before any shard: its index, its tokenizer, and the sizes of its files.
+"""What is fetched of a remote folder before any shard: its index, its tokenizer, what it was made from, and sizes.
 
-    URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json, and tokenizer.json beside it
+    URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json; tokenizer.json and prepare.json beside it
 
 So the index of a folder in the cache never changes: where it was replaced, it is another folder. Beside it lies what
 belongs to it: links to its shards, the lengths of their documents, bins.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +23,17 @@ from pretrain.index import INDEX_NAME, load_index
 from pretrain.io import write_file
 
 TOKENIZER_NAME = "tokenizer.json"
+IDENTITY_NAME = "prepare.json"
 QUESTIONS = 16
 """Files that the server is asked about at a time."""
+
+_log = logging.getLogger(__name__)
 
 
 def fetch_folder(
     transport: Transport, cache: ShardCache, patience: Patience, stop: Callable[[], bool]
 ) -> tuple[Path, int]:
-    """Fetches index and tokenizer; returns the folder where they are, and the descriptor that keeps it.
+    """Fetches index, tokenizer and any prepare.json; returns their folder and the descriptor that keeps it.
 
     Raises:
         DataError: They are not there, or not what they should be; or the server has been away for too long.
@@ -42,6 +46,7 @@ def fetch_folder(
         # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
         write_file(folder / INDEX_NAME, content)
         _fetch_tokenizer(transport, folder, patience, stop)
+        _fetch_identity(transport, folder, patience, stop)
     except BaseException:
         os.close(descriptor)
         raise
@@ -65,6 +70,19 @@ def _fetch_tokenizer(transport: Transport, folder: Path, patience: Patience, sto
             fix="upload the tokenizer that the shards were made with",
         )
     write_file(tokenizer, content)
+
+
+def _fetch_identity(transport: Transport, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
+    """Fetches what says how the text was normalised. Training goes on without: a folder may have none."""
+    if (folder / IDENTITY_NAME).is_file():
+        return
+    try:
+        content = read_small(transport, IDENTITY_NAME, patience=patience, abandoned=stop)
+    except DataError as error:
+        # Where files may not be listed, S3 says of one that is missing that it is forbidden.
+        _log.info("how the text was normalised is not known: %s", error)
+        return
+    write_file(folder / IDENTITY_NAME, content)
 
 
 def check_remote(

@@ -1,11 +1,14 @@
 """Shards over HTTP and S3, through a cache: the same rows, each file once."""
 
+import json
 import sys
 import threading
 
 import pytest
 
+from pretrain.artifact.normalize import normalize_of_data
 from pretrain.config.data import BatchConfig, plan_batch
+from pretrain.config.prepare import NormalizeConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import TrainLoader
 from pretrain.data.remote.store import LocalStore, open_store
@@ -50,6 +53,20 @@ def test_a_stream_over_s3_is_that_of_the_folder(data, tmp_path):
         store.close()
         with pytest.raises(DataError, match=r"s3://bucket/elsewhere/index\.json: cannot be fetched"):
             open_quick("s3://bucket/elsewhere/", tmp_path)
+
+
+def test_an_address_tells_how_its_text_was_normalised_and_need_not(data, server, tmp_path):
+    without = open_quick(server.url, tmp_path / "without")
+    steps = {"inputs.0.normalize.steps": ["lowercase"], "inputs.0.normalize.language": None}
+    (data[0] / "prepare.json").write_text(json.dumps({"options": steps}))
+    try:
+        store = open_quick(server.url, tmp_path / "cache")
+        assert normalize_of_data([store.folder]) == normalize_of_data([data[0]]) == NormalizeConfig(steps=["lowercase"])
+        assert normalize_of_data([without.folder]) is None
+    finally:
+        (data[0] / "prepare.json").unlink()
+        without.close()
+    store.close()
 
 
 def test_the_stream_starts_anywhere(data, opened):
