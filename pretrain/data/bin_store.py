@@ -4,7 +4,8 @@
     DIR/bins/SHA256-256x256.safetensors     pairs: source x target
 
 A file that is missing or does not fit its shard is made again, from the lengths of the shard's documents: no shard is
-read or fetched for it. Any number of processes may do this at once: they make the same bytes.
+read or fetched for it. Any number of processes may do this at once: they make the same bytes, each begins somewhere
+else, and takes what the others have made by then. So the ranks of a node share the work, and none waits for another.
 """
 
 import logging
@@ -59,9 +60,10 @@ class BinStore:
         Raises:
             DataError: The lengths of a shard's documents are missing or damaged.
         """
+        order = np.random.default_rng().permutation(len(self._shards))  # not seeded: another one in each process
         with ThreadPoolExecutor(FETCHED_AT_ONCE if self._shards.store.fetches else 1) as pool:
-            found = list(pool.map(self._count, range(len(self._shards))))
-        counts, documents = np.array(found, dtype=np.int64).T
+            found = list(pool.map(self._count, order.tolist()))
+        counts, documents = np.array(found, dtype=np.int64)[np.argsort(order)].T
         return counts, int(documents.sum())
 
     def _count(self, number: int) -> tuple[int, int]:

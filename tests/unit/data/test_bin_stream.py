@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain.data.bin_store import BinStore
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
@@ -144,3 +145,11 @@ def test_pairs_that_all_exceed_a_row_are_refused(tmp_path):
     index, _ = make_pairs(tmp_path, [(99, 99)])
     with pytest.raises(DataError, match=r"no document fits a row; raise batch\.seq_len"):
         stream_of(tmp_path, index, source_len=30)
+
+
+def test_bins_are_counted_by_shard_in_whatever_order_they_are_made(tmp_path):
+    index = make_shards(tmp_path, train=(700, 300, 500, 900, 100, 400))
+    store = BinStore(ShardSet(tmp_path, index, "train"), 64)
+    counts, num_documents = store.survey()
+    assert counts.tolist() == [len(store.load(number)) for number in range(6)]
+    assert num_documents == index.split("train").num_documents

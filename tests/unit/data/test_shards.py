@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain import io
+from pretrain.data.ragged import TokenDocuments, ragged_of
 from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shards import MAX_DOCUMENT_TOKENS, ShardWriter
 from pretrain.data.sidecars import load_lengths, npy_bytes
@@ -74,6 +75,14 @@ def test_the_bytes_of_a_shard_depend_on_its_documents_only(tmp_path, shard):
     for name, size in shard.sizes.items():
         assert (tmp_path / "other" / name).read_bytes() == (tmp_path / name).read_bytes()
         assert (tmp_path / name).stat().st_size == size
+
+
+def test_documents_given_together_make_the_same_shard_as_one_by_one(tmp_path, shard):
+    (tmp_path / "other/train").mkdir(parents=True)
+    writer = ShardWriter(tmp_path / "other/train" / NAME, "uint16", 64)
+    writer.add(TokenDocuments(ragged_of(make_documents(500))))
+    assert writer.close() == shard
+    assert (tmp_path / "other" / shard.name).read_bytes() == (tmp_path / shard.name).read_bytes()
 
 
 def test_the_lengths_of_documents_lie_beside_a_shard_for_any_reader_of_npy(tmp_path, shard):
