@@ -13,6 +13,7 @@ from pretrain.checkpoint.layout import list_checkpoints, step_of
 from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
+from pretrain.rundir import RunDir, begin_attempt
 from pretrain.train.saving import Saving
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, state_of
 
@@ -29,7 +30,10 @@ class Steps:
     def __init__(self, folder, every=2):
         self.store, self.folder = StandIn(0), folder
         self.synced = []
+        place = RunDir(folder.with_name(f"{folder.name}-run"))
+        begin_attempt(place, "run", {})
         self.run = SimpleNamespace(
+            folder=place,
             config=SimpleNamespace(checkpoint=CheckpointConfig(every_steps=every)),
             world=World(0, 1, 0),
             meter=SimpleNamespace(excluded=contextlib.nullcontext),
