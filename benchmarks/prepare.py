@@ -141,7 +141,8 @@ def main() -> None:
         files, reader = list_stdlib()[::keep], Reader()
         if options.short:
             files, reader = list_paragraphs(folder, files)
-        parts = plan_parts(files, min(plan_part_bytes(files), sum(file.size for file in files) // 8))
+        # Equal parts, and an even number of them: two processes cannot share out nine evenly.
+        parts = plan_parts(files, min(plan_part_bytes(files), -(-sum(file.size for file in files) // 16)))
         texts = [document.text for part in parts for document in reader.read(part.slices) if document.text]
         pieces = [piece for text in texts for piece in cut_text(text)]
         tokenizer = folder / "tokenizer.json"
