@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from launch.command import rank_command, rank_environment
 from launch.janitor import Janitor, end_group
@@ -172,17 +172,6 @@ class _Ranks:
         return [(now + SETTLE_S, signal.SIGTERM), (now + SETTLE_S + FAILURE_GRACE_S, signal.SIGKILL)]
 
 
-def exit_when_asked() -> None:
-    """From now on a stop signal ends this process with 75, at once: no rank has been started yet."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        os._exit(EXIT_RESUME_ME)
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, leave)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # for the ranks too, and whatever they start
-
-
 @contextlib.contextmanager
 def _noting_signals(signals: list[int]) -> Iterator[None]:
     """Appends stop signals to `signals` instead of ending this process."""
@@ -191,6 +180,7 @@ def _noting_signals(signals: list[int]) -> Iterator[None]:
         signals.append(number)
 
     previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    previous[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # for the ranks too
     try:
         yield
     finally:

@@ -24,9 +24,7 @@ def launch_local_command(
 
     Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
     """
-    from launch.local import exit_when_asked, launch_local
-
-    exit_when_asked()
+    from launch.local import launch_local
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.index.dataset import check_local

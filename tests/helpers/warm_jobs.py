@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from launch.command import rank_environment
-from launch.local import STOPPED_GRACE_S, choose_port
+from launch.local import STOP_SIGNALS, STOPPED_GRACE_S, choose_port
 from launch.outcome import find_cause, job_code
 from pretrain.errors import EXIT_RESUME_ME
 
@@ -123,6 +123,7 @@ def serve() -> None:
 
     import pretrain.train.run  # noqa: F401
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a launcher does: held back until a rank can answer
     for line in sys.stdin:
         request = json.loads(line)
         if "poll" in request:
