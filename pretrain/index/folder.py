@@ -34,6 +34,8 @@ LABELLED = ("classes", "tags")
 """Kinds whose documents have labels, which the index names: one a document, or one a word."""
 
 LENGTH_BYTES = 4
+_MAX_NAME_BYTES = 255
+"""Of a part of a path, on every file system that we know."""
 
 _REBUILD = "run `pretrain prepare` again"
 
@@ -264,6 +266,8 @@ class _Fields:
         path = PurePosixPath(value)
         if not value or path.is_absolute() or ".." in path.parts or "\\" in value or "\0" in value:
             raise self.error(f"field '{self.prefix}{name}' leaves the shard folder: {value!r}")
+        if any(len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in path.parts):
+            raise self.error(f"field '{self.prefix}{name}' is no file name: {value[:40]!r}...")
         return value
 
     def object(self, name: str) -> "_Fields":

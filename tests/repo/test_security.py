@@ -20,7 +20,12 @@ FORBIDDEN_CALLS = {
     "yaml.full_load": "builds more than data",
     "yaml.load_all": "takes a loader that may be unsafe",
     "tempfile.mktemp": "is a race",
+    "pandas.read_pickle": "unpickles",
+    "joblib.load": "unpickles",
+    "torch.jit.load": "runs what is saved",
+    "runpy.run_path": "runs a file",
 }
+FORBIDDEN_METHODS = {"extractall": "writes wherever an archive says", "extract": "writes wherever an archive says"}
 FORBIDDEN_TRUE_KEYWORDS = {"shell": "runs a shell", "trust_remote_code": "runs code that comes with a model",
                            "allow_pickle": "unpickles"}  # fmt: skip
 WEIGHTS_MAY_BE_UNPICKLED_IN = ROOT / "pretrain" / "interop"
@@ -52,6 +57,11 @@ def _findings_of_call(call: ast.Call, names: dict[str, str], may_load_weights: b
     found = []
     if called in FORBIDDEN_CALLS and not (may_load_weights and _loads_weights_only(call, called)):
         found.append(f"line {call.lineno}: {called} {FORBIDDEN_CALLS[called]}")
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method in FORBIDDEN_METHODS:
+        found.append(f"line {call.lineno}: {method} {FORBIDDEN_METHODS[method]}")
+    if called == "numpy.load" and len(call.args) > 2:
+        found.append(f"line {call.lineno}: numpy.load with allow_pickle by position")
     for keyword in call.keywords:
         # Anything but a literal False could be True when it runs.
         literal_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
@@ -104,6 +114,16 @@ def test_a_source_file_does_nothing_forbidden(path):
         "exec('1')",
         "AutoModel.from_pretrained(x, trust_remote_code=True)",
         "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import numpy as np\nnp.load('x', None, True)",
+        "import os\nos.popen('ls')",
+        "from os import popen as p\np('ls')",
+        "import tarfile\ntarfile.open('x').extractall()",
+        "archive.extract(member, folder)",
+        "import yaml\nyaml.load(text, yaml.FullLoader)",
+        "import torch\ntorch.jit.load('x')",
+        "import joblib\njoblib.load('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=flag)",
+        "import dill",
     ],
 )
 def test_the_rule_sees_each_way_of_breaking_it(code):
