@@ -31,6 +31,7 @@ class Steps:
         self.store, self.folder = StandIn(0), folder
         self.synced = []
         place = RunDir(folder.with_name(f"{folder.name}-run"))
+        place.path.mkdir()
         begin_attempt(place, "run", {})
         self.run = SimpleNamespace(
             folder=place,
