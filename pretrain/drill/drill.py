@@ -59,6 +59,7 @@ class Drill:
         self._folder = DrillFolder(folder)
         self._settings = Settings(dump_config(config), ranks, seed, target, steps, every_steps)
         self._state = open_state(self._folder, self._settings)
+        self._save()  # from now on the folder is known as a drill's
         self._attempts = Attempts(self._folder, secrets.token_hex(8), ranks)
         for name in (GOLDEN, KILLED):
             write_file(self._folder.config(name), dump_config(self._config_of(config, name)).encode())

@@ -25,7 +25,7 @@ def drill(maker: RunMaker, output: Path, *arguments: str, timeout_s: float = 550
     return run_cli(*command, cwd=ROOT, timeout_s=timeout_s)
 
 
-def test_one_kill_of_one_process_changes_nothing_and_another_call_does_the_next(make_run, tmp_path):
+def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(make_run, tmp_path):
     output = tmp_path / "drill"
     options = (*ALONE, "--steps", "8", "--every", "2", "--kills", "1")
     done = drill(make_run, output, *options, "--json")
