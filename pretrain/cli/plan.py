@@ -54,6 +54,9 @@ def plan_command(
         sweep=() if sweep is None else tuple(parse_sweep(sweep)),
     )
     facts = plan_facts(loaded, _cluster(loaded, nodes, gpus_per_node, gpu), asked, _stored(loaded))
+    refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
+    if refused and not (search or sweep):
+        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
     if picture is not None:
         from pretrain.plan.picture import draw_sweep
 
@@ -66,9 +69,6 @@ def plan_command(
         from pretrain.plan.show import show_plan
 
         show_plan(facts, Console(highlight=False))
-    refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
-    if refused and not (search or sweep):
-        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
 
 
 def _cluster(config: "RunConfig", nodes: int | None, per_node: int | None, gpu: str | None) -> "Cluster":

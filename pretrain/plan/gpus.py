@@ -57,6 +57,6 @@ GPUS: dict[str, Gpu] = {
     "mi250x": _gpu("MI250X, one of two dies, 64GB", 191.5, 47.9, 64.0, 1.6, 150, 25, "ampere"),
     "mi300x": _gpu("MI300X 192GB", 1307, 163.4, 191.7, 5.3, 448, 50, "hopper"),
     # One core of a server with AVX-512 in fp32 and its share of the memory; for arithmetic, not for promises.
-    "cpu": _gpu("a CPU core a rank", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
+    "cpu": _gpu("CPU core", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
 }
 """By the name that `--gpu` takes."""

@@ -80,7 +80,8 @@ def bytes_per_parameter(
 
     Replicated, fp32 holds 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master weight and two
     moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the
-    weights' too. What is offloaded is in the host's memory instead. Muon keeps one moment of a matrix, and the
+    weights' too. From stage 1 on DeepSpeed steps a copy of what a rank owns, which in fp32 is 4 bytes more than the
+    paper has. What is offloaded is in the host's memory instead. Muon keeps one moment of a matrix, and the
     embeddings' two are not told apart here; Adafactor's rows and columns are too few to count.
 
     Args:
@@ -92,7 +93,7 @@ def bytes_per_parameter(
         offload_params: Whether working weights are, at stage 3.
     """
     working = 4 if precision == "fp32" else 2
-    master = 0 if precision == "fp32" else 4
+    master = 0 if precision == "fp32" and not zero_stage else 4
     state = 0 if offload_optimizer else master + STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
     return BytesPerParameter(
         weights=0.0 if offload_params else working / (world_size if zero_stage >= 3 else 1),

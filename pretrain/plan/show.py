@@ -133,9 +133,11 @@ def _show_course(facts: dict[str, Any], console: Console) -> None:
         table.add_row("every", "never", "checkpoint.every_steps=0: only at the end or a stop")
     table.add_row("a failure every", span(failures["mtbf_s"]), f"{failures['expected']:.1f} expected over the run")
     best = f"checkpoint.every_steps={failures['daly_steps']} (Daly)"
+    if failures["daly_s"] > course["total_s"]:
+        best = "longer than the run (Daly)"
     table.add_row("best interval", span(failures["daly_s"]), best)
     table.add_row("", span(failures["young_s"]), "by Young")
-    table.add_row("lost to saves and failures", percent(failures["lost_share"]))
+    table.add_row("lost to saves and failures", percent(failures["lost_share"]), "at most: saves run beside training")
     if "jobs" in course:
         jobs = course["jobs"]
         text = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"

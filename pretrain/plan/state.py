@@ -21,6 +21,9 @@ CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 _MAX_LIVE = 1_000_000_000
 """Parameters that DeepSpeed's stage 3 may leave gathered, by its default (`stage3_max_live_parameters`)."""
 
+_ALL_REDUCED = 500_000_000
+"""Gradients that DeepSpeed copies side by side to reduce them at stage 0 (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
+
 _CONTEXT_BYTES = 600 * 2**20
 _NCCL_BYTES = 500 * 2**20
 _FRAGMENTED = 0.03
@@ -69,6 +72,8 @@ def bucket_bytes(parameters: int, layout: Layout, world_size: int) -> int:
         return 0
     if engine.kind == "ddp":
         return 4 * parameters  # DDP's buckets are a copy of the gradients
+    if not engine.zero_stage:
+        return size * min(parameters, _ALL_REDUCED) if world_size > 1 else 0
     buckets = plan_buckets(parameters, engine.zero_stage)
     return size * (buckets.reduce_bucket_size + max(buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size))
 

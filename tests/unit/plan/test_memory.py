@@ -48,15 +48,15 @@ def test_deepspeed_takes_the_field_names():
 
 @pytest.mark.parametrize(
     ("precision", "totals"),
-    [("bf16", [16.0, 4 + 12 / 8, 2 + 14 / 8, 2.0]), ("fp32", [16.0, 8 + 8 / 8, 4 + 12 / 8, 2.0])],
+    [("bf16", [16.0, 4 + 12 / 8, 2 + 14 / 8, 2.0]), ("fp32", [16.0, 8 + 12 / 8, 4 + 16 / 8, 20 / 8])],
 )
 def test_bytes_on_each_of_8_ranks_by_stage(precision, totals):
     assert [bytes_per_parameter(stage, precision, 8).total for stage in range(4)] == totals
 
 
 @given(st.integers(0, 3), st.sampled_from(["fp32", "bf16"]))
-def test_one_rank_saves_nothing(stage, precision):
-    assert bytes_per_parameter(stage, precision, 1).total == 16.0
+def test_one_rank_saves_nothing_and_in_fp32_pays_for_a_copy_of_its_weights(stage, precision):
+    assert bytes_per_parameter(stage, precision, 1).total == (20.0 if stage and precision == "fp32" else 16.0)
 
 
 def test_other_optimizers_keep_less_than_adamw():

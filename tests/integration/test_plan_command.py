@@ -1,0 +1,91 @@
+"""`pretrain plan` as a user runs it: tables, JSON, data on disk, a run that was measured, and what is refused."""
+
+import json
+
+import pytest
+
+from pretrain import cli
+from tests.helpers.cli import run_cli
+from tests.helpers.shards import make_shards
+
+QUICKSTART = "configs/run/quickstart.yaml"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def facts_of(capsys, *arguments):
+    assert cli.run(["plan", QUICKSTART, *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_shortest_command_works_in_any_folder_and_says_what_it_assumed(tmp_path):
+    result = run_cli("plan", QUICKSTART, cwd=tmp_path, COLUMNS="100")
+    assert (result.code, result.stderr) == (0, "")
+    for text in ("Model:", "Memory of a rank:", "Time: bound by", "Checkpoints, jobs, failures", "32,768 is assumed"):
+        assert text in result.stdout
+    assert all(line.isascii() for line in result.stdout.splitlines())
+
+
+def test_json_has_every_number(here, capsys):
+    facts = facts_of(capsys, "--gpu", "h100", "--nodes", "1", "--gpus-per-node", "2", "--time", "2d", "--mfu", "0.4")
+    assert facts["layout"]["accumulation"] == 1
+    assert facts["memory"]["total"] < facts["memory"]["limit"]
+    assert set(facts["rates"]) == {"predicted", "assumed"}
+    assert facts["rates"]["assumed"]["mfu"] == 0.4
+    assert facts["rates"]["assumed"]["days"] * 86_400 == pytest.approx(120 * facts["rates"]["assumed"]["step_s"])
+    assert facts["course"]["jobs"]["count"] == 1
+    assert facts["data"]["stored"] is None
+
+
+def test_vocabulary_and_epochs_are_those_of_the_data_where_they_are(here, capsys):
+    make_shards(here / "data")
+    facts = facts_of(capsys, "data.path=data", "data.lanes=1")
+    stored = facts["data"]["stored"]
+    assert facts["model"]["vocab_size"] == stored["vocab_size"]
+    assert not facts["model"]["vocab_assumed"]
+    assert facts["data"]["epochs"] == pytest.approx(120 * 4096 / stored["tokens"])
+
+
+def test_a_run_says_how_fast_it_was(here, capsys):
+    rows = [{"step": step, "tokens_per_s": 1000.0 if step < 5 else 5000.0} for step in range(10)]
+    (here / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    measured = facts_of(capsys, "--measured", ".", "--gpu", "cpu", "--gpus-per-node", "2")["rates"]["measured"]
+    assert measured["tokens_per_s"] == 5000.0
+    assert measured["step_s"] == pytest.approx(4096 / 5000)
+
+
+def test_search_and_sweep_are_in_the_facts_and_the_curve_in_a_picture(here, capsys):
+    facts = facts_of(capsys, "--search", "--sweep", "nodes=1..4", "--gpus-per-node", "2", "--picture", "curve.png")
+    assert facts["search"] and facts["search"][0]["memory_bytes"] > 0
+    assert [point["nodes"] for point in facts["sweep"]] == [1, 2, 4]
+    assert (here / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
+    arguments = ["--gpus-per-node", "2", "--search", "--sweep", "nodes=1..16", "--time", "90m"]
+    result = run_cli("plan", QUICKSTART, *arguments, cwd=tmp_path, COLUMNS="80")
+    assert result.code == 0
+    tables = result.stdout[result.stdout.index("Layouts that fit") :]
+    assert "fastest first" in tables and "The first: engine.kind=deepspeed" in tables
+    assert "16 nodes: 16 rows a step do not divide over 32 ranks" in tables
+    assert "..." not in tables
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--gpus-per-node", "3"], "batch.global_tokens=4096 must be a multiple of seq_len 256 x micro 8 x ranks 3"),
+        (["--gpu", "h1000"], "--gpu: unknown GPU 'h1000'; use h100"),
+        (["--time", "soon"], "--time: 'soon' is no time; write 3d"),
+        (["--sweep", "1..4"], "--sweep: '1..4' is no sweep; write --sweep nodes=1..512"),
+        (["--picture", "x.png"], "--picture: nothing to draw; give --sweep nodes=1..512 too"),
+        (["--measured", "nowhere"], "nowhere: cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(here, capsys, arguments, line):
+    assert cli.run(["plan", QUICKSTART, *arguments, "--json"]) == 64
+    assert f"error: {line}" in capsys.readouterr().err
