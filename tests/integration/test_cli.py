@@ -14,7 +14,7 @@ from tests.helpers.cli import ROOT, run_cli
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"],
             ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"], ["data", "verify"],
-            ["data", "show"], ["data", "stats"]]  # fmt: skip
+            ["data", "show"], ["data", "stats"], ["plan"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")
@@ -53,6 +53,7 @@ sys.exit(code)
         *(("torch,numpy,omegaconf,yaml", [*command, "--help"], 0) for command in COMMANDS),
         ("torch,transformers,wandb", ["config", "configs/run/quickstart.yaml", "optim.lr=1"], 0),
         ("torch,transformers,wandb", ["config", "configs/run/quickstart.yaml", "optim.lrr=1"], 64),
+        ("torch,numpy,transformers,wandb", ["plan", "configs/run/quickstart.yaml", "--search"], 0),
         ("torch,transformers,wandb", ["train", "configs/run/quickstart.yaml", "optim.lrr=1"], 64),
         ("torch,transformers,wandb", ["launch", "local", "configs/run/quickstart.yaml", "--ranks", "3"], 64),
         ("torch,transformers,wandb", ["launch", "local", "configs/run/quickstart.yaml", "--ranks", "2"], 65),
