@@ -1,0 +1,229 @@
+"""Breaks our own source in known ways, one at a time: a test must turn red. `python -m tests.drills.mutations`
+
+Each mutation is applied to a copy of the tree, where a few fast tests are run. A mutation that no test notices is a
+promise that nobody checks; the command then ends with 1. Names, or parts of names, as arguments choose some of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("pretrain", "launch", "tests", "configs", "pyproject.toml")
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to break the source.
+
+    Attributes:
+        name: What is broken.
+        file: Where.
+        old: Text that is there once.
+        new: What it becomes.
+        tests: Arguments of pytest: at least one test among these must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+POWER = "tests/unit/checkpoint/test_power_loss.py -k at_any_moment_leaves"
+MANAGER = "tests/unit/checkpoint/test_manager.py"
+SAVE = "tests/unit/checkpoint/test_save.py"
+DAMAGE = "tests/unit/checkpoint/test_damage.py"
+
+MUTATIONS = [
+    Mutation(
+        "no fsync of files", "pretrain/io.py",
+        "            os.fsync(file.fileno())\n", "            pass\n",
+        POWER,
+    ),
+    Mutation(
+        "no fsync of folders", "pretrain/io.py",
+        "        os.fsync(descriptor)\n", "        pass\n",
+        POWER,
+    ),
+    Mutation(
+        "no fsync of the parent of a new folder", "pretrain/io.py",
+        "            fsync_dir(folder.parent)\n", "            pass\n",
+        POWER,
+    ),
+    Mutation(
+        "no fsync after the rename that commits", "pretrain/io.py",
+        "        temporary.rename(final)\n        fsync_dir(final.parent)\n", "        temporary.rename(final)\n",
+        POWER,
+    ),
+    Mutation(
+        "no fsync between the new name of what goes and its removal", "pretrain/io.py",
+        "        path.rename(trash)\n        fsync_dir(trash.parent)\n", "        path.rename(trash)\n",
+        "tests/unit/test_io.py -k cut_short",
+    ),
+    Mutation(
+        "a file is written under its own name", "pretrain/io.py",
+        "    temporary = path.with_name(f\"{path.name}.tmp-{os.getpid()}\")\n    _unlink(temporary)",
+        "    temporary = path\n    _unlink(temporary)",
+        "tests/unit/test_io.py -k dies_before_any_operation",
+    ),
+    Mutation(
+        "CRC32s are ignored", "pretrain/io.py",
+        "if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:", "if expected is None:",
+        f"{DAMAGE} -k flipped",
+    ),
+    Mutation(
+        "sizes are ignored", "pretrain/io.py",
+        "        if size != record.num_bytes:\n", "        if size < 0:\n",
+        "tests/unit/test_io.py -k truncated",
+    ),
+    Mutation(
+        "the CRC32 of a manifest is ignored", "pretrain/checkpoint/layout.py",
+        'if envelope["crc32"] != _crc32(raw):', 'if envelope["crc32"] is None:',
+        f"{DAMAGE} -k flipped",
+    ),
+    Mutation(
+        "no vote: a rank that failed is not heard", "pretrain/checkpoint/vote.py",
+        "    failures = [failure for _, failure in votes if failure is not None]\n", "    failures = []\n",
+        "tests/unit/checkpoint/test_killed_ranks.py -k ENOSPC",
+    ),
+    Mutation(
+        "no barrier: rank 0 commits without having heard the others", "pretrain/checkpoint/vote.py",
+        "    votes = dist.gather_objects([value, failure])\n", "    votes = [[value, failure]]\n",
+        "tests/unit/checkpoint/test_killed_ranks.py -k ENOSPC",
+    ),
+    Mutation(
+        "the rename comes before the manifest", "pretrain/checkpoint/save.py",
+        "            write_json(self._temporary / MANIFEST, manifest.to_json())\n            place.fence()\n"
+        "            publish_dir(self._temporary, self.path)\n",
+        "            place.fence()\n            publish_dir(self._temporary, self.path)\n"
+        "            write_json(self.path / MANIFEST, manifest.to_json())\n",
+        f"{MANAGER} -k manifest_is_written_last",
+    ),
+    Mutation(
+        "no fence", "pretrain/checkpoint/save.py",
+        "            place.fence()\n            publish_dir", "            publish_dir",
+        f"{SAVE} -k does_not_own",
+    ),
+    Mutation(
+        "the ledger is not made durable before the commit", "pretrain/checkpoint/save.py",
+        "            self._before_commit()\n", "",
+        f"{SAVE} -k ledger_that_cannot",
+    ),
+    Mutation(
+        "what is not finite is saved", "pretrain/checkpoint/snapshot.py",
+        "            if not all(_is_finite(part) for part in self._host.parts(number)):\n", "            if False:\n",
+        f"{SAVE} -k not_finite",
+    ),
+    Mutation(
+        "one good checkpoint is enough to remove the others", "pretrain/checkpoint/retention.py",
+        "MIN_VALID = 2\n", "MIN_VALID = 1\n",
+        "tests/unit/checkpoint/test_retention.py",
+    ),
+    Mutation(
+        "a run whose checkpoints are all bad starts over", "pretrain/checkpoint/manager.py",
+        "        if any(dist.gather_objects(bool(bad))):\n", "        if False:\n",
+        f"{MANAGER} -k never_starts_over",
+    ),
+    Mutation(
+        "a run whose checkpoints are gone starts over", "pretrain/train/history.py",
+        "    if sign is not None:\n", "    if False:\n",
+        "tests/unit/train/test_history.py -k no_damage",
+    ),
+    Mutation(
+        "the data cursor is dropped", "pretrain/checkpoint/state.py",
+        "    position: int = 0\n", "    position: int = field(default=0, init=False)\n",
+        f"{MANAGER} -k as_it_was_saved",
+    ),
+    Mutation(
+        "a dropout seed is used in every step", "pretrain/train/noise.py",
+        "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, 0, micro, world.rank)",
+        "tests/unit/train/test_noise.py",
+    ),
+    Mutation(
+        "ranks drop the same units", "pretrain/train/noise.py",
+        "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, step, micro, 0)",
+        "tests/unit/train/test_noise.py",
+    ),
+    Mutation(
+        "a fragment is read from its beginning", "pretrain/checkpoint/fragments.py",
+        "offset=piece.byte_offset + 4 * skip", "offset=piece.byte_offset",
+        f"{MANAGER} -k as_it_was_saved",
+    ),
+    Mutation(
+        "the ledger keeps what is trained again", "pretrain/tracking/jsonl.py",
+        '            if row["step"] > step:\n', "            if False:\n",
+        "tests/unit/tracking/test_jsonl.py -k after_a_rewind",
+    ),
+    Mutation(
+        "a lease is never checked", "pretrain/lease/lease.py",
+        "        if owner is None or owner.token != self._owner.token:\n", "        if False:\n",
+        "tests/unit/lease/test_lease.py -k lost_is_not_held",
+    ),
+    Mutation(
+        "a file name in a manifest may leave the folder", "pretrain/checkpoint/layout.py",
+        "isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for", "isinstance(record.name, str) for",
+        "tests/unit/test_hostile.py -k names",
+    ),
+]  # fmt: skip
+
+
+def apply(mutation: Mutation, tree: Path) -> str:
+    """Breaks a copy of the tree; returns the file as it was. Raises: ValueError, where the text is not there once."""
+    path = tree / mutation.file
+    source = path.read_text()
+    if source.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.name}: {mutation.file} has its text {source.count(mutation.old)} times, not once")
+    path.write_text(source.replace(mutation.old, mutation.new))
+    return source
+
+
+def is_noticed(mutation: Mutation, tree: Path) -> tuple[bool, str]:
+    """Runs the tests of a mutation on a copy of the tree; returns whether one failed, and the first that did."""
+    source = apply(mutation, tree)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True, f"nothing within {TIMEOUT_S} s"
+    finally:
+        (tree / mutation.file).write_text(source)
+    failed = [line.split("::")[-1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    # Only a failed test counts: 1. No tests collected, or a tree that cannot be imported, proves nothing.
+    return done.returncode == 1 and bool(failed), failed[0] if failed else f"pytest ended with {done.returncode}"
+
+
+def main() -> None:
+    """Tries all mutations, or those that are named."""
+    chosen = [m for m in MUTATIONS if not sys.argv[1:] or any(word in m.name for word in sys.argv[1:])]
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            ignore = shutil.ignore_patterns("__pycache__")
+            (shutil.copytree(source, tree / name, ignore=ignore) if source.is_dir() else shutil.copy(source, tree))
+        for mutation in chosen:
+            begun = time.monotonic()
+            noticed, what = is_noticed(mutation, tree)
+            missed += not noticed
+            print(
+                f"{'red' if noticed else 'MISSED':6}  {time.monotonic() - begun:5.0f} s  {mutation.name}: {what}",
+                flush=True,
+            )
+    print(f"{len(chosen) - missed} of {len(chosen)} mutations turn a test red")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
