@@ -24,8 +24,10 @@ from pretrain.io import make_dir
 POLL_S = 0.004
 GONE_WITHIN_S = 10.0
 END_WITHIN_S = 60.0
-SAVE_SPREAD = 1.5
-"""Kills fall into this many times the longest save seen: after the commit, old checkpoints are removed."""
+STEPS_SPREAD = 2
+"""Kills in steps fall into so many intervals of checkpoints: before the next commit and after it."""
+SAVE_SPREAD = 2.0
+"""Those in a save into so many times the longest save seen: after the commit, it is read again and old ones go."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -158,7 +160,7 @@ def _moments(plan: Kill, watch: Watch, pace: Pace, every_steps: int) -> list[Cal
     if plan.phase == "start-up":
         return [lambda: _past(watch.begun, plan.moment * pace.start_s) or watch.step() > 0]
     if plan.phase == "steps":
-        target, pause_s = watch.saved + 1 + int(plan.moment * every_steps), plan.jitter * pace.step_s
+        target, pause_s = watch.saved + 1 + int(plan.moment * STEPS_SPREAD * every_steps), plan.jitter * pace.step_s
         return [lambda: watch.step() >= target, _after(pause_s)]
     return [watch.has_begun_to_save, _after(plan.moment * SAVE_SPREAD * pace.save_s)]
 

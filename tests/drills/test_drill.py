@@ -27,11 +27,11 @@ def drill(maker: RunMaker, output: Path, *arguments: str, timeout_s: float = 550
 
 def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(make_run, tmp_path):
     output = tmp_path / "drill"
-    options = (*ALONE, "--steps", "8", "--every", "2", "--kills", "1")
+    options = (*ALONE, "--steps", "12", "--every", "2", "--kills", "1")
     done = drill(make_run, output, *options, "--json")
     assert done.code == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
-    assert facts["passed"] and facts["problems"] == [] and facts["kills"] == 1 and facts["steps"] == 8
+    assert facts["passed"] and facts["problems"] == [] and facts["kills"] == 1 and facts["steps"] == 12
     assert "kill 1 of 1: rank 0" in done.stderr
     state = json.loads((output / "drill.json").read_text())
     assert len(state["kills"]) == 1 and state["kills"][0]["exit_code"] == 128 + signal.SIGKILL
@@ -71,7 +71,7 @@ def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_pat
         "noise.seed_dropout = seed\n"
     )
     output = tmp_path / "drill"
-    command = ["drill", str(make_run.config()), *ALONE, "extend=[drifting]", "--steps", "8", "--every", "2"]
+    command = ["drill", str(make_run.config()), *ALONE, "extend=[drifting]", "--steps", "12", "--every", "2"]
     done = run_cli(
         *command,
         "--kills",
@@ -105,7 +105,7 @@ def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_p
         "--output",
         str(output),
     ]
-    process = subprocess.Popen([sys.executable, *command, "--steps", "8"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, *command, "--steps", "12"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (mark := _mark_of_children(process.pid)):
         assert process.poll() is None and time.monotonic() < deadline
@@ -114,7 +114,7 @@ def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_p
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert marked(mark) == {}
-    done = drill(make_run, output, "--ranks", "2", "--kills", "1", "--steps", "8")
+    done = drill(make_run, output, "--ranks", "2", "--kills", "1", "--steps", "12")
     assert done.code == 0, done.stdout + done.stderr
 
 
