@@ -79,7 +79,7 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> Verdict:
         left: What is left behind now.
     """
     problems = [*state.problems, *(f"left behind: {text}" for text in left)]
-    problems += [text for text in (_compare_ledgers(folder), _compare_checkpoints(folder)) if text]
+    problems += [*_compare_ledgers(folder), *_compare_checkpoints(folder)]
     assert state.pace is not None
     kills = state.kills
     starts = [kill["first_step_s"] for kill in kills if kill["first_step_s"] is not None] or [state.pace.start_s]
@@ -99,28 +99,32 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> Verdict:
     )
 
 
-def _compare_ledgers(folder: DrillFolder) -> str | None:
+def _compare_ledgers(folder: DrillFolder) -> list[str]:
     different = compare(folder.run(GOLDEN).audit, folder.run(KILLED).audit)
     if different is None:
-        return None
+        return []
     text = str(different).replace("first ledger", "uninterrupted run").replace("second", "killed one")
-    return f"the ledgers differ: {text}"
+    return [f"the ledgers differ: {text}"]
 
 
-def _compare_checkpoints(folder: DrillFolder) -> str | None:
-    """Returns the first difference of the last checkpoints; one layout wrote both, so equal bits are equal bytes."""
+def _compare_checkpoints(folder: DrillFolder) -> list[str]:
+    """Returns what differs in the last checkpoints; one layout wrote both, so equal bits are equal bytes."""
     found = [list_checkpoints(folder.run(name).checkpoints) for name in (GOLDEN, KILLED)]
     if not all(found):
-        return "a run has no checkpoint at its end"
+        return ["a run has no checkpoint at its end"]
     golden, killed = (paths[-1] for paths in found)
+    if golden.name != killed.name:
+        return [f"the last checkpoint is {killed.name}, not {golden.name}"]
     ours, theirs = load_manifest(killed), load_manifest(golden)
-    if golden.name != killed.name or ours.state != theirs.state or ours.scalars != theirs.scalars:
-        return f"the training state differs: {ours.state} at {killed.name}, not {theirs.state} at {golden.name}"
+    mine, its = ({**manifest.state, **manifest.scalars} for manifest in (ours, theirs))
+    keys = [key for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
+    problems = [f"the training state differs in {', '.join(keys)}"] if keys else []
     names = {record.name for manifest in (ours, theirs) for record in manifest.files}
     equal, _, _ = filecmp.cmpfiles(golden, killed, names, shallow=False)
-    if len(equal) == len(names):
-        return None
-    return _name_difference(golden, killed, ours.shapes, ours.moments) or f"the files of {killed} differ"
+    if len(equal) < len(names):
+        named = _name_difference(golden, killed, ours.shapes, ours.moments)
+        problems.append(named or f"the files of {killed} differ")
+    return problems
 
 
 def _name_difference(golden: Path, killed: Path, shapes: dict[str, list[int]], moments: list[str]) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pretrain.checkpoint.layout import step_name
+from pretrain.checkpoint.layout import MANIFEST, load_manifest, step_name
 from pretrain.checkpoint.weights import write_weights
 from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, State
 from pretrain.drill.leftovers import find_shared_memory, find_temporary
@@ -65,11 +65,20 @@ def test_the_first_step_that_differs_is_named(folder, state):
     assert problem.startswith("the ledgers differ: step 1: loss is 0x1.0p+1 in the uninterrupted run")
 
 
+def test_another_training_state_is_named_by_its_keys(folder, state):
+    write_run(folder, KILLED)
+    path = folder.run(KILLED).checkpoints / step_name(2)
+    manifest = load_manifest(path)
+    changed = replace(manifest, state={**manifest.state, "position": 1, "tokens": 1})
+    (path / MANIFEST).write_text(json.dumps(changed.to_json()))
+    assert judge(folder, state, []).problems == ["the training state differs in position, tokens"]
+
+
 def test_a_missing_checkpoint_and_another_step_fail(folder, state):
     write_run(folder, KILLED)
     path = folder.run(KILLED).checkpoints / step_name(2)
     path.rename(path.with_name(step_name(1)))
-    assert "the training state differs" in judge(folder, state, []).problems[0]
+    assert judge(folder, state, []).problems == ["the last checkpoint is step-00000001, not step-00000002"]
     path.with_name(step_name(1)).rename(folder.path / "elsewhere")
     assert judge(folder, state, []).problems == ["a run has no checkpoint at its end"]
 
