@@ -15,6 +15,7 @@ from pretrain.errors import DivergedError
 from pretrain.train.diagnose import find_fault
 from pretrain.train.replicas import check_replicas
 from pretrain.types import Batch
+from tests.integration.checkpoint_workers import allow_half_on_cpu
 from tests.integration.engine_workers import snapshot
 from tests.integration.workers import ROWS, build, global_batch, rows_of, train
 
@@ -41,6 +42,8 @@ def dropped(world: World, cases: list[list[Any]]) -> list[list[Any]]:
     """Trains 4 steps, with a step dropped and one rehearsed before the third; returns those rows, those of an engine to
     which that did not happen, what the drop said, whether all stayed, and the loss scale before and after."""
     results = []
+    if any(case[2] == "fp16" for case in cases):
+        allow_half_on_cpu()
     for case in cases:
         engine = build(world, *case, micro=MICRO)
         rows = train(engine, world, range(2), MICRO)
@@ -107,6 +110,7 @@ def _set_weight(engine: Engine, name: str, value: float) -> Callable[[], None]:
 
 def at_the_least_scale(world: World) -> list[Any]:
     """Steps of fp16 that overflow while the loss scale is at its minimum: whether each was skipped, and the scale."""
+    allow_half_on_cpu()
     engine: Any = build(world, "deepspeed", 2, "fp16", micro=MICRO)
     scaler = engine._engine.optimizer.loss_scaler
     scaler.cur_scale, scaler.cur_hysteresis = 1.0, 1
