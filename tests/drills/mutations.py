@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("pretrain", "launch", "tests", "configs", "pyproject.toml")
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def is_noticed(mutation: Mutation, tree: Path) -> tuple[bool, str]:
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return True, f"nothing within {TIMEOUT_S} s"
+        return False, f"no answer within {TIMEOUT_S} s"
     finally:
         (tree / mutation.file).write_text(source)
     failed = [line.split("::")[-1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")]

@@ -28,7 +28,7 @@ from pretrain.types import Fragment
 from tests.unit.checkpoint.stand_in import StandIn, state_of
 
 LOST_PEER = 69
-TIMEOUT_S = 30
+TIMEOUT_S = 170
 """A rank that waits for a dead one ends by then, and its test fails."""
 
 

@@ -25,6 +25,7 @@ from tests.unit.checkpoint.forked_ranks import (
 from tests.unit.checkpoint.stand_in import load_newest, save, state_of
 
 KILLED = -9
+pytestmark = pytest.mark.timeout(1200)  # a few hundred starts of ranks, on a machine that may be busy
 
 
 @pytest.fixture
