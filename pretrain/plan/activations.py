@@ -1,6 +1,6 @@
 """What a forward pass keeps for the backward pass, in bytes: the tensors that autograd saves, counted by formula.
 
-    block     inputs of norms and projections, queries, keys, values, mixed values, what the activation was given
+    block     inputs of norms and projections, queries, keys, values, mixed values: `block_memory.py`
     mode      none: all of it. full: the block's input. selective: that, and results of matrix products and attention
     ends      the input of the last norm, and the two gradients that the chunked loss leaves for its backward pass
 
@@ -16,57 +16,7 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.plan.flops import stack_weights
-
-_STATISTIC = 4
-"""Bytes of a mean, a standard deviation or a log-sum-exp: fp32 in every precision."""
-
-_TILE = 128
-"""Queries of a tile where attention runs tile by tile (model/backends/blocks.py)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """Bytes of an element, by what it is of.
-
-    Attributes:
-        residual: The stream between blocks, and what norms read.
-        compute: What matrix products and attention read and give.
-        mask: What dropout remembers: a flag on CUDA, a factor on a CPU.
-        on_cpu: A CPU has no fused kernel for RMSNorm, nor for dropout of attention weights.
-    """
-
-    residual: int
-    compute: int
-    mask: int
-    on_cpu: bool
-
-    @property
-    def copied(self) -> int:
-        """Bytes of the copy that autocast makes of a weight; 0 where weights have the precision of the products."""
-        return self.compute if self.compute != self.residual else 0
-
-
-def elements_of(engine: EngineConfig, device: str) -> Elements:
-    """Returns the sizes under an engine, on `cuda` or `cpu`; under autocast the stream stays fp32."""
-    compute = 4 if engine.precision == "fp32" else 2
-    residual = compute if engine.kind == "deepspeed" else 4
-    return Elements(residual, compute, mask=1 if device == "cuda" else compute, on_cpu=device == "cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockBytes:
-    """What one block keeps.
-
-    Attributes:
-        whole: Without checkpointing, and while it is computed again.
-        selective: Its input and the results of matrix products and attention.
-        full: Its input.
-    """
-
-    whole: int
-    selective: int
-    full: int
+from pretrain.plan.block_memory import STATISTIC, Elements, Rows, block_bytes, elements_of, norm_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,119 +46,6 @@ class ActivationBytes:
         return self.kept + self.recomputed
 
 
-def _norm_bytes(stack: StackConfig, size: Elements) -> int:
-    """Returns bytes a token that a norm keeps: its input and statistics."""
-    if stack.norm == "layer":
-        return stack.width * size.residual + 2 * _STATISTIC
-    # Step by step, RMSNorm keeps its input and what it divided, both in fp32.
-    return stack.width * (8 if size.on_cpu else size.residual) + _STATISTIC
-
-
-def _head_norm_bytes(stack: StackConfig, size: Elements) -> int:
-    """Returns the same for the norm of each head's query and key, whose input the projection has kept already."""
-    heads = stack.heads + stack.num_kv_heads
-    if not size.on_cpu:
-        return heads * _STATISTIC
-    return heads * (stack.per_head_width * (4 if size.compute == 4 else 8) + _STATISTIC)
-
-
-def _attention_bytes(stack: StackConfig, size: Elements, *, normed: bool, blockwise: bool) -> tuple[int, int]:
-    """Returns bytes a token of self-attention: all, and the results of matrix products and attention."""
-    heads, kv, width = stack.heads, stack.num_kv_heads, stack.per_head_width
-    products = (heads + 2 * kv) * width * size.compute
-    mixed = heads * width * size.compute + (0 if blockwise else _STATISTIC * heads)
-    around = stack.width * size.compute + (_norm_bytes(stack, size) if normed else 0)
-    # Values are a view of the product: rotated or normed queries and keys are held beside it.
-    turned = (heads + kv) * width * size.compute if stack.position == "rotary" or stack.qk_norm else 0
-    turned += _head_norm_bytes(stack, size) if stack.qk_norm else 0
-    dropped = stack.width * size.mask if stack.dropout else 0
-    return around + products + turned + mixed + dropped, products + mixed + stack.width * size.compute
-
-
-def _cross_bytes(stack: StackConfig, size: Elements, *, blockwise: bool) -> tuple[int, int]:
-    """Returns bytes a target token of cross attention, likewise; keys and values are a source token's."""
-    inner = stack.heads * stack.per_head_width * size.compute
-    mixed = inner + (0 if blockwise else _STATISTIC * stack.heads)
-    around = stack.width * size.compute + _norm_bytes(stack, size)
-    dropped = stack.width * size.mask if stack.dropout else 0
-    return around + inner + mixed + dropped, inner + mixed + stack.width * size.compute
-
-
-def _feedforward_bytes(stack: StackConfig, size: Elements) -> tuple[int, int]:
-    """Returns bytes a token of a feed-forward layer, likewise."""
-    hidden, up = stack.ff_width * size.compute, (2 if stack.gated else 1) * stack.ff_width * size.compute
-    if stack.gated:
-        inside = up + 2 * hidden
-    else:
-        # The backward pass of ReLU needs its result only, which the next product holds too.
-        inside = hidden if stack.activation == "relu" else 2 * hidden
-    around = stack.width * size.compute + _norm_bytes(stack, size)
-    dropped = stack.width * size.mask if stack.dropout else 0
-    return around + inside + dropped, up + stack.width * size.compute
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a micro-batch that a stack reads.
-
-    Attributes:
-        count: How many.
-        length: Their tokens each.
-        source_length: Of the rows of the encoder's output that it reads; 0: it reads none.
-    """
-
-    count: int
-    length: int
-    source_length: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Of all rows."""
-        return self.count * self.length
-
-
-def block_bytes(stack: StackConfig, rows: Rows, size: Elements, *, causal: bool, normed: bool = True) -> BlockBytes:
-    """Counts what one block keeps.
-
-    Args:
-        stack: Its stack.
-        rows: What it reads.
-        size: Bytes of an element.
-        causal: Whether it is a decoder's.
-        normed: Whether its first norm is one.
-    """
-    in_tiles = size.on_cpu and stack.attention_weight_dropout > 0
-    has_bias = stack.position == "relative"
-    parts = [
-        _attention_bytes(stack, size, normed=normed, blockwise=in_tiles or has_bias),
-        _feedforward_bytes(stack, size),
-    ]
-    if rows.source_length:
-        parts.append(_cross_bytes(stack, size, blockwise=in_tiles))
-    source = rows.count * rows.source_length
-    keys_values = 2 * stack.num_kv_heads * stack.per_head_width * size.compute * source
-    keys_values += stack.width * size.copied * source  # of what autocast makes of the encoder's output
-    entry = stack.width * size.residual * rows.tokens
-    whole = sum(part[0] for part in parts) * rows.tokens + keys_values
-    products = sum(part[1] for part in parts) * rows.tokens + keys_values
-    if size.on_cpu and (in_tiles or has_bias):
-        products += _score_bytes(stack, rows, size, causal=causal, cross=in_tiles)
-    copies = size.copied * stack_weights(stack, reads_encoder=rows.source_length > 0) // stack.layers
-    return BlockBytes(whole=whole + copies, selective=entry + products, full=entry)
-
-
-def _score_bytes(stack: StackConfig, rows: Rows, size: Elements, *, causal: bool, cross: bool) -> int:
-    """Returns what `selective` keeps of attention in tiles on a CPU, whose scores are products of matrices there.
-
-    In fp32; in 16 bits the kernel's own copies in fp32 come on top.
-    """
-    pairs = 0
-    for start in range(0, rows.length, _TILE):
-        queries = min(_TILE, rows.length - start)
-        pairs += queries * ((start + queries if causal else rows.length) + (rows.source_length if cross else 0))
-    return rows.count * stack.heads * pairs * size.compute
-
-
 def _stack_bytes(
     stack: StackConfig, engine: EngineConfig, rows: Rows, size: Elements, *, causal: bool
 ) -> tuple[int, int, int]:
@@ -223,7 +60,7 @@ def _stack_bytes(
         else:
             blocks += found.full if mode == "full" else found.selective
             recomputed = max(recomputed, found.whole - (0 if mode == "full" else found.selective))
-    ends = rows.tokens * _norm_bytes(stack, size) * (int(stack.input_norm) + int(stack.norm_placement == "pre"))
+    ends = rows.tokens * norm_bytes(stack, size) * (int(stack.input_norm) + int(stack.norm_placement == "pre"))
     if stack.dropout:
         ends += rows.tokens * stack.width * (size.residual if size.on_cpu else size.mask)
     return blocks, ends, recomputed
@@ -237,7 +74,7 @@ def _table_bytes(stack: StackConfig, length: int, max_seq_len: int) -> int:
         return 0
     rows = min(max_seq_len, 1 << (length - 1).bit_length())
     tables = 2 if stack.rope_local_theta is not None and stack.window is not None else 1
-    return 2 * _STATISTIC * rows * stack.per_head_width * tables
+    return 2 * STATISTIC * rows * stack.per_head_width * tables
 
 
 def _head_bytes(model: ModelConfig, positions: int, size: Elements) -> tuple[int, int]:
@@ -247,7 +84,7 @@ def _head_bytes(model: ModelConfig, positions: int, size: Elements) -> tuple[int
     stack = model.last_stack
     transform = 0
     if model.head.transform:
-        transform = positions * (stack.width * 2 * size.compute + _norm_bytes(stack, size))
+        transform = positions * (stack.width * 2 * size.compute + norm_bytes(stack, size))
     rows = model.num_head_rows
     return transform, (positions * stack.width + rows * stack.width + (rows if model.head.bias else 0)) * size.compute
 

@@ -16,17 +16,19 @@ from pretrain.plan.course import (
     plan_failures,
     plan_jobs,
 )
+from pretrain.plan.facts_found import found_facts, point_facts
 from pretrain.plan.fits import check_fits
 from pretrain.plan.flops import row_flops
 from pretrain.plan.layout import Layout, known_model
 from pretrain.plan.memory import STATE_BYTES
 from pretrain.plan.params import count_parts
 from pretrain.plan.rate import DAY_S, Rate, predict_rate, rate_at, rate_of
-from pretrain.plan.search import Found, search
+from pretrain.plan.roofline import Network, link_seconds, wire_bytes
+from pretrain.plan.search import search
 from pretrain.plan.state import host_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.supply import Stored, plan_supply
-from pretrain.plan.sweep import Point, sweep
-from pretrain.plan.work import Task, recompute_share
+from pretrain.plan.sweep import sweep
+from pretrain.plan.work import Task, plan_work, recompute_share
 
 _MOST_ROWS = 1024
 """Larger micro-batches are not looked for."""
@@ -83,15 +85,16 @@ def plan_facts(config: RunConfig, cluster: Cluster, asked: Asked, stored: Stored
         facts["memory"] = _memory_facts(task, layout, cluster, batch.rows_per_rank)
         rates = _rates(task, layout, cluster, asked)
         facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
+        facts["network"] = _network_facts(task, layout, cluster)
         # What is known best is what the rest is reckoned with.
         best = list(rates.values())[-1]
         facts["course"] = _course_facts(config, facts["model"]["parameters"]["total"], best, cluster, asked)
         facts["data"] = _data_facts(config, facts["model"]["parameters"]["total"], best, stored)
     if asked.search:
         found = search(task, config.engine, cluster, config.batch.rows)
-        facts["search"] = [_found_facts(one) for one in found]
+        facts["search"] = [found_facts(one) for one in found]
     if asked.sweep:
-        facts["sweep"] = [_point_facts(point, config) for point in sweep(config, task, cluster, list(asked.sweep))]
+        facts["sweep"] = [point_facts(point, config) for point in sweep(config, task, cluster, list(asked.sweep))]
     return facts
 
 
@@ -168,6 +171,26 @@ def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, An
     }
 
 
+def _network_facts(task: Task, layout: Layout, cluster: Cluster) -> list[dict[str, Any]]:
+    """Returns what a rank sends in a step at each ZeRO stage, and how long links and network take, nothing hidden."""
+    work = plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
+    found = []
+    for stage in range(4):
+        network = Network(cluster.nodes, cluster.per_node, stage, overlaps=False)
+        often, once = wire_bytes(work, network)
+        total = layout.accumulation * often + once
+        alone = Network(1, cluster.per_node, stage, overlaps=False)
+        found.append(
+            {
+                "zero_stage": stage,
+                "bytes": total,
+                "inside_s": link_seconds(total, alone, cluster.gpu),
+                "between_s": link_seconds(total, network, cluster.gpu) if cluster.nodes > 1 else 0.0,
+            }
+        )
+    return found
+
+
 def _course_facts(config: RunConfig, parameters: int, rate: Rate, cluster: Cluster, asked: Asked) -> dict[str, Any]:
     state = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
     last = config.train.last_step
@@ -202,35 +225,3 @@ def _data_facts(config: RunConfig, parameters: int, rate: Rate, stored: Stored |
         stored,
     )
     return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": config.data.lanes}
-
-
-def _found_facts(found: Found) -> dict[str, Any]:
-    return {
-        "overrides": found.layout.overrides(),
-        "accumulation": found.layout.accumulation,
-        "micro": found.layout.micro,
-        "zero_stage": found.layout.engine.zero_stage,
-        "activation_checkpointing": found.layout.engine.activation_checkpointing,
-        "offload_optimizer": found.layout.engine.offload_optimizer,
-        "offload_params": found.layout.engine.offload_params,
-        "mfu": found.rate.mfu,
-        "tokens_per_s": found.rate.tokens_s,
-        "bound": found.rate.bound,
-        "memory_bytes": found.memory_bytes,
-    }
-
-
-def _point_facts(point: Point, config: RunConfig) -> dict[str, Any]:
-    rate = point.rate
-    return {
-        "nodes": point.nodes,
-        "ranks": point.ranks,
-        "micro": point.micro,
-        "accumulation": point.accumulation,
-        "mfu": None if rate is None else rate.mfu,
-        "tokens_per_s": None if rate is None else rate.tokens_s,
-        "days": None if rate is None else rate.step_s * config.train.last_step / DAY_S,
-        "bound": None if rate is None else rate.bound,
-        "efficiency": point.efficiency,
-        "why": point.why,
-    }

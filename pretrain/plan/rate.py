@@ -9,6 +9,9 @@ from pretrain.plan.work import Task, plan_work
 
 DAY_S = 86_400
 
+LOADER_TOKENS_S = 8e7
+"""Tokens that a rank's loader assembles a second with one thread, documents masked (benchmarks/results.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -18,7 +21,7 @@ class Rate:
         step_s: Seconds of a step.
         tokens_s: Tokens that the model reads a second, over all ranks.
         mfu: 0 to 1.
-        bound: What limits it: compute, memory, network, offload; `given` where the MFU was.
+        bound: What limits it: compute, memory, network, offload, data; `given` where the MFU was.
         parts: Seconds of a step by part; None where the MFU was given.
     """
 
@@ -40,8 +43,11 @@ def predict_rate(task: Task, layout: Layout, cluster: Cluster) -> Rate:
     work = plan_work(task, engine, cluster.size, layout.micro, layout.accumulation)
     found = time_step(work, cluster.network(engine.kind, engine.zero_stage), cluster.gpu)
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
-    mfu = work.model_flops * cluster.size / found.total / peak_flops(layout, cluster)
-    return Rate(found.total, tokens / found.total, mfu, found.bound, found)
+    # Batches are assembled beside the step: they cost nothing until they take longer than it.
+    reading_s = tokens / cluster.size / LOADER_TOKENS_S
+    step_s = max(found.total, reading_s)
+    mfu = work.model_flops * cluster.size / step_s / peak_flops(layout, cluster)
+    return Rate(step_s, tokens / step_s, mfu, "data" if reading_s > found.total else found.bound, found)
 
 
 def rate_at(mfu: float, task: Task, layout: Layout, cluster: Cluster) -> Rate:

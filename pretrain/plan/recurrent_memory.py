@@ -1,11 +1,11 @@
-"""What torch's recurrent cells keep for their backward pass, roughly: kernels differ, and none of them says."""
+"""What torch's recurrent cells keep for their backward pass, roughly: as on a CPU; what cuDNN reserves is its own."""
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.recurrent import RecurrentConfig, RecurrentStackConfig
 
-_KEPT_STATES = {"rnn": 2, "gru": 6, "lstm": 7}
-"""Vectors of the width of the state that a step keeps: its gates, its state, and what enters the next."""
+_KEPT_STATES = {"rnn": 1, "gru": 7, "lstm": 16}
+"""Vectors of the width of the state that a step keeps: its gates before and after, its state, and products of both."""
 
 
 def _stack_elements(stack: RecurrentStackConfig, input_width: int) -> int:

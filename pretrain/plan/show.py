@@ -117,7 +117,20 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
             share = seconds / first["step_s"]
             parts.add_row(f"  {name}", span(seconds), f"{percent(share):>6}  {'#' * round(_BAR * share)}")
     console.print(parts)
+    if facts["cluster"]["ranks"] > 1:
+        _show_network(facts, console)
     console.print()
+
+
+def _show_network(facts: dict[str, Any], console: Console) -> None:
+    table = Table(title="A rank sends in a step", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("ZeRO", "bytes", "in a node", "between nodes", ""):
+        table.add_column(name, justify="left" if not name else "right", header_style="dim", min_width=5)
+    for one in facts["network"]:
+        between = span(one["between_s"]) if one["between_s"] else "-"
+        asked = "<- asked for" if one["zero_stage"] == facts["layout"]["zero_stage"] else ""
+        table.add_row(str(one["zero_stage"]), size(one["bytes"]), span(one["inside_s"]), between, asked)
+    console.print(table)
 
 
 def _show_course(facts: dict[str, Any], console: Console) -> None:

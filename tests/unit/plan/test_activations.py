@@ -6,7 +6,9 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.config.recurrent import RecurrentConfig
 from pretrain.plan.activations import activation_bytes
+from pretrain.plan.recurrent_memory import recurrent_bytes
 from tests.unit.plan.kept import kept_bytes
 
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny",
@@ -73,3 +75,16 @@ def test_the_head_of_a_masked_model_keeps_the_places_that_it_reads_only():
     )
     assert some.loss < everything.loss
     assert everything.blocks == some.blocks
+
+
+@pytest.mark.parametrize(
+    ("cell", "attention"), [("rnn", None), ("gru", "none"), ("gru", "luong"), ("lstm", None), ("lstm", "bahdanau")]
+)
+def test_what_recurrent_cells_keep_is_known_within_a_third(cell, attention):
+    stack = {"cell": cell, "layers": 2, "width": 64}
+    two = {} if attention is None else {"encoder": stack, "attention": attention}
+    config = RecurrentConfig.model_validate({"kind": "recurrent", "decoder": stack, "vocab_size": 256, **two})
+    engine = EngineConfig(kind="single", zero_stage=0, precision="fp32", device="cpu")
+    source = None if attention is None else 48
+    planned = recurrent_bytes(config, engine, RowLengths(32, 32, source), 8)
+    assert planned / kept_bytes(config, engine, 8, 32, source) == pytest.approx(1, abs=0.34)

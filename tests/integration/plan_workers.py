@@ -1,0 +1,47 @@
+"""What the ranks of the tests of `plan` do: train under each ZeRO stage, and count the tensors that are held."""
+
+import gc
+from typing import Any
+
+import torch
+
+from pretrain.dist import World
+from tests.integration.workers import MODEL, ROWS, build, global_batch, rows_of
+
+
+def held_bytes() -> int:
+    """Bytes of all live tensors, each storage once."""
+    gc.collect()
+    sizes = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor) and thing.device.type == "cpu":
+            # A gradient that nobody has asked for is no object of Python's.
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None:
+                    storage = tensor.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def bytes_by_depth(world: World, cases: list[list[Any]], depths: list[int]) -> list[list[list[int]]]:
+    """Returns for each (kind, stage, precision, optimizer) and depth [parameters, bytes held between micro-batches]."""
+    return [[_held(world, case, depth) for depth in depths] for case in cases]
+
+
+def _held(world: World, case: list[Any], depth: int) -> list[int]:
+    before = held_bytes()
+    size = {"layers": depth, "width": 128, "heads": 4, "kv_heads": 4, "head_width": 32, "ff_width": 384}
+    micro = ROWS // world.size // 3
+    engine = build(world, *case, micro=micro, model={**MODEL, "decoder": size})
+    numbers = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+    mine = range(world.rank * ROWS // world.size, (world.rank + 1) * ROWS // world.size)
+    batches = [rows_of(global_batch(0), slice(start, start + micro)) for start in range(mine.start, mine.stop, micro)]
+    for batch in batches:
+        engine.forward_backward(batch, 1e-3, batch is batches[-1])
+    engine.update(1e-3)
+    # Between two micro-batches of the second step: moments are there, and gradients are held.
+    engine.forward_backward(batches[0], 1e-3, False)
+    held = held_bytes() - before
+    engine.forward_backward(batches[1], 1e-3, True)
+    engine.update(1e-3)
+    return [numbers, held]
