@@ -7,11 +7,12 @@ from rich.table import Table
 
 from pretrain.plan.units import count, percent, size, span
 
-_BAR = 16
+_BAR = 12
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    # One space between columns: the widest numbers fit a terminal of 80.
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         table.add_column(name, justify="left" if name == "curve" else "right", header_style="dim", no_wrap=True)
     return table
@@ -66,4 +67,8 @@ def show_sweep(points: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
     for point in points:
         if point["why"]:
-            console.print(f"{point['nodes']} nodes: {point['why']}", style="yellow", soft_wrap=True)
+            console.print(
+                f"{point['nodes']} node{'s' if point['nodes'] > 1 else ''}: {point['why']}",
+                style="yellow",
+                soft_wrap=True,
+            )
