@@ -139,7 +139,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the data cursor is dropped", "pretrain/checkpoint/state.py",
-        "    position: int = 0\n", "    position: int = field(default=0, init=False)\n",
+        "return TrainState(**{**values, **lists})", 'return TrainState(**{**values | {"position": 0}, **lists})',
         f"{MANAGER} -k as_it_was_saved",
     ),
     Mutation(
