@@ -1,43 +1,15 @@
-"""Whether the checkpoints of a run will fit, known before its first step: arithmetic, and one trial write."""
+"""Whether the checkpoints of a run will fit, known before its first step: arithmetic, and one trial write.
 
-import math
+How large a checkpoint is, and how many there are at once: `pretrain/plan/course.py`.
+"""
+
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from pretrain.checkpoint.layout import list_checkpoints
-from pretrain.config.train import CheckpointConfig
 from pretrain.errors import DiskError
 from pretrain.io import write_file
-
-_HEADER_BYTES = 160
-"""Of a piece in the header of its file, and of a parameter in the manifest: names are that long at the most, mostly."""
-
-
-def checkpoint_bytes(num_parameters: int, state_bytes: int, num_tensors: int, num_ranks: int) -> int:
-    """Returns the size of a checkpoint: fp32 master weights, the optimizer's state, headers and manifest.
-
-    Args:
-        num_parameters: Of the model.
-        state_bytes: Of fp32 optimizer state for each parameter: 8 for the two moments of AdamW.
-        num_tensors: Parameters, as tensors.
-        num_ranks: Each has a file, and may have a piece of each tensor and of each of its moments.
-    """
-    pieces_a_tensor = 1 + state_bytes // 4
-    return num_parameters * (4 + state_bytes) + num_tensors * (num_ranks * pieces_a_tensor + 1) * _HEADER_BYTES
-
-
-def num_at_once(config: CheckpointConfig, last_step: int) -> int:
-    """Returns how many checkpoints there are at most: those kept, the one being written, and those kept for good.
-
-    Args:
-        config: What is kept, and how often one is made.
-        last_step: Where the run ends.
-    """
-    for_good = 0
-    if config.every_steps and config.keep_every_steps:
-        for_good = last_step // math.lcm(config.every_steps, config.keep_every_steps)
-    return config.keep + 1 + for_good
 
 
 def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> str | None:

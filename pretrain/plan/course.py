@@ -21,15 +21,20 @@ def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int
 
     Args:
         parameters: Of the model.
-        state_bytes: Of fp32 optimizer state for each.
+        state_bytes: Of fp32 optimizer state for each: 8 for the two moments of AdamW.
         tensors: That the parameters are.
-        ranks: Each has a file.
+        ranks: Each has a file, and may have a piece of each tensor and of each of its moments.
     """
     return parameters * (4 + state_bytes) + tensors * (ranks * (1 + state_bytes // 4) + 1) * _HEADER_BYTES
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
-    """Returns how many there are at most: those kept, the one being written, and those kept for good."""
+    """Returns how many there are at most: those kept, the one being written, and those kept for good.
+
+    Args:
+        config: What is kept, and how often one is made.
+        last_step: Where the run ends.
+    """
     for_good = 0
     if config.every_steps and config.keep_every_steps:
         for_good = last_step // math.lcm(config.every_steps, config.keep_every_steps)

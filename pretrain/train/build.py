@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.checkpoint.preflight import checkpoint_bytes, num_at_once
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.run import RunConfig
@@ -31,6 +30,7 @@ from pretrain.model.init import initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
+from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.flops import train_flops_per_row
 from pretrain.plan.memory import STATE_BYTES
 from pretrain.plan.params import count_parameters
@@ -163,7 +163,7 @@ def _room_needed(config: RunConfig, num_parameters: int, num_tensors: int, world
     """Returns the size of a checkpoint, and how many there are going to be at once."""
     state_bytes = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
     size = checkpoint_bytes(num_parameters, state_bytes, num_tensors, world.size)
-    return size, num_at_once(config.checkpoint, config.train.last_step)
+    return size, checkpoints_at_once(config.checkpoint, config.train.last_step)
 
 
 def _loader(

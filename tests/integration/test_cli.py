@@ -14,7 +14,7 @@ from tests.helpers.cli import ROOT, run_cli
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["inspect"], ["generate"],
             ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"], ["data", "verify"],
-            ["data", "show"], ["data", "stats"], ["plan"]]  # fmt: skip
+            ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")

@@ -17,6 +17,9 @@ DOCUMENTS = [
     "docs/attention.md",
     "docs/data.md",
     "docs/guard.md",
+    "docs/objectives.md",
+    "docs/plan.md",
+    "docs/reliability.md",
 ]
 MAX_README_LINES = 230
 

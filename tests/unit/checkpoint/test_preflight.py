@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from pretrain import io
-from pretrain.checkpoint.preflight import check_room, checkpoint_bytes, num_at_once, room_problem, try_writing
+from pretrain.checkpoint.preflight import check_room, room_problem, try_writing
 from pretrain.config.train import CheckpointConfig
 from pretrain.errors import DiskError
+from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of
 
 
@@ -23,7 +24,7 @@ def test_the_size_that_is_computed_is_the_size_that_is_written(tmp_path):
     path = manager(tmp_path).save(StandIn(1, shapes, cut=64 * 96), state_of(1))
     written = sum(file.stat().st_size for file in path.iterdir())
     num_parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
-    computed = checkpoint_bytes(num_parameters, state_bytes=8, num_tensors=len(shapes), num_ranks=1)
+    computed = checkpoint_bytes(num_parameters, state_bytes=8, tensors=len(shapes), ranks=1)
     assert written <= computed <= 1.01 * written
 
 
@@ -33,7 +34,7 @@ def test_the_size_that_is_computed_is_the_size_that_is_written(tmp_path):
 )
 def test_how_many_there_are_at_once(every, keep, for_good, last, number):
     config = CheckpointConfig(every_steps=every, keep=keep, keep_every_steps=for_good)
-    assert num_at_once(config, last) == number
+    assert checkpoints_at_once(config, last) == number
 
 
 def test_they_fit_to_the_byte():

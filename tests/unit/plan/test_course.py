@@ -2,11 +2,7 @@
 
 import pytest
 
-from pretrain.checkpoint import preflight
-from pretrain.config.train import CheckpointConfig
 from pretrain.plan.course import (
-    checkpoint_bytes,
-    checkpoints_at_once,
     daly_interval,
     parse_time,
     plan_failures,
@@ -14,17 +10,6 @@ from pretrain.plan.course import (
     young_interval,
 )
 from pretrain.plan.supply import Stored, plan_supply
-
-
-@pytest.mark.parametrize("tensors", [0, 150])
-def test_a_checkpoint_is_as_large_as_the_one_that_is_checked_for_room(tensors):
-    assert checkpoint_bytes(1000, 8, tensors, 4) == preflight.checkpoint_bytes(1000, 8, tensors, 4)
-
-
-@pytest.mark.parametrize(("every", "keep", "for_good"), [(50, 2, 0), (50, 3, 100), (0, 2, 0)])
-def test_as_many_are_kept_as_the_run_makes_room_for(every, keep, for_good):
-    config = CheckpointConfig(every_steps=every, keep=keep, keep_every_steps=for_good)
-    assert checkpoints_at_once(config, 1000) == preflight.num_at_once(config, 1000)
 
 
 def test_young_and_daly_by_hand():
