@@ -235,8 +235,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
     if temporary.exists():
         remove_dir(temporary)  # left by a dead process that had our process id
-    make_dir(temporary)
     try:
+        make_dir(temporary)
         yield temporary
         publish_dir(temporary, out)
     except BaseException:
