@@ -35,6 +35,7 @@ def name(case):
     return "-".join(map(str, case))
 
 
+@pytest.mark.long
 def test_the_same_topology_continues_bit_for_bit(saved):
     folder, followed = saved
     pairs = [[case, case] for case in [*CASES, *WHOLE]]

@@ -41,6 +41,7 @@ def assert_found(cases: list[list[Any]], results: list[list[Any]]) -> None:
             assert fault["name"] is None or fault["name"] in fault["what"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_a_dropped_step_leaves_no_trace_and_the_first_that_is_not_finite_is_named_with_its_rank():
     arguments = {"cases": FAST, "kinds": list(EXPECTED)}

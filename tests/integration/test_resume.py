@@ -53,6 +53,7 @@ def test_a_run_that_is_stopped_again_and_again_continues_bit_for_bit(golden):
     assert [attempt["exit_code"] for attempt in attempts] == [EXIT_RESUME_ME] * 3 + [0]
 
 
+@pytest.mark.long
 def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden):
     for rank, step in ((1, 30), (0, 90)):
         process = golden.start("killed")
@@ -132,6 +133,7 @@ def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_pat
     assert [path.name for path in list_checkpoints(golden.folder("second").checkpoints)] == ["step-00000020"]
 
 
+@pytest.mark.long
 def test_another_world_size_sees_the_same_samples(golden):
     golden.complete("three", "train.stop_after=40", ranks=3)
     ours, reference = (read_audit(golden.folder(name).audit) for name in ("three", "golden"))

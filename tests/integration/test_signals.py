@@ -138,6 +138,7 @@ def stop_at_random_moments(runs: RunMaker, jobs: WarmJobs, name: str, count: int
     return hit
 
 
+@pytest.mark.long
 def test_signals_at_random_moments_lose_nothing(runs, jobs):
     assert stop_at_random_moments(runs, jobs, "random", 4, STEPS) >= 2
     # Another number of ranks than golden's: the same samples.
