@@ -13,11 +13,13 @@ import argparse
 import ast
 import io
 import json
+import keyword
 import os
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ from pretrain.types import IGNORE_INDEX, Batch
 DISCOUNT = 0.75
 RECIPES = {"bert": "configs/run/bert_quickstart.yaml", "t5": "configs/run/t5_quickstart.yaml"}
 ONE_PROCESS = ["engine.kind=single", "engine.zero_stage=0", "tracking.wandb=off"]
-NUM_PACKAGES, PIECE_LINES, HELD_OUT = 12, 12, 0.1
+STRETCH, HELD_OUT = 40, 0.1
 RATES = {"bert": (1e-3, 3e-3), "t5": (2e-3, 5e-3)}
 
 
@@ -141,17 +143,32 @@ def _sources() -> Iterator[tuple[str, str]]:
             continue
 
 
-def packages() -> Iterator[dict[str, str]]:
-    """Yields pieces of source with the package that they are from, of the largest packages."""
-    sources = list(_sources())
-    sizes = Counter[str]()
-    for package, text in sources:
-        sizes[package] += len(text)
-    largest = {package for package, _ in sizes.most_common(NUM_PACKAGES)}
-    for package, text in sources:
-        lines = [line for line in text.splitlines() if line.strip()]
-        for start in range(0, len(lines) - PIECE_LINES, PIECE_LINES) if package in largest else ():
-            yield {"text": "\n".join(lines[start : start + PIECE_LINES]), "label": package}
+def roles() -> Iterator[dict[str, Any]]:
+    """Yields stretches of the words of a program, with what each is there for."""
+    skipped = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER}
+    for _, text in _sources():
+        words = [word for word in tokenize.generate_tokens(io.StringIO(text).readline) if word.type not in skipped]
+        words = [word for word in words if len(word.string) < 40 and not word.string.isspace()]
+        tags = [_role(words, number) for number in range(len(words))]
+        for start in range(0, len(words) - STRETCH, STRETCH):
+            stretch = slice(start, start + STRETCH)
+            yield {"tokens": [word.string for word in words[stretch]], "tags": tags[stretch]}
+
+
+def _role(words: list[tokenize.TokenInfo], number: int) -> str:
+    before = words[number - 1].string if number else ""
+    after = words[number + 1].string if number + 1 < len(words) else ""
+    if words[number].type != tokenize.NAME or keyword.iskeyword(words[number].string):
+        return "other"
+    if before in ("def", "class"):
+        return "definition"
+    if before == ".":
+        return "method" if after == "(" else "attribute"
+    if after == "(":
+        return "call"
+    if after == "=":
+        return "argument" if before in ("(", ",") else "assigned"
+    return "name"
 
 
 def functions() -> Iterator[dict[str, str]]:
@@ -163,7 +180,7 @@ def functions() -> Iterator[dict[str, str]]:
                 yield {"source": body[:300], "target": node.name}
 
 
-def write_task(folder: Path, rows: Iterator[dict[str, str]]) -> None:
+def write_task(folder: Path, rows: Iterator[dict[str, Any]]) -> None:
     """Writes train.jsonl and validation.jsonl: every tenth stretch of rows is held out, so few files are in both."""
     folder.mkdir(parents=True, exist_ok=True)
     found = list(rows)
@@ -188,7 +205,7 @@ def train(folder: Path, name: str, recipe: str, *overrides: str) -> dict[str, fl
 
 
 def plan_task(kind: str, data: Path, steps: int, lr: float) -> dict[str, Any]:
-    """Returns the config of the task: the recipe's model, with a head of labels where a class is predicted."""
+    """Returns the config of the task: the recipe's model, with a head of labels where one is predicted."""
     config: dict[str, Any] = {
         "include": "configs/engine/cpu.yaml",
         "data": {"path": str(data), "packing": "padded"},
@@ -198,9 +215,9 @@ def plan_task(kind: str, data: Path, steps: int, lr: float) -> dict[str, Any]:
         "eval": {"every_steps": steps},
     }
     if kind == "bert":
-        config["model"] |= {"head": {"kind": "labels", "transform": True, "mean": True}, "tied_embeddings": False}
+        config["model"] |= {"head": {"kind": "labels", "transform": True}, "tied_embeddings": False}
         return config | {
-            "objective": {"kind": "classify"},
+            "objective": {"kind": "tag"},
             "batch": {"global_tokens": 4096, "seq_len": 128, "micro": 16},
         }
     batch = {"global_tokens": 512, "seq_len": 16, "source_len": 128, "micro": 16}
@@ -211,13 +228,13 @@ def train_task(kind: str, folder: Path, data: Path, steps: int) -> dict[str, Any
     """Trains the task from the recipe's weights and from none; returns the best of the rates of each."""
     task = folder / f"{kind}-task"
     if not (task / "index.json").exists():
-        write_task(folder / f"{kind}-task-text", packages() if kind == "bert" else functions())
+        write_task(folder / f"{kind}-task-text", roles() if kind == "bert" else functions())
         inputs = [
             {"path": str(folder / f"{kind}-task-text" / "train.jsonl")},
             {"path": str(folder / f"{kind}-task-text" / "validation.jsonl"), "split": "validation"},
         ]
         tokenizer = {"kind": "given", "path": str(data / "tokenizer.json")}
-        config = {"output": str(task), "kind": "classes" if kind == "bert" else "pairs", "split": "hash:0"}
+        config = {"output": str(task), "kind": "tags" if kind == "bert" else "pairs", "split": "hash:0"}
         path = folder / f"{kind}-task.yaml"
         path.write_text(json.dumps(config | {"inputs": inputs, "tokenizer": tokenizer}))
         pretrain("prepare", str(path))
@@ -240,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=tuple(RECIPES))
     parser.add_argument("--output", type=Path, default=Path("runs/pretraining"))
-    parser.add_argument("--task-steps", type=int, default=200)
+    parser.add_argument("--task-steps", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="a trial, whose figures mean nothing")
     arguments = parser.parse_args()
     kind, folder = arguments.kind, arguments.output.resolve() / ("quick" if arguments.quick else "")
