@@ -1,7 +1,7 @@
 """Processes that own a run folder: one that works in it like an attempt, and many that race for it.
 
 with working(run) as attempt:                   # takes the lease, writes rows and commits until it is stopped
-    attempt.process.send_signal(SIGSTOP)
+    attempt.stop()
 race(run, 20, "kept")                           # [1, 0, 0, ...]: number of the lease that each got, 0 for none
 """
 
@@ -37,6 +37,13 @@ class Attempt:
         while not path.exists() or path.stat().st_size < size + 2 * number:
             assert self.process.poll() is None, self.process.stderr.read()
             time.sleep(0.002)
+
+    def stop(self) -> None:
+        """Sends SIGSTOP, and waits until the process has stopped: it may run on for a moment on another core."""
+        self.process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
 
 
 @contextmanager

@@ -179,6 +179,7 @@ def test_a_run_over_damage_has_the_order_of_the_undamaged_run_on_one_rank_and_on
     assert 1 <= told <= 2, "once for each rank that met the member"
 
 
+@pytest.mark.long
 def test_a_stopped_run_can_go_on_over_damage_and_the_limit_ends_it_on_all_ranks(folder, warm):
     damage(folder, shard=2, member=1)
     stopped = warm("train", "a.yaml", cwd=folder)
@@ -192,6 +193,7 @@ def test_a_stopped_run_can_go_on_over_damage_and_the_limit_ends_it_on_all_ranks(
     assert [row["step"] for row in ledger(folder)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_the_limit_is_of_all_ranks_together(folder, warm):
     damage(folder, shard=2, member=1)
     damage(folder, shard=5, member=0)

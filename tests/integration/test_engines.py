@@ -159,6 +159,7 @@ def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_g
                 assert row[:2] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.long
 def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
     (results, _) = run_in_ranks(
         "tests.integration.engine_workers:losses_of", 2, {"cases": STAGES_BF16, "steps": STEPS, "micro": 6}

@@ -21,6 +21,7 @@ TINY = [
 ]
 
 
+@pytest.mark.long
 def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
     for block in read_blocks("docs/extending.md"):
         path = tmp_path / block.file

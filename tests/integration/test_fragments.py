@@ -47,7 +47,8 @@ def test_the_same_topology_continues_bit_for_bit(saved):
         assert rows == followed[name(case)], case
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_another_world_size_and_stage_continue_alike(saved, world_size):
     folder, followed = saved
     fp32 = [case for case in CASES if case[2] == "fp32"]
@@ -99,6 +100,7 @@ def test_state_of_whole_matrices_moves_between_stages_and_world_sizes(saved, wor
             assert row[0] == pytest.approx(wanted[0], rel=1e-6 if row is rows[0] else 1e-4), (source, target)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_optimizer_is_refused_by_name(saved):
     folder, _ = saved
     arguments = {"saved": CASES[2], "case": WHOLE[1], "folder": folder, "steps": STEPS}

@@ -94,6 +94,7 @@ def test_a_run_killed_in_the_middle_of_a_save_continues_bit_for_bit(golden, tmp_
     assert_uninterrupted(golden, "torn")
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, corpus, tmp_path):
     (tmp_path / "kill_at_begin.py").write_text(
         "import os, signal\n"

@@ -122,7 +122,7 @@ def test_another_process_with_the_number_of_a_dead_owner_does_not_hold_the_folde
 
 def test_a_stopped_owner_on_this_machine_is_never_robbed(run):
     with working(run) as attempt:
-        attempt.process.send_signal(signal.SIGSTOP)
+        attempt.stop()
         path = path_of(run / "lease", 1)
         os.utime(path, (0, 0))  # silent for half a century
         with pytest.raises(LockedError, match=rf"in use by process {attempt.process.pid}"):
@@ -179,7 +179,7 @@ def test_a_requeue_of_the_same_job_takes_over_at_once_and_no_other_start_does(ru
     monkeypatch.setattr(owner, "WATCH_S", 0.2)
     monkeypatch.setattr(owner, "_machine", lambda: "n1")
     with working(run, machine="n2", SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1", SLURM_CLUSTER_NAME="east") as attempt:
-        attempt.process.send_signal(signal.SIGSTOP)
+        attempt.stop()
         for job, restart, cluster in (
             ("77", "1", "east"),  # a second start within the job
             ("77", "0", "east"),  # an older one, which woke up
@@ -205,7 +205,7 @@ def check_woken_attempts(run: Path, num_restarts: int) -> None:
         old = stack.enter_context(working(run, SLURM_JOB_ID="77"))
         old.wait_for_rows(run, 50)
         for restart in range(1, num_restarts + 1):
-            old.process.send_signal(signal.SIGSTOP)
+            old.stop()
             before = (run / "rows").read_bytes().split()
             new = stack.enter_context(working(run, SLURM_JOB_ID="77", SLURM_RESTART_COUNT=str(restart)))
             assert new.first_line == f"owner {restart + 1}"
