@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -71,7 +72,8 @@ def test_a_frozen_rank_is_named_and_everything_ends_with_76(make_run, culprit):
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 76, output
     assert f"rank {culprit} ({HOST}, process {pids[culprit]}) is frozen or gone: no heartbeat for" in output
-    assert "train/loop.py" in output or "torch/" in output, "the Python stack of its last heartbeat"
+    # Where it was is a matter of chance: in a step, or in an import that the first steps make.
+    assert re.search(r"last seen in [a-z-]+ of step \d+.*, at:\n( +\S.*:\d+ \S+\n)+", output), "the stack of then"
     found = last_attempt(make_run, "frozen")
     assert found["exit_code"] == 76
     assert f"rank {culprit} ({HOST}" in str(found["reason"])
