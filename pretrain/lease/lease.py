@@ -75,6 +75,7 @@ class Lease:
             LockedError: Another process has taken over, and is named; or the lease was removed by hand.
             DiskError: The folder cannot be read.
         """
+        begun = time.monotonic()  # this process may be stopped between what it reads here and what it notes of it
         try:
             highest = highest_number(self._folder)
             found = find_owner(path_of(self._folder, highest)) if highest else None
@@ -85,7 +86,7 @@ class Lease:
             new = f"was taken over by {owner or 'another process'}" if found else "was removed"
             what = f"the lease of this attempt ({self._owner}) {new}"
             raise LockedError(what, where=str(self._folder.parent), fix="leave the run to its owner")
-        self._seen_at = time.monotonic()
+        self._seen_at = begun
 
     def check_after_stall(self) -> None:
         """Checks if nobody has for `STALL_S`, as after a SIGSTOP; else free. Raises: as `check`."""

@@ -31,7 +31,8 @@ finally:
 SLEEP_IN_C = """
 import ctypes
 print("ready", flush=True)
-ctypes.CDLL(None).sleep(60)
+while True:  # a signal ends a sleep before its time
+    ctypes.CDLL(None).sleep(60)
 """
 
 

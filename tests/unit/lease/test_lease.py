@@ -211,6 +211,7 @@ def check_woken_attempts(run: Path, num_restarts: int) -> None:
             assert new.first_line == f"owner {restart + 1}"
             new.wait_for_rows(run, 50)
             committed = {path.name for path in run.glob("commit-*")}
+            time.sleep(0.2)  # longer than the workers' STALL_S, which a start may not be
             old.process.send_signal(signal.SIGCONT)
             assert old.process.wait(10) == EXIT_LOCKED
             what = rf"{run}: the lease of this attempt \(.*\) was taken over by process {new.process.pid} on .*"
