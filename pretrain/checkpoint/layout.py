@@ -4,6 +4,7 @@
     checkpoints/step-00001000/manifest.json                written last: state, files with sizes and CRCs, parameters
     checkpoints/.tmp-step-00001000/                        being written; nothing reads it
     checkpoints/step-00001000.bad-damaged/                 set aside after a failed verification
+    checkpoints/step-00001000.rolled-back/                 set aside when the run went back behind it
 
 A folder without a readable manifest is not a checkpoint. A model folder, which `pretrain import` writes, is a
 checkpoint of weights alone (weights-00001.safetensors ...) with model.json and tokenizer/ beside it.
@@ -13,11 +14,12 @@ import json
 import re
 import zlib
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pretrain.errors import CheckpointError
-from pretrain.io import FileRecord
+from pretrain.io import FileRecord, rename_dir
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -74,6 +76,16 @@ def step_of(path: Path) -> int | None:
     """Returns the step of a checkpoint folder by its name; None for any other name."""
     match = _STEP.match(path.name)
     return int(match.group(1)) if match else None
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Gives a checkpoint a name that nothing reads, `step-N.WHY`, and that no earlier one of the same step has.
+
+    Raises:
+        DiskError: It cannot be renamed.
+    """
+    names = (f"{path.name}.{why}{'' if number == 1 else f'-{number}'}" for number in count(1))
+    rename_dir(path, next(target for target in map(path.with_name, names) if not target.exists()))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

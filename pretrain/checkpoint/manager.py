@@ -26,7 +26,7 @@ from pretrain.checkpoint.save import Place, Save
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.visible import wait_for_folder
-from pretrain.checkpoint.vote import agree
+from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError
 from pretrain.io import check_file, make_dir, remove_tree
@@ -37,10 +37,6 @@ log = logging.getLogger(__name__)
 
 def _always_ours() -> None:
     """The fence of a folder that nobody else can take."""
-
-
-def _nothing() -> None:
-    """The part of a rank that has none."""
 
 
 class CheckpointManager:
@@ -117,7 +113,7 @@ class CheckpointManager:
         """
         assert self._in_flight is None or self._in_flight.is_finished, "one save at a time: they share their buffers"
         self._begin_attempt()
-        self._in_flight = Save(self._place, Snapshot(store, self._host), state, before_commit or _nothing)
+        self._in_flight = Save(self._place, Snapshot(store, self._host), state, before_commit or nothing)
         return self._in_flight
 
     def hold(self) -> None:
@@ -157,7 +153,7 @@ class CheckpointManager:
                 self._place.shapes = dict(load_manifest(path).shapes)
                 return load_checkpoint(path, store)
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
-            agree(functools.partial(self._place.set_aside, path) if self._world.is_main else _nothing)
+            agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
     def _refuse_restart(self) -> None:
         bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []

@@ -11,7 +11,6 @@ them have been heard to be done: a checkpoint is committed, or is not, at the sa
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import shutil
@@ -22,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.check import check_complete
-from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest, step_name
+from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name
 from pretrain.checkpoint.retention import Retention
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.task import Task
 from pretrain.checkpoint.visible import wait_until_visible
-from pretrain.checkpoint.vote import agree
+from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
-from pretrain.io import FileRecord, check_file, make_dir, publish_dir, rename_dir, write_json
+from pretrain.io import FileRecord, check_file, make_dir, publish_dir, write_json
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Place:
     def set_aside(self, path: Path) -> None:
         """Renames a damaged checkpoint: see `set_aside`. Raises: LockedError too."""
         self.fence()
-        set_aside(path)
+        set_aside(path, "bad-damaged")
 
 
 class Save:
@@ -132,7 +131,7 @@ class Save:
             self.is_committed = True
             return
         shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))  # alike on every rank
-        committing = Task(partial(self._commit, votes, shapes) if self._is_main else _nothing)
+        committing = Task(partial(self._commit, votes, shapes) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
         self.is_committed, self._place.shapes = True, shapes
@@ -142,9 +141,9 @@ class Save:
             agree(reading.result)
         except DiskError:
             self.is_committed = False
-            agree(partial(self._place.set_aside, self.path) if self._is_main else _nothing)
+            agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
-        retaining = Task(self._retain if self._is_main else _nothing)
+        retaining = Task(self._retain if self._is_main else nothing)
         yield retaining
         agree(retaining.result)
 
@@ -229,24 +228,6 @@ class Save:
             self._place.retention.apply()
         except DiskError as error:
             log.warning("%s", error)
-
-
-def set_aside(path: Path) -> None:
-    """Gives a damaged checkpoint a name that nothing reads, and that no earlier one of the same step has.
-
-    Raises:
-        DiskError: It cannot be renamed.
-    """
-    target = path.with_name(f"{path.name}.bad-damaged")
-    for number in itertools.count(2):
-        if not target.exists():
-            break
-        target = path.with_name(f"{path.name}.bad-damaged-{number}")
-    rename_dir(path, target)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _drop_from_cache(path: Path) -> None:

@@ -36,3 +36,7 @@ def agree(outcome: Callable[[], Any]) -> list[Any]:
             if failure["kind"] == name:
                 raise known(failure["what"], where=failure["where"], fix=failure["fix"])
     return [value for value, _ in votes]
+
+
+def nothing() -> None:
+    """The part of a rank that has none."""

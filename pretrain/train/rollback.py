@@ -16,17 +16,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.layout import list_checkpoints, load_manifest, step_of
+from pretrain.checkpoint.layout import list_checkpoints, load_manifest, set_aside, step_of
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchConfig
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.data.skips import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.io import rename_dir, write_json
+from pretrain.io import write_json
 from pretrain.lease import Lease
 from pretrain.rundir import RunDir
 
@@ -133,7 +132,7 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
         names = [checkpoint.name for step, checkpoint in found.items() if step is not None and step > to]
         rollback = plan_rollback(found[to], skips, batches * batch.rows, set_aside=names)
         for name in reversed(names):
-            _set_aside(run.checkpoints / name)
+            set_aside(run.checkpoints / name, "rolled-back")
         lease.check()
         record_rollback(run, rollback, skips)
     finally:
@@ -152,12 +151,6 @@ def _check_whole(checkpoint: Path) -> None:
         path = checkpoint / file.name
         if not path.is_file() or path.stat().st_size != file.num_bytes:
             raise CheckpointError(f"{file.name} is not whole", where=str(checkpoint), fix="go back to another one")
-
-
-def _set_aside(checkpoint: Path) -> None:
-    """Gives a checkpoint a name that nothing reads, and that no earlier one of its step has."""
-    names = (f"{checkpoint.name}.rolled-back{'' if number == 1 else f'-{number}'}" for number in count(1))
-    rename_dir(checkpoint, next(path for path in map(checkpoint.with_name, names) if not path.exists()))
 
 
 def agree_on_skips(run: RunDir, record: dict[str, Any], state: TrainState, is_main: bool) -> SkipRanges:
