@@ -14,9 +14,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.fork_server import ROOT, ForkServer
 
 
 @dataclass(frozen=True)
@@ -50,35 +49,18 @@ def run_cli(*arguments: str, cwd: Path, timeout_s: float = 60, **environment: st
     return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
 
 
-class WarmCli:
+class WarmCli(ForkServer):
     """A process that imports torch and the trainer once and forks a child for each command."""
 
-    def __enter__(self) -> "WarmCli":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.cli"],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.communicate()
+    def __init__(self) -> None:
+        super().__init__("tests.helpers.cli")
 
     def __call__(self, *arguments: str, cwd: Path, **environment: str) -> Result:
         """Runs `pretrain ARGUMENTS` in a fork."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
             request = {"arguments": arguments, "cwd": str(cwd), "environment": environment, "output": folder}
             started = time.monotonic()
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
+            code = self.ask(request)
             seconds = time.monotonic() - started
             stdout, stderr = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
         return Result(code, stdout, stderr, seconds)

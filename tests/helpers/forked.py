@@ -11,49 +11,29 @@ group yet, and each rank has one thread.
 import importlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from launch.command import rank_environment
 from launch.local import choose_port
+from tests.helpers.fork_server import ForkServer
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-class RankServer:
+class RankServer(ForkServer):
     """The process that forks; one call at a time."""
 
-    def __enter__(self) -> "RankServer":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.forked"],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.communicate()
+    def __init__(self) -> None:
+        super().__init__("tests.helpers.forked", DS_ACCELERATOR="cpu")
 
     def __call__(self, function: str, world_size: int, arguments: dict[str, Any], timeout_s: float = 150) -> list[Any]:
         """Calls `module:function` in `world_size` forks at once, as `function(world, **arguments)`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
             request = {"function": function, "arguments": arguments, "folder": folder}
             request |= {"world_size": world_size, "port": choose_port(None), "timeout_s": timeout_s}
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            codes = json.loads(self._process.stdout.readline())
+            codes = self.ask(request)
             for rank, code in sorted(enumerate(codes), key=lambda item: item[1] != 70):
                 output = (Path(folder) / f"{rank}.out").read_text(errors="replace")
                 assert code == 0, f"rank {rank} of {function} ended with {code}:\n{output[-6000:]}"

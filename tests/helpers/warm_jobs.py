@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +22,7 @@ from launch.command import rank_environment
 from launch.local import STOP_SIGNALS, STOPPED_GRACE_S, choose_port
 from launch.outcome import find_cause, job_code
 from pretrain.errors import EXIT_RESUME_ME
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.fork_server import ForkServer
 
 
 @dataclass
@@ -68,35 +66,19 @@ class WarmJob:
         return "".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.folder.iterdir()))
 
 
-class WarmJobs:
+class WarmJobs(ForkServer):
     """The process that forks."""
 
-    def __enter__(self) -> "WarmJobs":
+    def __init__(self) -> None:
+        super().__init__("tests.helpers.warm_jobs")
         self._folder = tempfile.TemporaryDirectory()
         self._count = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.warm_jobs"],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.communicate()
+        super().__exit__(kind, error, trace)
         self._folder.cleanup()
-
-    def ask(self, request: dict[str, object]) -> dict[str, int]:
-        """Sends a request to the process, and returns its answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return dict(json.loads(self._process.stdout.readline()))
 
     def start(self, config: Path, *overrides: str, ranks: int, modules: Path | None = None, **env: str) -> WarmJob:
         """Starts the ranks of a job.
