@@ -23,7 +23,17 @@ from pathlib import Path
 
 from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
 from pretrain.io import fsync_dir, make_dir, write_chunks, write_file
-from pretrain.lease.owner import Owner, find_owner, highest_number, number_of, path_of, refuse_if_held, this_process
+from pretrain.lease.owner import (
+    POLL_S,
+    Found,
+    Owner,
+    find_owner,
+    highest_number,
+    number_of,
+    path_of,
+    refuse_if_held,
+    this_process,
+)
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +87,7 @@ class Lease:
         """
         begun = time.monotonic()  # this process may be stopped between what it reads here and what it notes of it
         try:
-            highest = highest_number(self._folder)
-            found = find_owner(path_of(self._folder, highest)) if highest else None
+            found = _find_highest(self._folder)
         except OSError as error:
             raise _disk_error(self._folder, "read", error) from error
         owner = found.owner if found else None
@@ -140,6 +149,16 @@ def refuse_if_owned(folder: Path) -> None:
             refuse_if_held(folder, highest, this_process())
     except OSError as error:
         raise _disk_error(folder, "read", error) from error
+
+
+def _find_highest(folder: Path) -> Found | None:
+    """Returns the owner of the highest number, or None if there is no file at all. Raises: OSError."""
+    while highest := highest_number(folder):
+        found = find_owner(path_of(folder, highest))
+        if found is not None:
+            return found
+        time.sleep(POLL_S)  # a new owner has removed this one since we listed the folder: look for its own
+    return None
 
 
 def _take(folder: Path) -> Owner:

@@ -80,6 +80,8 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             # An owner before us that still lives was stopped, and may wake up right before a commit: it finds nothing.
             for leftover in folder.checkpoints.glob(".tmp-*"):
                 remove_dir(leftover)
+            for leftover in folder.path.glob("*.tmp-*"):  # of a file that a killed attempt was writing
+                leftover.unlink(missing_ok=True)
     except BaseException:
         if lease is not None:
             lease.release()

@@ -117,7 +117,7 @@ def test_the_commands_of_the_readme_run_in_order(newcomer):
     assert "Once" in sample
 
     named = [line.split()[0] for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("    runs/")]
-    assert len(named) == 8
+    assert len(named) == 9
     assert [path for path in named if not (newcomer.clone / path).exists()] == []
 
 

@@ -108,7 +108,11 @@ def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, c
     killed = 128 + signal.SIGKILL
     golden.complete("begun", *alone, "extend=[kill_at_begin]", ranks=1, expect=killed, PYTHONPATH=str(tmp_path))
     assert not golden.folder("begun").tokenizer.exists()
+    assert [path.name.partition("-")[0] for path in golden.folder("begun").path.glob("*.tmp-*")] == [
+        "tokenizer.json.tmp"
+    ]
     golden.complete("begun", *alone, ranks=1)
+    assert not list(golden.folder("begun").path.glob("*.tmp-*"))
     assert golden.folder("begun").tokenizer.read_bytes() == (corpus / "tokenizer.json").read_bytes()
 
 

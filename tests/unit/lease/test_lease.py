@@ -260,6 +260,28 @@ def test_a_lease_that_was_lost_is_not_held_and_its_release_frees_nothing(run, mo
     new.release()
 
 
+def test_who_looks_while_a_new_owner_tidies_up_names_that_owner(run, monkeypatch):
+    """It lists the folder, and then the new owner makes its file and removes the one that was listed."""
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 3600)
+    old = Lease(run / "lease", no_loss)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    new: list[Lease] = []
+
+    def list_slowly(folder: Path) -> int:
+        number = highest_number(folder)
+        if not new:
+            monkeypatch.setattr(lease, "highest_number", highest_number)
+            new.append(Lease(folder, no_loss))
+        return number
+
+    monkeypatch.setattr(lease, "highest_number", list_slowly)
+    with pytest.raises(LockedError, match=r"was taken over by process .* \(Slurm job 77, restart 1\)"):
+        old.check()
+    assert [path.name for path in (run / "lease").iterdir()] == ["00000002.json"]
+    new[0].release()
+
+
 def test_the_heartbeat_goes_on_through_errors_and_ends_with_the_lease(run, monkeypatch):
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.01)
     failures = []
