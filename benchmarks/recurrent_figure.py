@@ -1,4 +1,4 @@
-"""Draws what benchmarks/recurrent.py measured: one picture of three panels, and one table in Markdown.
+"""Draws what benchmarks/recurrent.py and recurrent_bleu.py measured: one picture, and one table in Markdown.
 
 python -m benchmarks.recurrent_figure runs/recurrent/rows.jsonl --picture docs/why_transformers.png
 """
@@ -18,14 +18,16 @@ def read_rows(path: Path) -> Rows:
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draws tokens/s against length, loss at equal time, and recall by distance, as far as they were measured."""
+    """Draws speed against length, and loss, recall by distance and BLEU at equal time, as far as they were measured."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(rows), figsize=(5 * len(rows), 4), layout="constrained", squeeze=False)
-    for axes, (question, row) in zip(panels[0], rows.items(), strict=True):
+    figure, panels = pyplot.subplots(-(-len(rows) // 2), 2, figsize=(11, 4 * -(-len(rows) // 2)), layout="constrained")
+    for axes in panels.flat[len(rows) :]:
+        axes.set_visible(False)
+    for axes, (question, row) in zip(panels.flat, rows.items(), strict=False):
         if question == "loss":
             axes.barh(list(row["arms"]), [arm["val_loss"] for arm in row["arms"].values()])
             axes.set(title="loss after an equal time", xlabel="validation loss")
@@ -33,10 +35,24 @@ def draw(rows: Rows, path: Path) -> None:
         elif question == "speed":
             _curves(axes, row["tokens_per_s"])
             axes.set(title="speed", xlabel="tokens of a row", ylabel="tokens/s, forward and backward", yscale="log")
+        elif question == "bleu":
+            for beams in (1, 5):
+                scores = [_bleu(arm, beams) for arm in row["arms"].values()]
+                places = [place + 0.2 * (1 if beams == 5 else -1) for place in range(len(scores))]
+                axes.barh(places, scores, height=0.4, label="greedy" if beams == 1 else f"beam {beams}")
+            axes.set_yticks(range(len(row["arms"])), list(row["arms"]))
+            axes.set(title="Multi30k after an equal time", xlabel="BLEU, lower-cased and tokenised")
+            axes.legend(fontsize="small")
+            axes.invert_yaxis()
         else:
             _curves(axes, {name: arm["recall"] for name, arm in row["arms"].items()})
             axes.set(title="recall after an equal time", xlabel="distance", ylabel="share of keys", ylim=(0, 1.02))
     figure.savefig(path, dpi=120)
+
+
+def _bleu(arm: dict[str, Any], beams: int) -> float:
+    (system,) = [system for system in arm["scores"]["systems"] if system["beams"] == beams]
+    return float(system["scores"]["bleu_tokenized"]["score"])
 
 
 def _curves(axes: Any, curves: dict[str, dict[str, float]]) -> None:
@@ -49,7 +65,7 @@ def _curves(axes: Any, curves: dict[str, dict[str, float]]) -> None:
 
 
 def table(rows: Rows) -> str:
-    """Returns a row a model: its size, tokens/s at the shortest and longest length, loss, and recall by distance."""
+    """Returns a row a model: its size, tokens/s at the shortest and longest length, loss, recall by distance, BLEU."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row["parameters"]))
     head, lines = ["model", "parameters"], [[name] for name in names]
     for line in lines:
@@ -67,6 +83,10 @@ def table(rows: Rows) -> str:
     for distance in next(iter(recall.values()), {"recall": {}})["recall"]:
         head.append(f"recall at {distance}")
         _fill(lines, {name: f"{arm['recall'][distance]:.2f}" for name, arm in recall.items()})
+    bleu = rows.get("bleu", {}).get("arms", {})
+    for beams in (1, 5) if bleu else ():
+        head.append("BLEU, greedy" if beams == 1 else f"BLEU, beam {beams}")
+        _fill(lines, {name: f"{_bleu(arm, beams):.2f}" for name, arm in bleu.items()})
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines))
 
 

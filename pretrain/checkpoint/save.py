@@ -30,7 +30,7 @@ from pretrain.checkpoint.visible import wait_until_visible
 from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
-from pretrain.io import FileRecord, check_file, make_dir, publish_dir, write_json
+from pretrain.io import FileRecord, check_file, make_dir, publish_dir, remove_tree, write_json
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,8 @@ class Save:
 
     def _discard(self) -> None:
         if self._is_main:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            with contextlib.suppress(DiskError):  # what cannot be removed now, the next attempt removes
+                remove_tree(self._temporary)
 
     def _write(self) -> dict[str, Any] | None:
         """Writes this rank's file; returns its vote, or None on rank 0 where the step is committed already."""
