@@ -1,0 +1,77 @@
+"""What the doctor finds: checks, and the report of a host that holds them."""
+
+import json
+import socket
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE
+
+Status = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: Of it.
+        status: `pass`; `warn`: it trains, but slower or with less safety than it could; `fail`: it will not train.
+        detail: What was found, with its numbers.
+        fix: What to do about it; empty where it passes.
+        exit_code: That a failure ends the command with.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+    exit_code: int = EXIT_UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that was found on a host.
+
+    Attributes:
+        host: Its name.
+        checks: In the order in which they are shown.
+        versions: Of packages, and of our own code.
+    """
+
+    host: str
+    checks: list[Check]
+    versions: dict[str, str]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns JSON values."""
+        return {**asdict(self), "exit_code": exit_code(self.checks)}
+
+
+def this_host() -> str:
+    """Returns the name of this machine."""
+    return socket.gethostname()
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """Returns the exit code of the first check that fails; 0 where none does."""
+    return next((check.exit_code for check in checks if check.status == "fail"), EXIT_OK)
+
+
+def report_of(facts: dict[str, Any]) -> Report:
+    """Returns a report of its JSON values. Raises: TypeError, LookupError, AttributeError: it is something else."""
+    names = {field.name for field in fields(Check)}
+    checks = [Check(**{key: one[key] for key in names & one.keys()}) for one in facts["checks"]]
+    return Report(facts["host"], checks, dict(facts["versions"]))
+
+
+def read_reports(text: str) -> list[Report]:
+    """Reads reports, a line of JSON each, as `--quick --json` prints them; other lines are skipped."""
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(report_of(json.loads(line)))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+    return found

@@ -1,0 +1,90 @@
+"""How many ranks take part, and where this process stands among them, from whatever has started it.
+
+torchrun, accelerate, deepspeed, `pretrain launch`     RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_*
+srun, one task a rank                                  SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
+nothing                                                the option --ranks
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pretrain.errors import LaunchError
+
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ranks of a job.
+
+    Attributes:
+        rank: Of this process.
+        size: Of the job; 0: not known.
+        local_size: Of this host; 0: not known.
+        is_one_host: All ranks are here.
+        is_started: A launcher has started this process as one of them.
+    """
+
+    rank: int = 0
+    size: int = 0
+    local_size: int = 0
+    is_one_host: bool = True
+    is_started: bool = False
+
+
+def find_place(environment: Mapping[str, str], ranks: int | None, *, is_quick: bool) -> Place:
+    """Returns this process's place.
+
+    Args:
+        environment: Of the process.
+        ranks: What the command line says; in a job it is the ranks of all nodes.
+        is_quick: One process a node looks, whatever Slurm's tasks are: no rank of anything.
+    """
+    nodes = _number(environment, "SLURM_STEP_NUM_NODES") or _number(environment, "SLURM_NNODES") or 1
+    if "WORLD_SIZE" in environment and not is_quick:
+        size = _number(environment, "WORLD_SIZE") or 1
+        local = _number(environment, "LOCAL_WORLD_SIZE") or size
+        return Place(_number(environment, "RANK"), size, local, local == size, size > 1)
+    tasks = _number(environment, "SLURM_NTASKS")
+    if "SLURM_PROCID" in environment and tasks > 1 and not is_quick:
+        local = max(1, tasks // nodes)
+        return Place(_number(environment, "SLURM_PROCID"), tasks, local, nodes == 1, True)
+    size = ranks or 0
+    return Place(0, size, size // nodes, nodes == 1)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what torchrun would set, for a task of srun; empty where that is set, or there is none.
+
+    Raises:
+        LaunchError: The list of nodes cannot be read.
+    """
+    if "RANK" in environment or "SLURM_PROCID" not in environment:
+        return {}
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    job = _number(environment, "SLURM_JOB_ID") * 7 + _number(environment, "SLURM_STEP_ID")
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment.get("SLURM_NTASKS", "1"),
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_node(nodes),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(_FIRST_PORT + job % _PORTS),
+    }
+
+
+def first_node(nodes: str) -> str:
+    """Returns the first name of Slurm's list: `n2` of `n[2-4,7]`, `gpu03` of `gpu[03-05],login`.
+
+    Raises:
+        LaunchError: It is no such list.
+    """
+    found = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
+    if found is None:
+        raise LaunchError(f"the node list {nodes!r} cannot be read", fix="set MASTER_ADDR to the first node's name")
+    return found[1] + (found[2] or "")

@@ -1,0 +1,102 @@
+"""What the doctor looks at without torch, on one host, in well under a second.
+
+    packages -> machine -> network -> file system of the run folder -> data -> wandb
+
+A batch script runs it on every node before the ranks start: `pretrain doctor --quick --json CONFIG`.
+"""
+
+import os
+from pathlib import Path
+
+from pretrain.config.data import plan_batch
+from pretrain.config.run import RunConfig
+from pretrain.doctor.check import Check, Report, this_host
+from pretrain.doctor.files import check_files
+from pretrain.doctor.machine import (
+    ask_driver,
+    check_compiler,
+    check_cores,
+    check_gpus,
+    check_memory,
+    check_processor_bf16,
+    check_shared_memory,
+    read_memory,
+)
+from pretrain.doctor.network import check_interfaces, check_loopback, check_name
+from pretrain.doctor.place import Place
+from pretrain.doctor.services import check_data, check_wandb
+from pretrain.doctor.versions import check_packages, own_versions
+from pretrain.errors import EXIT_USAGE, ConfigError
+from pretrain.plan.cluster import Cluster, find_gpu
+from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
+from pretrain.plan.layout import Layout, known_model, task_of
+from pretrain.plan.memory import STATE_BYTES
+from pretrain.plan.params import count_parameters
+from pretrain.plan.state import host_bytes
+
+
+def look(config: RunConfig | None, place: Place, *, is_quick: bool) -> Report:
+    """Looks at this host; about a third of a second.
+
+    Args:
+        config: Of the run. None: what does not depend on one.
+        place: Ranks, and those of this host.
+        is_quick: Leaves servers out.
+    """
+    host, versions = this_host(), own_versions()
+    engine = config.engine if config else None
+    needs_deepspeed = engine is None or engine.kind == "deepspeed"
+    checks = [check_packages(versions, needs_deepspeed)]
+    gpus, problem = ([], "") if engine and engine.device == "cpu" else ask_driver()
+    checks += check_gpus(engine, gpus, problem, place.local_size)
+    if not gpus and (bf16 := check_processor_bf16(engine)) is not None:
+        checks.append(bf16)
+    checks += [check_cores(place.local_size), check_memory(_host_bytes(config, place), read_memory())]
+    checks += [check for check in (check_shared_memory(place.local_size), check_compiler(engine)) if check is not None]
+    checks += [check_name(host, place.is_one_host), check_interfaces(place.is_one_host), check_loopback()]
+    folder = Path(config.run.dir) / config.run.name if config else Path("runs")
+    checks += check_files(folder, _checkpoint_room(config, place), is_shared=not place.is_one_host)
+    if config is not None:
+        checks += [*_check_batch(config, place), *check_data(config.data, is_quick=is_quick)]
+    checks.append(check_wandb(config.tracking if config else None, is_quick=is_quick))
+    return Report(host, checks, versions)
+
+
+def _host_bytes(config: RunConfig | None, place: Place) -> int:
+    """Bytes that the ranks of this host keep in its memory; 0 where that is not known."""
+    if config is None or not place.size:
+        return 0
+    try:
+        batch = plan_batch(config.batch, place.size)
+    except ConfigError:
+        return 0
+    nodes = max(1, place.size // max(1, place.local_size))
+    cluster = Cluster(nodes, place.size // nodes, find_gpu("cpu" if config.engine.device == "cpu" else "h100"))
+    layout = Layout(config.engine, batch.micro, batch.accumulation)
+    return place.local_size * host_bytes(task_of(config), layout, cluster)
+
+
+def _checkpoint_room(config: RunConfig | None, place: Place) -> int:
+    """Bytes that checkpoints will take more than they do now."""
+    if config is None:
+        return 0
+    state = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
+    size = checkpoint_bytes(count_parameters(known_model(config.model)), state, tensors=0, ranks=max(1, place.size))
+    there = len(list((Path(config.run.dir) / config.run.name / "checkpoints").glob("step-*")))
+    return size * max(0, checkpoints_at_once(config.checkpoint, config.train.last_step) - there)
+
+
+def _check_batch(config: RunConfig, place: Place) -> list[Check]:
+    if not place.size:
+        return []
+    try:
+        batch = plan_batch(config.batch, place.size)
+    except ConfigError as error:
+        return [Check("batch", "fail", error.what, error.fix, EXIT_USAGE)]
+    text = f"{batch.rows} rows over {place.size} ranks: {batch.accumulation} x {batch.micro} each"
+    return [Check("batch", "pass", text)]
+
+
+def threads_of_a_rank(place: Place) -> int:
+    """Returns the CPU threads that a rank gets: an even share of the cores, as `pretrain launch local` has it."""
+    return max(1, (os.cpu_count() or 1) // max(1, place.local_size))

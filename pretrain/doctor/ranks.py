@@ -1,0 +1,231 @@
+"""What only several ranks can find out: whether they meet, run the same, see each other's files, and how fast they add.
+
+    start_ranks   alone: N processes of this machine, each of which is `main` here; rank 0's findings come back
+    meet          in a job of torchrun or srun: this process is a rank already
+
+Over gloo on CPUs, over NCCL on GPUs. Every rank brings back the same findings.
+"""
+
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pretrain import dist
+from pretrain.config.engine import EngineConfig
+from pretrain.dist import World
+from pretrain.doctor.check import Check, Report, report_of, this_host
+from pretrain.doctor.files import nearest_folder
+from pretrain.doctor.machine import ask_driver
+from pretrain.doctor.torch_checks import build_versions, check_torch, import_torch
+from pretrain.doctor.versions import check_same, own_versions
+from pretrain.errors import EXIT_DISK, LaunchError, PretrainError
+
+MEET_WITHIN_S = 60.0
+SEEN_WITHIN_S = 30.0
+_BYTES = {"gloo": 2**24, "nccl": 2**28}
+_REPEATS = 5
+
+
+def meet(
+    world: World, engine: EngineConfig | None, folder: Path, report: Report | None = None
+) -> tuple[list[Check], list[Report]]:
+    """Meets the other ranks and looks at what can be seen together. Collective.
+
+    Args:
+        world: Of this process; the environment says where the others are.
+        engine: Of the config; None: there is none.
+        folder: Of the run, or where it will be.
+        report: What this process has found on its host; None: another process of the host has looked.
+
+    Returns:
+        What was found together, and the reports of all hosts; the same on every rank.
+
+    Raises:
+        LaunchError: torch cannot be imported, or the ranks do not meet within a minute.
+    """
+    torch = import_torch()
+    device = "cpu" if (engine and engine.device == "cpu") or not torch.cuda.is_available() else "cuda"
+    gpus, _ = ask_driver() if world.local_rank == 0 and not (engine and engine.device == "cpu") else ([], "")
+    own = check_torch(torch, engine, gpus)
+    took = _rendezvous(torch, world, device)
+    facts = {
+        "host": this_host(),
+        "versions": own_versions() | build_versions(torch),
+        "checks": [asdict(check) for check in own],
+        "took": took,
+        "report": asdict(report) if report else None,
+    }
+    all_facts = dist.gather_objects(facts)
+    hosts = [(one["host"], one["versions"]) for one in all_facts]
+    checks = _worst_of([(one["host"], [Check(**check) for check in one["checks"]]) for one in all_facts])
+    slowest = max(one["took"] for one in all_facts)
+    text = f"{world.size} rank{'s' if world.size > 1 else ''} met in {slowest:.1f} s"
+    checks += [Check("rendezvous", "pass", text), check_same(hosts), _check_seen(world, folder)]
+    if world.size > 1:
+        checks.append(_check_all_reduce(torch, world, device, len({host for host, _ in hosts})))
+    torch.distributed.destroy_process_group()
+    return checks, [report_of(one["report"]) for one in all_facts if one["report"]]
+
+
+def _worst_of(found: list[tuple[str, list[Check]]]) -> list[Check]:
+    """Merges the checks of ranks: of each name the worst, with the host that it is of; equal ones are told once."""
+    order = {"fail": 0, "warn": 1, "pass": 2}
+    merged: dict[str, Check] = {}
+    for host, checks in found:
+        for check in checks:
+            known = merged.get(check.name)
+            if known is None or order[check.status] < order[known.status]:
+                detail = check.detail if check.status == "pass" else f"{host}: {check.detail}"
+                merged[check.name] = Check(check.name, check.status, detail, check.fix, check.exit_code)
+    return list(merged.values())
+
+
+def _rendezvous(torch: Any, world: World, device: str) -> float:
+    """Sets up the process group; returns the seconds. Raises: LaunchError, which names who could not reach what."""
+    begun = time.monotonic()
+    backend = "nccl" if device == "cuda" else "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+    try:
+        torch.distributed.init_process_group(
+            backend, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=MEET_WITHIN_S)
+        )
+        torch.distributed.barrier()
+    except (torch.distributed.DistError, RuntimeError, OSError, ValueError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise LaunchError(
+            f"rank {world.rank} on {this_host()} cannot meet the others at {address}: {str(error).splitlines()[0]}",
+            fix="see that every node reaches that address and port, and set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
+        ) from error
+    return time.monotonic() - begun
+
+
+def _check_seen(world: World, folder: Path) -> Check:
+    """Has rank 0 make a file beside the run folder, and every other rank wait until it is there."""
+    where = nearest_folder(folder)
+    name = dist.broadcast_object(secrets.token_hex(6) if world.is_main else None)
+    probe, problem = where / f".doctor-{name}", ""
+    if world.is_main:
+        try:
+            probe.write_text(name, encoding="ascii")
+        except OSError as error:
+            problem = f"{where} cannot be written: {error.strerror}"
+    problem = dist.broadcast_object(problem)
+    begun, is_seen = time.monotonic(), False
+    while not problem and not is_seen and time.monotonic() - begun < SEEN_WITHIN_S:
+        with suppress(OSError):
+            is_seen = probe.read_text(encoding="ascii") == name
+        if not is_seen:
+            time.sleep(0.05)
+    seen = dist.gather_objects(
+        {"host": this_host(), "s": time.monotonic() - begun, "is_seen": is_seen, "at": str(where)}
+    )
+    if world.is_main:
+        probe.unlink(missing_ok=True)
+    fix = "set run.dir to a folder that every node sees under the same path"
+    if problem:
+        return Check("shared folder", "fail", problem, fix, EXIT_DISK)
+    blind = [one for one in seen if not one["is_seen"]]
+    if blind:
+        text = f"{blind[0]['host']} does not see in {blind[0]['at']} what rank 0 made in {seen[0]['at']}"
+        return Check("shared folder", "fail", text, fix, EXIT_DISK)
+    latest = max(seen, key=lambda one: float(one["s"]))
+    return Check("shared folder", "pass", f"a file of rank 0 is seen by all within {latest['s']:.2f} s")
+
+
+def all_reduce_speed(torch: Any, world: World, device: str, num_bytes: int) -> float:
+    """Returns the bus bandwidth of a sum over all ranks, bytes a second: 2 (n - 1) / n of its size pass each link.
+
+    Args:
+        torch: The module.
+        world: Ranks.
+        device: `cuda` or `cpu`.
+        num_bytes: Of the tensor.
+    """
+    values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        torch.distributed.barrier()
+        begun = time.perf_counter()
+        torch.distributed.all_reduce(values)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    took = dist.gather_objects(statistics.median(seconds[1:]))
+    return 2 * num_bytes * (world.size - 1) / world.size / max(took)
+
+
+def _check_all_reduce(torch: Any, world: World, device: str, num_hosts: int) -> Check:
+    backend = "nccl" if device == "cuda" else "gloo"
+    speed = all_reduce_speed(torch, world, device, _BYTES[backend])
+    where = f"{world.size} ranks on {num_hosts} host{'s' if num_hosts > 1 else ''}"
+    return Check("all-reduce", "pass", f"{speed / 1e9:.2f} GB/s a rank over {backend}, {where}")
+
+
+def start_ranks(num_ranks: int, engine: EngineConfig | None, folder: Path) -> list[Check]:
+    """Starts ranks on this machine that meet, waits for them, and returns what rank 0 has found."""
+    with tempfile.TemporaryDirectory() as place:
+        output = Path(place) / "checks.json"
+        request = {"engine": engine.model_dump(mode="json") if engine else None, "folder": str(folder)}
+        port = dist.free_port()
+        logs = [Path(place) / f"{rank}.log" for rank in range(num_ranks)]
+        processes = [_start(rank, num_ranks, port, json.dumps(request), output, log) for rank, log in enumerate(logs)]
+        deadline = time.monotonic() + 3 * MEET_WITHIN_S
+        try:
+            for process in processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if output.is_file():
+            return [Check(**one) for one in json.loads(output.read_text(encoding="utf-8"))]
+        said = [line for log in logs for line in log.read_text(errors="replace").splitlines() if "error: " in line]
+        text = said[0].partition("error: ")[2] if said else "the ranks ended without a word, or never ended"
+        return [Check("rendezvous", "fail", text, "run `pretrain doctor` with --ranks 1, and see whether torch works")]
+
+
+def _start(rank: int, size: int, port: int, request: str, output: Path, log: Path) -> subprocess.Popen[bytes]:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pretrain.doctor.ranks", request, str(output)],
+            env=environment | {name: str(value) for name, value in numbers.items()},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+
+
+def main() -> None:
+    """The process of a rank that `start_ranks` has started."""
+    request, output = json.loads(sys.argv[1]), Path(sys.argv[2])
+    world = dist.read_world()
+    engine = EngineConfig(**request["engine"]) if request["engine"] else None
+    code = 0
+    try:
+        checks, _ = meet(world, engine, Path(request["folder"]))
+        if world.is_main:
+            part = output.with_suffix(".part")
+            part.write_text(json.dumps([asdict(check) for check in checks]), encoding="utf-8")
+            part.replace(output)
+    except PretrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    dist.leave(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a run takes from outside of its machine: data, and Weights & Biases."""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+from pretrain.config.data import DataConfig
+from pretrain.config.train import TrackingConfig
+from pretrain.doctor.check import Check
+from pretrain.errors import EXIT_DATA, PretrainError
+from pretrain.log import WANDB_HOST
+
+REACH_WITHIN_S = 5.0
+_FIRST_BYTES = 4096
+
+
+def check_data(data: DataConfig, *, is_quick: bool) -> list[Check]:
+    """Sees that every source is there, whole by its index, and can be read.
+
+    Args:
+        data: Of the config.
+        is_quick: Leaves out what is on a server.
+    """
+    found = []
+    for path in data.paths:
+        try:
+            detail = _look_at_server(data, path, is_quick) if "://" in path else _look_at_folder(Path(path))
+            found.append(Check("data", "pass", f"{path}: {detail}"))
+        except PretrainError as error:
+            found.append(Check("data", "fail", f"{error.where or path}: {error.what}", error.fix, EXIT_DATA))
+        except OSError as error:
+            text = f"{path}: {error.strerror or error}"
+            found.append(Check("data", "fail", text, "correct data.path, mount it, or fix permissions", EXIT_DATA))
+    return found
+
+
+def _look_at_folder(folder: Path) -> str:
+    """Checks index and sizes, and reads the first bytes of each shard. Raises: DataError, OSError."""
+    from pretrain.index import check_shards, load_index
+
+    index = load_index(folder)
+    check_shards(folder, index)
+    shards = [shard for split in index.splits.values() for shard in split.shards]
+    for shard in shards[:8]:
+        with (folder / shard.name).open("rb") as file:
+            file.read(_FIRST_BYTES)
+    tokens = sum(split.num_tokens for split in index.splits.values())
+    return f"{tokens:,} tokens in {len(shards)} shards"
+
+
+def _look_at_server(data: DataConfig, path: str, is_quick: bool) -> str:
+    if is_quick:
+        return "on a server: not looked at with --quick"
+    from pretrain.data.source_streams import open_stores
+
+    one = data.model_copy(update={"path": path, "mixture": []})
+    stores = open_stores(one, lambda: False)
+    try:
+        for store in stores:
+            store.check()
+    finally:
+        for store in stores:
+            store.close()
+    return "index and shards are there"
+
+
+def check_wandb(tracking: TrackingConfig | None, *, is_quick: bool) -> Check:
+    """Says in what mode Weights & Biases will run, and whether its server answers; it never stops a run.
+
+    Args:
+        tracking: Of the config; None: there is none.
+        is_quick: Leaves the server out.
+    """
+    from pretrain.tracking.wandb_tracker import choose_mode
+
+    with _quiet("pretrain.tracking.wandb_tracker"):
+        mode = choose_mode(tracking.wandb if tracking else "auto")
+    if mode == "off":
+        return Check("wandb", "pass", "off; metrics.jsonl has every row")
+    if mode == "offline":
+        detail = "offline: `wandb sync` sends it later"
+        if tracking is not None and tracking.wandb == "online":
+            return Check("wandb", "warn", f"no key, so {detail}", "set WANDB_API_KEY, or run `wandb login`")
+        return Check("wandb", "pass", detail)
+    address = urlparse(os.environ.get("WANDB_BASE_URL", "")) if os.environ.get("WANDB_BASE_URL") else None
+    host = (address and address.hostname) or WANDB_HOST
+    port = (address and address.port) or (80 if address and address.scheme == "http" else 443)
+    if is_quick:
+        return Check("wandb", "pass", f"there is a key for {host}")
+    try:
+        socket.create_connection((host, port), timeout=REACH_WITHIN_S).close()
+    except OSError as error:
+        fix = "set WANDB_MODE=offline on nodes without a way out, and `wandb sync` later"
+        return Check("wandb", "warn", f"there is a key, but {host}:{port} does not answer: {error}", fix)
+    return Check("wandb", "pass", f"there is a key, and {host}:{port} answers")
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    was = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = was

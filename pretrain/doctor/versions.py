@@ -1,0 +1,121 @@
+"""What code and which packages a host runs, and which hosts differ in it.
+
+Ranks that run different code are told apart before they train: one rank with another torch gives wrong sums or a hang
+long after the start, and nothing in that hang says why.
+"""
+
+import hashlib
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pretrain
+from pretrain.doctor.check import Check
+from pretrain.errors import LaunchError
+from pretrain.rundir import package_versions
+
+UNCOMPARED = frozenset({"wandb"})
+"""Rank 0 alone uses it."""
+_MOST_HOSTS = 4
+
+
+def code_digest() -> str:
+    """Returns 12 hex digits over our own source files; two installations of one version may differ in it."""
+    digest, root = hashlib.sha256(), Path(pretrain.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def own_versions() -> dict[str, str]:
+    """Returns the versions on this host, the digest of our code with them. About 50 ms; imports none of them."""
+    return {**package_versions(), "code": code_digest(), "machine": platform.machine()}
+
+
+def digest_of(versions: dict[str, str]) -> str:
+    """Returns 16 hex digits that are equal where all compared versions are."""
+    text = "\n".join(f"{name} {version}" for name, version in sorted(versions.items()) if name not in UNCOMPARED)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
+    """Returns a sentence for each package that is not the same everywhere; empty where all is.
+
+    Args:
+        hosts: Name and versions of each; a name may come several times, once a rank.
+
+    Returns:
+        `torch is 2.9.0 on n2, 2.8.0 on n1, n3, n4 and 5 more`: the fewest first, they are what is to be mended.
+    """
+    found = []
+    for name in sorted({name for _, versions in hosts for name in versions} - UNCOMPARED):
+        by_version: dict[str, list[str]] = {}
+        for host, versions in hosts:
+            places = by_version.setdefault(versions.get(name, "absent"), [])
+            if host not in places:
+                places.append(host)
+        if len(by_version) > 1:
+            rarest = sorted(by_version.items(), key=lambda item: len(item[1]))
+            found.append(f"{name} is " + ", ".join(f"{version} on {_list(places)}" for version, places in rarest))
+    return found
+
+
+def _list(hosts: list[str]) -> str:
+    shown = ", ".join(hosts[:_MOST_HOSTS])
+    return shown if len(hosts) <= _MOST_HOSTS else f"{shown} and {len(hosts) - _MOST_HOSTS} more"
+
+
+def refuse_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> None:
+    """Raises: LaunchError where hosts differ, with host and package."""
+    differences = find_differences(hosts)
+    if differences:
+        raise LaunchError(
+            "the ranks do not run the same: " + "; ".join(differences),
+            fix="install the same packages on every node, or one environment on a shared file system",
+        )
+
+
+def check_same(hosts: Sequence[tuple[str, dict[str, str]]]) -> Check:
+    """Compares the versions of all ranks or hosts."""
+    differences = find_differences(hosts)
+    if differences:
+        return Check("same versions", "fail", "; ".join(differences), "install the same packages on every node")
+    names = Counter(host for host, _ in hosts)
+    places = f"{len(names)} host{'s' if len(names) > 1 else ''}"
+    return Check("same versions", "pass", f"{len(hosts)} rank{'s' if len(hosts) > 1 else ''} on {places} run the same")
+
+
+def check_packages(versions: dict[str, str], deepspeed_needed: bool) -> Check:
+    """Sees that what training needs is installed, in a version that we accept."""
+    needed = [name for name in versions if deepspeed_needed or name != "deepspeed"]
+    absent = [name for name in needed if versions[name] == "absent"]
+    if absent:
+        return Check("packages", "fail", f"not installed: {', '.join(absent)}", f"pip install {' '.join(absent)}")
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "deepspeed", "accelerate"))
+    wrong = [f"{name} {versions[name]}, not {wanted}" for name, wanted in _unfit(versions)]
+    if wrong:
+        return Check("packages", "warn", "; ".join(wrong), "install what pretrain asks for: pip install -U pretrain")
+    return Check("packages", "pass", f"{shown}; code {versions['code']}")
+
+
+def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
+    """Returns packages outside the ranges that this package declares, with the range."""
+    from packaging.requirements import Requirement
+    from packaging.version import InvalidVersion
+
+    found = []
+    try:
+        declared = [Requirement(line) for line in metadata.requires("pretrain") or []]
+    except metadata.PackageNotFoundError:
+        return []  # it is run from its source
+    for one in declared:
+        version = versions.get(one.name, "absent")
+        try:
+            if version != "absent" and not one.specifier.contains(version, prereleases=True):
+                found.append((one.name, one.specifier))
+        except InvalidVersion:
+            continue
+    return found

@@ -1,0 +1,104 @@
+"""The file system of a run folder: real ones pass, and one that breaks a promise is found out."""
+
+import os
+import re
+import shutil
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from pretrain.doctor import files
+from pretrain.doctor.files import check_files, find_mount, nearest_folder
+
+USAGE = namedtuple("USAGE", "total used free")
+
+
+def found(folder, needed=0, *, is_shared=False):
+    return {check.name: check for check in check_files(folder, needed, is_shared=is_shared)}
+
+
+def test_a_sound_folder_passes_and_nothing_is_left_in_it(tmp_path):
+    checks = found(tmp_path / "runs" / "mine")
+    assert set(checks) == {name for name, _ in files._TRIALS} | {"room", "run folder"}
+    assert {check.status for name, check in checks.items() if name != "run folder"} == {"pass"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_that_is_tried_is_the_nearest_that_is_there(tmp_path):
+    assert nearest_folder(tmp_path / "a" / "b") == tmp_path
+    (tmp_path / "a").mkdir()
+    assert nearest_folder(tmp_path / "a" / "b") == tmp_path / "a"
+
+
+def test_a_folder_that_cannot_be_written_fails_with_the_code_of_a_disk(tmp_path, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    (check,) = check_files(tmp_path, 0, is_shared=False)
+    assert (check.status, check.exit_code) == ("fail", 74)
+    assert check.detail == f"{tmp_path}: cannot be written: Read-only file system"
+
+
+def test_without_hard_links_leases_are_said_to_fall_back(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    check = found(tmp_path)["exclusive link"]
+    assert check.status == "warn"
+    assert "leases fall back on exclusive creation" in check.detail
+
+
+def test_a_file_system_that_gives_a_name_twice_fails(tmp_path, monkeypatch):
+    real = os.link
+
+    def replace(source, target):
+        Path(target).unlink(missing_ok=True)
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", replace)
+    check = found(tmp_path)["exclusive link"]
+    assert (check.status, check.exit_code) == ("fail", 74)
+
+
+def test_a_rename_that_copies_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda self, target: shutil.copy(self, target))
+    assert found(tmp_path)["atomic rename"].status == "fail"
+
+
+def test_what_another_process_writes_and_is_never_seen_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "VISIBLE_WITHIN_S", 0.1)
+    monkeypatch.setattr(files.subprocess, "run", lambda *a, **k: files.subprocess.CompletedProcess(a, 0, b"", b""))
+    check = found(tmp_path)["another process"]
+    assert (check.status, check.detail) == ("fail", "its file is not seen within 0 s")
+
+
+def test_a_skewed_clock_is_told_and_does_not_fail(tmp_path, monkeypatch):
+    real = time.time
+    for shift, sign in ((86_400.0, "-"), (-86_400.0, "+")):
+        monkeypatch.setattr(files.time, "time", lambda shift=shift: real() + shift)
+        check = found(tmp_path)["clock"]
+        assert check.status == "warn"
+        assert re.search(rf"is \{sign}86(399|400) s from this host's", check.detail)  # the server may count seconds
+
+
+def test_checkpoints_that_do_not_fit_fail_with_the_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: USAGE(10 * 2**30, 0, 2 * 2**30))
+    check = found(tmp_path, 3 * 2**30)["room"]
+    assert (check.status, check.exit_code) == ("fail", 74)
+    assert check.detail == "2.0 GiB free, and the checkpoints of this run take 3.0 GiB"
+    assert found(tmp_path, 2**30)["room"].status == "pass"
+
+
+@pytest.mark.parametrize(("is_shared", "status"), [(False, "warn"), (True, "fail")])
+def test_a_run_in_memory_is_refused_where_other_nodes_must_see_it(tmp_path, monkeypatch, is_shared, status):
+    monkeypatch.setattr(files, "find_mount", lambda folder: ("tmpfs", "/mnt"))
+    assert found(tmp_path, is_shared=is_shared)["run folder"].status == status
+
+
+def test_the_longest_mount_point_above_a_folder_is_its_file_system():
+    kind, mount = find_mount(Path("/proc/self"))
+    assert (kind, mount) == ("proc", "/proc")
