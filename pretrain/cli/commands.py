@@ -7,6 +7,7 @@ import typer
 
 from pretrain.cli.attention import attention_command
 from pretrain.cli.data import data_app
+from pretrain.cli.doctor import doctor_command
 from pretrain.cli.drill import drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
 from pretrain.cli.exchange import export_command, import_command
@@ -38,6 +39,7 @@ app.command("average")(average_command)
 app.command("evaluate")(evaluate_command)
 app.command("inspect")(inspect_command)
 app.command("drill")(drill_command)
+app.command("doctor")(doctor_command)
 app.command("rollback")(rollback_command)
 app.command("generate")(generate_command)
 app.command("attention")(attention_command)
