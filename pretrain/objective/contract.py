@@ -41,11 +41,14 @@ class LossOutput(NamedTuple):
         loss_sum: Scalar fp32, differentiable: what is minimised, summed over the targets.
         nll_sum: Scalar fp32, detached: -log p(target) summed, what is shown and compared.
         num_correct: Scalar int64: targets that the model holds for the likeliest.
+        nll_P: fp32, detached: what `nll_sum` is the sum of, at `Batch.places_P`, or at every place of `targets_BT`; 0
+            where there is no target. None: not told, and then there is no loss by source.
     """
 
     loss_sum: "Tensor"
     nll_sum: "Tensor"
     num_correct: "Tensor"
+    nll_P: "Tensor | None" = None
 
 
 RowMaker = Callable[[TokenRows | PairRows], ModelRows]

@@ -30,7 +30,8 @@ class ChunkLoss(NamedTuple):
 
     Attributes:
         loss: Scalar: what is minimised.
-        nll: Scalar: -log p(target) alone.
+        nll_P1: -log p(target) alone, 0 where there is no target.
+        nll: Scalar: its sum.
         num_correct: Scalar int64.
         exp_PV: exp(z - largest z), in fp32 or fp64.
         total_P1: Its sum over V.
@@ -39,6 +40,7 @@ class ChunkLoss(NamedTuple):
     """
 
     loss: Tensor
+    nll_P1: Tensor
     nll: Tensor
     num_correct: Tensor
     exp_PV: Tensor
@@ -69,8 +71,9 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, for_s
     if form.z_loss:
         loss_P1 = loss_P1 + form.z_loss * log_total_P1.square()
     ignored_P1 = targets_P1 == IGNORE_INDEX
-    loss, nll = (torch.where(ignored_P1, 0, values_P1).sum() for values_P1 in (loss_P1, nll_P1))
-    return ChunkLoss(loss, nll, (first_P1 == targets_P1).sum(), exp_PV, total_P1, log_total_P1, bend_PV)
+    loss_P1, nll_P1 = (torch.where(ignored_P1, 0, values_P1) for values_P1 in (loss_P1, nll_P1))
+    loss, nll = loss_P1.sum(), nll_P1.sum()
+    return ChunkLoss(loss, nll_P1, nll, (first_P1 == targets_P1).sum(), exp_PV, total_P1, log_total_P1, bend_PV)
 
 
 def slope_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtype: torch.dtype) -> Tensor:

@@ -33,11 +33,13 @@ class TokenLoss(NamedTuple):
         loss_sum: Scalar, fp32 (fp64 for fp64 inputs): what is minimised; differentiable, once.
         nll_sum: Scalar, the same dtype, detached: -log p(target), without smoothing and z-loss.
         num_correct: Scalar int64, detached: targets with the largest score; of several largest the first counts.
+        nll_P: What `nll_sum` is the sum of, detached: one value a token, 0 where it has no target.
     """
 
     loss_sum: Tensor
     nll_sum: Tensor
     num_correct: Tensor
+    nll_P: Tensor
 
 
 def linear_cross_entropy(
@@ -88,10 +90,10 @@ class _Sums(torch.autograd.Function):
         targets_P: Tensor,
         form: CrossEntropy,
         grad_enabled: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
         loss_sum, nll_sum = hidden_PD.new_zeros((), dtype=exact), hidden_PD.new_zeros((), dtype=exact)
-        num_correct = targets_P.new_zeros(())
+        num_correct, nll_P = targets_P.new_zeros(()), hidden_PD.new_empty(len(targets_P), dtype=exact)
         for_hidden, for_weight, for_bias = (grad_enabled and needed for needed in ctx.needs_input_grad[:3])
         for_slope = for_hidden or for_weight or for_bias
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
@@ -104,6 +106,7 @@ class _Sums(torch.autograd.Function):
             chunk = score_chunk(logits_PV, targets_P1, form, for_slope)
             loss_sum += chunk.loss
             nll_sum += chunk.nll
+            nll_P[start : start + size] = chunk.nll_P1[:, 0]
             num_correct += chunk.num_correct
             if not for_slope:
                 continue
@@ -117,8 +120,8 @@ class _Sums(torch.autograd.Function):
         if for_slope:
             kept = (grad_weight, weight_VD), (grad_bias, bias_V)
             ctx.save_for_backward(grad_hidden, *(None if g is None or p is None else _shorten(g, p) for g, p in kept))
-        ctx.mark_non_differentiable(nll_sum, num_correct)
-        return loss_sum, nll_sum, num_correct
+        ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)
+        return loss_sum, nll_sum, num_correct, nll_P
 
     @staticmethod
     @once_differentiable

@@ -61,13 +61,14 @@ class Tracker:
             after_step=-1 if sent is None else sent,
         )
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
         """Takes the row of a step. Steps never go backwards, but after `rewind`.
 
         Args:
             step: Steps done.
             metrics: Numbers on the host, by name. Those of `console.py` are shown; all are kept. A value that is not
                 finite is null in metrics.jsonl, since JSON has no such number.
+            shown: On the console too.
         """
         if not self._active:
             return
@@ -78,7 +79,8 @@ class Tracker:
             except DiskError as error:
                 logger.warning("metrics are no longer written: %s", error)
                 self._lines = None
-        self._console.show(step, metrics)
+        if shown:
+            self._console.show(step, metrics)
         self._wandb.log(step, metrics)
 
     def rewind(self, step: int) -> None:

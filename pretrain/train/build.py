@@ -37,6 +37,7 @@ from pretrain.plan.params import count_parameters
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, peak_flops
+from pretrain.tracking.timeline import Timeline
 from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import Claim, begin
 from pretrain.train.history import check_new
@@ -80,6 +81,7 @@ class Run:
     tracker: Tracker
     audit: AuditLedger | None
     meter: Meter
+    timeline: Timeline
     stop: StopFlag
     progress: Progress
     attempt: int
@@ -103,7 +105,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     else:
         init_weights(model, config.model, config.seed)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    module = TrainModule(model, build_loss(config.objective))
+    module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
     engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
 
@@ -138,6 +140,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         flops_per_token=_flops_per_token(config),
         peak=peak * world.size if peak else None,
     )
+    timeline = Timeline(on_cuda)
+    module.register_forward_hook(timeline.after_forward)
     run = Run(
         config=config,
         world=world,
@@ -152,6 +156,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         tracker=tracker,
         audit=audit,
         meter=meter,
+        timeline=timeline,
         stop=stop,
         progress=progress,
         attempt=len(record["attempts"]),

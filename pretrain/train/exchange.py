@@ -29,6 +29,7 @@ class Agreed:
         next_targets: Target tokens of the coming step.
         num_written: Ranks whose part of the save in flight is done, or has failed.
         stop: Whether any rank was asked to stop.
+        by_source: Of a mixture: the sum of -log p(target) over each source, then the targets of each; else empty.
     """
 
     loss_sum: float
@@ -39,6 +40,7 @@ class Agreed:
     next_targets: int
     num_written: int
     stop: bool
+    by_source: tuple[float, ...] = ()
 
 
 def start_exchange(
@@ -52,8 +54,11 @@ def start_exchange(
 ) -> Callable[[], Agreed]:
     """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of nine float64 values.
 
+    Two more a source, where the step is told by source.
+
     Args:
-        sums: What the engine gave for this rank's micro-batches, added up: float64 [2] on its device; not read here.
+        sums: What the engine gave for this rank's micro-batches, added up: float64 [2 or more] on its device;
+            not read here.
         digest: Of this rank's rows.
         num_skipped: Of this rank's rows, those that could not be read.
         num_tokens: That this rank's micro-batches read.
@@ -63,15 +68,15 @@ def start_exchange(
     """
     high, low = split64(digest)
     counts = [high, low, num_skipped, num_tokens, next_targets, float(is_written), float(stop)]
-    host = torch.tensor([0.0, 0.0, *counts], dtype=torch.float64)
+    host = torch.tensor([0.0, 0.0, *counts, *([0.0] * (len(sums) - 2))], dtype=torch.float64)
     values = host.to(sums.device, non_blocking=True)
-    values[:2] = sums
+    values[:2], values[2 + len(counts) :] = sums[:2], sums[2:]
     wait = dist.start_all_reduce_sum(values)
 
     def finish() -> Agreed:
         wait()
-        total, correct, high, low, *counts, stops = values.tolist()
-        skipped, tokens, targets, written = map(int, counts)
-        return Agreed(total, int(correct), join64(high, low), skipped, tokens, targets, written, stops > 0)
+        total, correct, high, low, skipped, tokens, targets, written, stops, *by_source = values.tolist()
+        ints = map(int, (skipped, tokens, targets, written))
+        return Agreed(total, int(correct), join64(high, low), *ints, stops > 0, tuple(by_source))
 
     return finish

@@ -21,6 +21,8 @@ from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
 from pretrain.evaluate.loss import LossReport, evaluate_loss
 from pretrain.optim.schedule import learning_rate_factor
+from pretrain.tracking.by_source import SourceLosses
+from pretrain.tracking.memory import memory_metrics
 from pretrain.train.build import Run
 from pretrain.train.exchange import Agreed, start_exchange
 from pretrain.train.go_back import go_back
@@ -52,6 +54,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
     target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
     guard, skipped_rows = Guard(run, state), 0
+    sources = SourceLosses([source.name for source in run.dataset.sources])
     phase = "compile"
     run.progress.enter("data", state.step + 1)
     upcoming = _fetch(run) if state.step < target else None
@@ -66,28 +69,33 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.progress.enter("data")
         upcoming = _fetch(run) if state.step + 1 < target else None
         run.progress.enter("update")
+        run.timeline.enter("optimizer")
         run.stop.arm()  # from here on a stop has something to save
         pending = _start_exchange(run, saving, sums, batch, upcoming)
         saving.before_update()
         update, agreed = guard.update(learning_rate, num_targets, pending)
+        run.timeline.enter("other")
         skipped_rows += agreed.num_skipped
         run.samples.damage.check(skipped_rows)
 
         loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
         state = guard.judge(_advance(state, batch, num_targets, update), loss, num_targets, update)
         _record(run, state, agreed, update, num_targets, loss)
+        sources.add(agreed.by_source)
         run.meter.end_step(agreed.num_tokens)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
             metrics = _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update)
-            run.tracker.log(state.step, metrics | guard.metrics(state))
+            run.tracker.log(state.step, metrics | sources.take() | guard.metrics(state))
         guard.act(state, batch)
 
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
-            with run.meter.excluded():
+            with run.meter.excluded(), run.timeline.within("evaluation"):
                 _validate(run, state)
         run.progress.enter("save")
-        saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
+        with run.timeline.within("checkpoint"):
+            saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
+        run.timeline.end_step()
     guard.check_replicas(state)
     run.progress.enter("save")
     saving.finish(state)
@@ -115,7 +123,7 @@ def _announce(run: Run, state: TrainState, target: int) -> None:
 def _fetch(run: Run) -> StepBatch | None:
     """Returns the next step's batch; None where a stop was asked for while its data was waited for."""
     try:
-        with run.meter.data_wait():
+        with run.meter.data_wait(), run.timeline.within("data"):
             return next(run.loader)
     except WaitStoppedError:
         return None  # the exchange tells the other ranks, as it does any stop
@@ -125,11 +133,17 @@ def _start_exchange(
     run: Run, saving: Saving, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
 ) -> Callable[[], Agreed]:
     done = (ending.digest, ending.num_skipped, ending.num_tokens) if ending else (0, 0, 0)
-    return start_exchange(sums, *done, upcoming.num_targets if upcoming else 0, bool(run.stop), saving.is_written)
+    finish = start_exchange(sums, *done, upcoming.num_targets if upcoming else 0, bool(run.stop), saving.is_written)
+
+    def wait() -> Agreed:
+        with run.timeline.within("communication"):
+            return finish()
+
+    return wait
 
 
 def _zero(run: Run) -> Tensor:
-    return torch.zeros(2, dtype=torch.float64, device=run.engine.device)
+    return torch.zeros(run.engine.module.num_shown, dtype=torch.float64, device=run.engine.device)
 
 
 def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tensor:
@@ -138,6 +152,7 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tens
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
         run.progress.go_on()
+        run.timeline.enter("forward")
         seed_dropout(run.config, run.world, step, number)
         is_last = number + 1 == len(batch.micro_batches)
         total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
@@ -179,7 +194,8 @@ def _metrics(
         metrics["skipped_rows"] = float(skipped_rows)
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
-    return metrics | run.meter.read(state.step)
+    metrics |= run.meter.read(state.step) | run.timeline.take()
+    return metrics | memory_metrics(run.engine.device)
 
 
 def _validate(run: Run, state: TrainState) -> None:

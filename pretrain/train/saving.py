@@ -32,7 +32,7 @@ class Saving:
     """
 
     def __init__(self, run: Run, step: int) -> None:
-        self._run, self._saved_step, self._num_failed = run, step, 0
+        self._run, self._step, self._saved_step, self._num_failed = run, step, step, 0
         self._save: Save | None = None
         self._begun_at = self._stall_s = 0.0
         self._has_waited = False
@@ -60,6 +60,7 @@ class Saving:
             CheckpointError: The state is not one to go back to.
             LockedError: The run folder is another attempt's by now.
         """
+        self._step = state.step
         if self._save is not None and num_written == self._run.world.size:
             with self._failures_counted(), self._run.meter.excluded():
                 self._advance()
@@ -77,6 +78,7 @@ class Saving:
             DiskError: The last step could not be saved.
             CheckpointError, LockedError: As in `after_step`.
         """
+        self._step = state.step
         try:
             self._wait()
         except DiskError as error:
@@ -135,8 +137,13 @@ class Saving:
                 seconds = time.monotonic() - self._begun_at
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
                 note_commit(self._run.folder, save.step)
+                self._note(save.step, seconds)
         if save.is_finished:
             self._save, self._num_failed = None, 0
+
+    def _note(self, saved_step: int, seconds: float) -> None:
+        figures = {"checkpoint_step": saved_step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
+        self._run.tracker.log(self._step, figures, shown=False)
 
     def _wait(self) -> None:
         while self._save is not None:

@@ -74,6 +74,7 @@ def plain(case: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_ca
         functional.cross_entropy(logits, targets, label_smoothing=label_smoothing, **sums) + z_loss * squares,
         functional.cross_entropy(logits, targets, **sums).detach(),
         (logits.argmax(-1) == targets).sum(),
+        functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none").detach(),
     )
 
 
@@ -221,9 +222,17 @@ def test_of_equally_likely_tokens_the_first_is_the_answer():
 
 def test_only_what_is_minimised_can_be_differentiated():
     sums = chunked(case(), **ALL_OPTIONS)
-    assert [value.requires_grad for value in sums] == [True, False, False]
-    assert [value.dtype for value in sums] == [torch.float64, torch.float64, torch.int64]
-    assert all(value.shape == () for value in sums)
+    assert [value.requires_grad for value in sums] == [True, False, False, False]
+    assert [value.dtype for value in sums] == [torch.float64, torch.float64, torch.int64, torch.float64]
+    assert all(value.shape == () for value in sums[:3])
+
+
+@pytest.mark.parametrize("ignored", [0.0, 0.5, 1.0])
+def test_the_loss_of_each_token_is_that_of_its_logits(ignored):
+    inputs = case(shape=(2, 9), bias=True, ignored=ignored)
+    found = chunked(inputs, **ALL_OPTIONS)
+    torch.testing.assert_close(found.nll_P, plain(inputs, **ALL_OPTIONS).nll_P, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.nll_P.sum(), found.nll_sum, rtol=1e-12, atol=1e-12)
 
 
 def test_a_frozen_weight_gets_no_gradient_and_the_hidden_states_theirs():

@@ -29,7 +29,7 @@ class Steps:
 
     def __init__(self, folder, every=2):
         self.store, self.folder = StandIn(0), folder
-        self.synced = []
+        self.synced, self.noted = [], []
         place = RunDir(folder.with_name(f"{folder.name}-run"))
         place.path.mkdir()
         begin_attempt(place, "run", {})
@@ -42,6 +42,7 @@ class Steps:
             audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
             checkpoints=manager(folder),
             engine=SimpleNamespace(state=self.store),
+            tracker=SimpleNamespace(log=lambda step, figures, shown: self.noted.append((step, figures))),
         )
         self.saving, self.step = Saving(self.run, 0), 0
 
@@ -206,3 +207,14 @@ def test_what_was_saved_and_how_long_training_waited_is_said(tmp_path, caplog):
         steps.take()
     assert f"saved {tmp_path / 'step-00000002'} in " in caplog.text
     assert " s, training waited " in caplog.text
+
+
+def test_each_commit_is_told_once_with_what_it_cost_at_the_step_that_heard_of_it(tmp_path):
+    steps = Steps(tmp_path)
+    for _ in range(5):
+        steps.take()
+    steps.saving.finish(state_of(5))
+    saved = [(step, int(figures["checkpoint_step"])) for step, figures in steps.noted]
+    assert [number for _, number in saved] == [2, 4, 5]
+    assert all(number <= step for step, number in saved) and saved[-1] == (5, 5)
+    assert all(0 <= figures["checkpoint_stall_s"] <= figures["checkpoint_write_s"] for _, figures in steps.noted)

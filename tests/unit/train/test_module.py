@@ -1,0 +1,56 @@
+"""What a training module tells by source of a mixture."""
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.presets import expand_preset
+from pretrain.config.recurrent import parse_model
+from pretrain.data.mixture_stream import SOURCE_BITS
+from pretrain.model import build_model, init_weights
+from pretrain.objective import build_loss
+from pretrain.train.module import TrainModule, sum_by_source
+from pretrain.types import IGNORE_INDEX, Batch
+
+MODEL = {"preset": "llama-tiny", "vocab_size": 64, "max_seq_len": 8, "decoder": {"width": 32, "ff_width": 48}}
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Four rows, of the sources 2, 0, 2 and 1; one has no targets, the others have some."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(64, (4, 9), generator=generator)
+    targets = tokens[:, 1:].clone()
+    for row, kept in enumerate((8, 3, 5, 0)):
+        targets[row, kept:] = IGNORE_INDEX
+    ids = tuple((source << (63 - SOURCE_BITS)) + number for number, source in enumerate((2, 0, 2, 1)))
+    return Batch(tokens[:, :-1].contiguous(), targets, sample_ids=ids)
+
+
+def test_the_sums_of_each_source_are_those_of_its_rows(batch):
+    nll_BT = torch.arange(32.0).view(4, 8) * (batch.targets_BT != IGNORE_INDEX)
+    expected = [[nll_BT[1].sum(), 0, nll_BT[0].sum() + nll_BT[2].sum()], [3, 0, 13]]
+    assert sum_by_source(batch, nll_BT.flatten(), 3).tolist() == expected
+    (places,) = np.nonzero(batch.targets_BT.flatten().numpy() != IGNORE_INDEX)
+    few = Batch(batch.tokens_BT, batch.targets_BT, places_P=torch.from_numpy(places), sample_ids=batch.sample_ids)
+    assert sum_by_source(few, nll_BT.flatten()[places], 3).tolist() == expected
+
+
+def test_a_loss_that_tells_no_tokens_has_no_sources(batch):
+    assert sum_by_source(batch, None, 3).tolist() == [[0.0] * 3] * 2
+
+
+def test_sources_are_told_in_training_and_add_up_to_the_loss(batch):
+    config = parse_model(expand_preset(MODEL))
+    model = build_model(config, PLAIN_ENGINE, torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    module = TrainModule(model, build_loss(ObjectiveConfig()), num_sources=3)
+    _, shown = module(batch)
+    assert len(shown) == module.num_shown == 8
+    nll_sum, _, *by_source = shown.tolist()
+    assert sum(by_source[:3]) == pytest.approx(nll_sum, rel=1e-6)  # the one is summed in fp32
+    assert by_source[3:] == [3.0, 0.0, 13.0]
+    assert len(module.eval()(batch)[1]) == 2
+    assert TrainModule(model, build_loss(ObjectiveConfig())).num_shown == 2
