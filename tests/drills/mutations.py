@@ -61,7 +61,7 @@ MUTATIONS = [
     Mutation(
         "no fsync after the rename that commits", "pretrain/io.py",
         "        temporary.rename(final)\n        fsync_dir(final.parent)\n", "        temporary.rename(final)\n",
-        POWER,
+        "tests/unit/checkpoint/test_power_loss.py -k has_returned_from",
     ),
     Mutation(
         "no fsync between the new name of what goes and its removal", "pretrain/io.py",

@@ -66,6 +66,11 @@ def test_a_power_failure_at_any_moment_leaves_a_durable_checkpoint_or_a_newer_on
     assert check_states(moments, [1, 2, 3], tmp_path / "state") > 50
 
 
+def test_what_a_save_has_returned_from_is_durable(tmp_path):
+    for step in (1, 2, 3):  # only the third removes an older one, and makes names durable by that too
+        assert durable_steps(record(tmp_path / f"run-{step}", *range(1, step + 1)))[-1] == step
+
+
 def test_a_power_failure_while_a_restarted_run_sweeps_and_saves(tmp_path):
     folder = tmp_path / "run"
     save(folder / "checkpoints", 1, 2)
