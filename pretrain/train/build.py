@@ -40,6 +40,7 @@ from pretrain.tracking.meter import Meter, peak_flops
 from pretrain.tracking.timeline import Timeline
 from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import Claim, begin
+from pretrain.train.handshake import agree_on_versions
 from pretrain.train.history import check_new
 from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_data
@@ -94,6 +95,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     num_parameters = count_parameters(config.model)
     progress.enter("meet")
     accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
+    agree_on_versions(world)
 
     progress.enter("load")
     sharded = builds_sharded(config.engine)
