@@ -198,8 +198,13 @@ def is_noticed(mutation: Mutation, tree: Path) -> tuple[bool, str]:
         return False, f"no answer within {TIMEOUT_S} s"
     finally:
         (tree / mutation.file).write_text(source)
-    failed = [line.split("::")[-1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    # Only a failed test counts: 1. No tests collected, or a tree that cannot be imported, proves nothing.
+    # A fixture that asserts counts too. What ends with another code than 1 proves nothing: no tests were collected, or
+    # the tree cannot be imported.
+    failed = [
+        line.split("::")[-1].split(" ")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
+    ]
     return done.returncode == 1 and bool(failed), failed[0] if failed else f"pytest ended with {done.returncode}"
 
 
