@@ -1,28 +1,62 @@
 """The order of a mixture: exact at every point, arithmetic at every position."""
 
-from fractions import Fraction
+from math import lcm
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.data.mixture import MixtureOrder, build_period, period_counts
+from pretrain.data.mixture import MixtureOrder, period_counts
 from pretrain.errors import ConfigError
 
 WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 
+PIECES = st.lists(
+    st.tuples(st.integers(1, 200), st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def had_after_each(sources, num_sources):
+    """Samples that each source has had, int64 [samples, sources]."""
+    return np.cumsum(sources[:, None] == np.arange(num_sources), axis=0)
+
+
 @given(WEIGHTS)
 @settings(max_examples=150)
 def test_after_any_number_of_samples_each_source_has_had_its_share_to_within_one(counts):
-    order = build_period(counts)
-    period = len(order)
-    had = np.cumsum(order[:, None] == np.arange(len(counts)), axis=0)
-    for place in range(period):
-        for source, count in enumerate(counts):
-            assert abs(int(had[place, source]) - Fraction((place + 1) * count, period)) < 1
+    period = sum(counts)
+    had = had_after_each(MixtureOrder([(0, counts)]).pick(range(period))[0], len(counts))
+    shares_by_period = np.arange(1, period + 1)[:, None] * np.array(counts)
+    assert np.all(abs(had * period - shares_by_period) < period)
     assert had[-1].tolist() == counts
+
+
+@given(PIECES)
+@settings(max_examples=60)
+def test_each_source_has_its_share_to_within_one_before_and_after_every_milestone(pieces):
+    ends = np.cumsum([length for length, _ in pieces]).tolist()
+    order = MixtureOrder([(start, weights) for start, (_, weights) in zip([0, *ends], pieces, strict=False)])
+    sources, places = order.pick(range(ends[-1]))
+    had = had_after_each(sources, 4)
+    scale = lcm(*(sum(weights) for _, weights in pieces))
+    rates = [np.tile(np.array(weights) * (scale // sum(weights)), (length, 1)) for length, weights in pieces]
+    assert np.all(abs(had * scale - np.concatenate(rates).cumsum(axis=0)) < scale)
+    assert np.array_equal(places, had[np.arange(len(had)), sources] - 1)
+    for position in (1, ends[0], ends[-1]):
+        assert order.counts(position).tolist() == had[position - 1].tolist()
+
+
+def test_what_stands_before_a_milestone_depends_on_the_weights_behind_it_only_in_its_last_period():
+    end = 10**9 + 3
+    alone, followed = MixtureOrder([(0, [3, 4, 5])]), MixtureOrder([(0, [3, 4, 5]), (end, [0, 0, 1])])
+    for positions in (range(1000), range(end - 1000, end - 12)):
+        for one, other in zip(alone.pick(positions), followed.pick(positions), strict=True):
+            assert np.array_equal(one, other)
+    assert set(followed.pick(range(end + 12, end + 1000))[0]) == {2}
 
 
 @pytest.mark.parametrize(
