@@ -27,6 +27,10 @@ def plan_command(
     search: Annotated[bool, typer.Option("--search", help="List the layouts that fit, fastest first.")] = False,
     sweep: Annotated[str | None, typer.Option(help="Scaling curve: nodes=1..512.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the curve: .png, .svg or .pdf.")] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="What `doctor --calibrate` has written. Default: the GPU's own, if there is one."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what a run needs and how long it takes, without a GPU: memory, speed, disk, data, failures.
@@ -53,7 +57,7 @@ def plan_command(
         search=search,
         sweep=() if sweep is None else tuple(parse_sweep(sweep)),
     )
-    facts = plan_facts(loaded, _cluster(loaded, nodes, gpus_per_node, gpu), asked, _stored(loaded))
+    facts = plan_facts(loaded, _cluster(loaded, nodes, gpus_per_node, gpu, calibration), asked, _stored(loaded))
     refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
     if refused and not (search or sweep):
         raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
@@ -71,17 +75,25 @@ def plan_command(
         show_plan(facts, Console(highlight=False))
 
 
-def _cluster(config: "RunConfig", nodes: int | None, per_node: int | None, gpu: str | None) -> "Cluster":
+def _cluster(
+    config: "RunConfig", nodes: int | None, per_node: int | None, gpu: str | None, calibration: Path | None
+) -> "Cluster":
     """Returns the cluster that is asked for; where nothing is, the most GPUs of one node that divide the batch."""
+    from pretrain.errors import ConfigError
+    from pretrain.plan.calibration import find_calibration, load_calibration
     from pretrain.plan.cluster import Cluster, find_gpu
 
-    name = gpu or ("cpu" if config.engine.device == "cpu" else "h100")
+    measured = None if calibration is None else load_calibration(calibration)
+    name = gpu or (measured.gpu if measured else None) or ("cpu" if config.engine.device == "cpu" else "h100")
     if per_node is None and config.engine.kind == "single":
         per_node = 1
     if per_node is None:
         rows, count = config.batch.rows // config.batch.micro, nodes or 1
         per_node = next((size for size in (8, 4, 2, 1) if rows % (size * count) == 0), 8)
-    return Cluster(nodes or 1, per_node, find_gpu(name))
+    found = find_gpu(name)
+    if measured is not None and measured.gpu != name.lower():
+        raise ConfigError(f"was measured on {measured.gpu}, not {name}", where=str(calibration), fix="leave --gpu out")
+    return Cluster(nodes or 1, per_node, found, measured or find_calibration(name))
 
 
 def _stored(config: "RunConfig") -> "Stored | None":

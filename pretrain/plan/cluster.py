@@ -4,6 +4,8 @@ import difflib
 from dataclasses import dataclass
 
 from pretrain.errors import ConfigError
+from pretrain.plan.calibration import Calibration
+from pretrain.plan.constants import CONSTANTS, Constants
 from pretrain.plan.gpus import GPUS, Gpu
 from pretrain.plan.roofline import Network
 
@@ -19,11 +21,13 @@ class Cluster:
         nodes: How many.
         per_node: GPUs of each; on CPUs, ranks.
         gpu: What they are.
+        calibration: What was measured on such a GPU; None: nothing was.
     """
 
     nodes: int
     per_node: int
     gpu: Gpu
+    calibration: Calibration | None = None
 
     @property
     def size(self) -> int:
@@ -34,6 +38,11 @@ class Cluster:
     def device(self) -> str:
         """As torch calls it."""
         return "cpu" if self.gpu.generation == "cpu" else "cuda"
+
+    @property
+    def constants(self) -> Constants:
+        """Of the roofline: those that were measured, or those that were fitted on published runs."""
+        return CONSTANTS if self.calibration is None else self.calibration.constants(self.gpu)
 
     def network(self, kind: str, zero_stage: int) -> Network:
         """Returns how an engine communicates on it."""

@@ -75,6 +75,7 @@ def plan_facts(config: RunConfig, cluster: Cluster, asked: Asked, stored: Stored
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {
         "cluster": {"nodes": cluster.nodes, "per_node": cluster.per_node, "ranks": cluster.size, **asdict(cluster.gpu)},
+        "calibration": None if cluster.calibration is None else asdict(cluster.calibration),
         "model": _model_facts(config, task, stored),
         "problems": [asdict(problem) for problem in problems],
     }
@@ -184,8 +185,8 @@ def _network_facts(task: Task, layout: Layout, cluster: Cluster) -> list[dict[st
             {
                 "zero_stage": stage,
                 "bytes": total,
-                "inside_s": link_seconds(total, alone, cluster.gpu),
-                "between_s": link_seconds(total, network, cluster.gpu) if cluster.nodes > 1 else 0.0,
+                "inside_s": link_seconds(total, alone, cluster.gpu, cluster.constants),
+                "between_s": link_seconds(total, network, cluster.gpu, cluster.constants) if cluster.nodes > 1 else 0.0,
             }
         )
     return found

@@ -22,11 +22,14 @@ class Problem:
         kind: `batch`: it cannot be cut over the ranks, which is certain. `memory`: it is predicted not to fit.
         what: What is wrong, with the number.
         fix: The nearest layout that fits.
+        refuses: A launcher should refuse it, unless it is forced: a batch always, memory where the plan was calibrated
+            on such a GPU. Else it should warn.
     """
 
     kind: str
     what: str
     fix: str
+    refuses: bool = True
 
     def error(self) -> ConfigError:
         """Returns it as an error for the user."""
@@ -53,11 +56,15 @@ def check_fits(config: RunConfig, cluster: Cluster, task: Task | None = None) ->
     if needed <= limit:
         return []
     what = (
-        f"a rank needs {needed / GIB:.1f} GiB, of the {limit / GIB:.1f} GiB of {cluster.gpu.name}, with "
+        f"a rank needs {needed / GIB:.1f} GiB, of the {limit / GIB:.1f} GiB of {_device(cluster)}, with "
         f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on {cluster.size} "
         f"rank{'s' if cluster.size > 1 else ''}"
     )
-    return [Problem("memory", what, _nearest(config, task, cluster))]
+    return [Problem("memory", what, _nearest(config, task, cluster), refuses=cluster.calibration is not None)]
+
+
+def _device(cluster: Cluster) -> str:
+    return cluster.gpu.name if cluster.calibration is None else f"{cluster.calibration.device}, as measured"
 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:

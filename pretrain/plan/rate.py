@@ -41,7 +41,7 @@ def predict_rate(task: Task, layout: Layout, cluster: Cluster) -> Rate:
     """Predicts the speed of a layout by the roofline."""
     engine = layout.engine
     work = plan_work(task, engine, cluster.size, layout.micro, layout.accumulation)
-    found = time_step(work, cluster.network(engine.kind, engine.zero_stage), cluster.gpu)
+    found = time_step(work, cluster.network(engine.kind, engine.zero_stage), cluster.gpu, cluster.constants)
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
     # Batches are assembled beside the step: they cost nothing until they take longer than it.
     reading_s = tokens / cluster.size / LOADER_TOKENS_S

@@ -34,7 +34,7 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
     if "sweep" in facts:
         show_sweep(facts["sweep"], console)
     for problem in facts["problems"]:
-        word = "error" if problem["kind"] == "batch" else "predicted"
+        word = "error" if problem["refuses"] else "predicted"
         console.print(f"{word}: {problem['what']}; {problem['fix']}", style="bold red", soft_wrap=True)
 
 
@@ -77,6 +77,8 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
         console.print(f"\n[bold]On {where}[/bold]: {text}", soft_wrap=True, highlight=False)
     else:
         console.print(f"\n[bold]On {where}[/bold]")
+    if (measured := facts["calibration"]) is not None:
+        console.print(f"Calibrated on {measured['device']} ({measured['host']}, {measured['measured'][:10]})")
     console.print()
 
 

@@ -115,9 +115,19 @@ def rank_memory(task: Task, layout: Layout, cluster: Cluster) -> RankMemory:
         buckets=bucket_bytes(parameters, layout, cluster.size),
         overhead=0,
     )
-    fixed = 0 if cluster.device == "cpu" else _CONTEXT_BYTES + (_NCCL_BYTES if cluster.size > 1 else 0)
-    overhead = fixed + round(_FRAGMENTED * found.total)
+    overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
     return RankMemory(**{f.name: getattr(found, f.name) for f in fields(found)} | {"overhead": overhead})
+
+
+def _fixed_bytes(cluster: Cluster) -> int:
+    """Of a process that has no tensor yet: measured, or estimated for a GPU and left out for a CPU."""
+    measured = cluster.calibration
+    context = 0 if cluster.device == "cpu" else _CONTEXT_BYTES
+    group = 0 if cluster.device == "cpu" else _NCCL_BYTES
+    if measured is not None:
+        context = measured.overhead_bytes
+        group = group if measured.group_bytes is None else measured.group_bytes
+    return context + (group if cluster.size > 1 else 0)
 
 
 def host_bytes(task: Task, layout: Layout, cluster: Cluster) -> int:
@@ -134,8 +144,10 @@ def host_bytes(task: Task, layout: Layout, cluster: Cluster) -> int:
 
 
 def memory_limit(cluster: Cluster) -> int:
-    """Returns what a rank may hold."""
-    return int(cluster.gpu.memory_gib * 2**30)
+    """Returns what a rank may hold; the ranks of a machine share its memory where they run on CPUs."""
+    if cluster.calibration is None:
+        return int(cluster.gpu.memory_gib * 2**30)
+    return cluster.calibration.memory_bytes // (cluster.per_node if cluster.device == "cpu" else 1)
 
 
 def largest_micro(task: Task, layout: Layout, cluster: Cluster, most: int) -> int:
