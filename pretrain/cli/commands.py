@@ -14,9 +14,11 @@ from pretrain.cli.exchange import export_command, import_command
 from pretrain.cli.generate import generate_command
 from pretrain.cli.inspect import inspect_command
 from pretrain.cli.launch import launch_app
+from pretrain.cli.launch_jobs import cancel_command, logs_command, resubmit_command, status_command
 from pretrain.cli.plan import plan_command
 from pretrain.cli.prepare import prepare_command
 from pretrain.cli.rollback import rollback_command
+from pretrain.cli.runs import runs_command
 from pretrain.cli.train import config_command, train_command
 
 app = typer.Typer(
@@ -32,6 +34,11 @@ app.command("config")(config_command)
 app.command("train")(train_command)
 app.command("plan")(plan_command)
 app.add_typer(launch_app, name="launch")
+launch_app.command("status")(status_command)
+launch_app.command("logs")(logs_command)
+launch_app.command("cancel")(cancel_command)
+launch_app.command("resubmit")(resubmit_command)
+app.command("runs")(runs_command)
 app.add_typer(data_app, name="data")
 app.command("import")(import_command)
 app.command("export")(export_command)

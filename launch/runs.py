@@ -1,0 +1,242 @@
+"""What a run folder says of its run, under Slurm or not: where it is, how it does, how its starts ended. Only reads.
+
+    run.json               attempts: what rank 0 wrote when it began and ended
+    launch/journal.jsonl   submissions, starts and ends of a Slurm job, also where no rank came to life
+    lease/                 a heartbeat: somebody works here now
+    metrics.jsonl          the last step, its loss and speed
+    checkpoints/           the newest committed step
+
+Everything may be half written, or not there yet: what cannot be read is not known.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.journal import newest_step, read_journal
+from launch.queue import Job, find_jobs
+from launch.starts import job_of, merge_starts
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.lease.owner import LEASE_S, Owner, find_owner, highest_number, path_of, this_process
+from pretrain.rundir import RunDir
+
+MAX_DEPTH = 4
+"""How deep below a folder runs are looked for."""
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run as it is now.
+
+    Attributes:
+        path: The run folder.
+        name: The run's.
+        state: new, queued, running, ending, done, stopped, cancelled, failed, or lost: it ended without a word.
+        step: Steps done, as far as is written.
+        total_steps: Steps of the run.
+        loss: Of the last row of metrics.
+        tokens_per_s: Of the last row of metrics.
+        checkpoint_step: The newest committed checkpoint's.
+        checkpoint_age_s: How long ago it was committed.
+        job: Id of the last Slurm job, `job_task` for an element of an array.
+        queue: What Slurm says of the run's jobs that wait or run, running ones first.
+        slurm_answers: Whether Slurm could be asked at all.
+        restarts: Starts beyond the first.
+        exit_code: Of the last start that ended.
+        reason: Of it.
+        owner: Who works on the run now.
+        starts: Every start, oldest first (`starts.py`).
+    """
+
+    path: Path
+    name: str
+    state: str
+    step: int
+    total_steps: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    checkpoint_step: int | None
+    checkpoint_age_s: float | None
+    job: str | None
+    queue: list[Job]
+    slurm_answers: bool
+    restarts: int
+    exit_code: int | None
+    reason: str | None
+    owner: str | None
+    starts: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing goes on by itself any more."""
+        return self.state not in ("new", "queued", "running", "ending")
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values, for JSON."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"path": str(self.path), "queue": [job.facts() for job in self.queue]}
+
+
+def is_run(path: Path) -> bool:
+    """Returns whether a folder is that of a run that has begun or was submitted."""
+    return (path / "run.json").is_file() or (path / "launch" / "spec.json").is_file()
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Returns the run folders at and below `folder`, by name; what lies in a run folder is not looked at."""
+    return sorted(_walk(folder, MAX_DEPTH))
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    if is_run(folder):
+        yield folder
+    elif depth:
+        with contextlib.suppress(OSError):
+            for child in folder.iterdir():
+                if child.is_dir() and not child.is_symlink():
+                    yield from _walk(child, depth - 1)
+
+
+def read_runs(folders: list[Path]) -> list[RunFacts]:
+    """Returns the facts of runs, with one question to Slurm for all of them."""
+    read = [_Read(RunDir(folder)) for folder in folders]
+    queue = find_jobs(job for run in read for job in run.jobs)
+    return [run.facts(queue) for run in read]
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Returns the facts of one run."""
+    return read_runs([folder])[0]
+
+
+class _Read:
+    """What the files of a run say."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.record = _read_json(run.record)
+        self.journal = read_journal(run)
+        self.spec = _read_json(run.launch / "spec.json")
+        self.starts = merge_starts(self.record.get("attempts", []), self.journal)
+        begun = [row for row in self.journal if row.get("event") in ("submit", "start")]
+        self.jobs = list(dict.fromkeys(job for row in begun if (job := job_of(row))))
+
+    def facts(self, queue: dict[str, Job] | None) -> RunFacts:
+        """Puts it together with what Slurm says; None where it says nothing."""
+        owner = live_owner(self.run)
+        queued = sorted((queue[job] for job in self.jobs if queue and job in queue), key=lambda job: job.is_waiting)
+        job = queued[0] if queued else None
+        last_job = (job.element if job else None) or (self.jobs[-1] if self.jobs else None)
+        ended = next((start for start in reversed(self.starts) if start["exit_code"] is not None), None)
+        metrics = _last_row(self.run.metrics)
+        checkpoint = _newest_checkpoint(self.run)
+        steps = [metrics.get("step"), _last_row(self.run.audit).get("step"), checkpoint[0] if checkpoint else None]
+        return RunFacts(
+            path=self.run.path,
+            name=str(self.record.get("name") or self.spec.get("name") or self.run.path.name),
+            state=self._state(job, owner, is_known=queue is not None),
+            step=max((step for step in steps if isinstance(step, int)), default=0),
+            total_steps=_total_steps(self.run),
+            loss=_number(metrics.get("loss")),
+            tokens_per_s=_number(metrics.get("tokens_per_s")),
+            checkpoint_step=checkpoint[0] if checkpoint else None,
+            checkpoint_age_s=checkpoint[1] if checkpoint else None,
+            job=last_job,
+            queue=queued,
+            slurm_answers=queue is not None,
+            restarts=max(0, len(self.starts) - 1),
+            exit_code=ended["exit_code"] if ended else None,
+            reason=ended["reason"] if ended else None,
+            owner=str(owner) if owner else None,
+            starts=self.starts,
+        )
+
+    def _state(self, job: Job | None, owner: Owner | None, *, is_known: bool) -> str:
+        last = self.starts[-1] if self.starts else None
+        if job is not None and not job.is_waiting:
+            return "ending" if job.state == "COMPLETING" else "running"
+        if owner is not None:
+            return "running"
+        if job is not None:
+            return "queued"
+        if last is not None and last["exit_code"] == EXIT_OK:
+            return "done"
+        if mark_of_cancel(self.run).exists() or str(last and last["reason"]).startswith("cancelled"):
+            return "cancelled"
+        if last is None:
+            return "queued" if self.jobs and not is_known else "lost" if self.jobs else "new"
+        if last["exit_code"] is None:
+            return "lost"
+        return "stopped" if last["exit_code"] == EXIT_RESUME_ME else "failed"
+
+
+def mark_of_cancel(run: RunDir) -> Path:
+    """Returns the file whose presence says that the user has cancelled the run's jobs, and submitted none since."""
+    return run.launch / "cancelled"
+
+
+def live_owner(run: RunDir) -> Owner | None:
+    """Returns the process that works on a run, None where none has given a sign of life for a minute."""
+    with contextlib.suppress(OSError):
+        number = highest_number(run.lease)
+        found = find_owner(path_of(run.lease, number)) if number else None
+        if found and found.owner and not found.owner.released:
+            is_young = time.time() - found.heartbeat_ns / 1e9 < LEASE_S
+            if is_young and not (found.owner.machine == this_process().machine and _is_dead(found.owner.pid)):
+                return found.owner
+    return None
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _newest_checkpoint(run: RunDir) -> tuple[int, float] | None:
+    """Returns step and age in seconds of the newest committed checkpoint."""
+    with contextlib.suppress(OSError):
+        if step := newest_step(run):
+            written = (run.checkpoints / f"step-{step:08d}" / "manifest.json").stat().st_mtime
+            return step, max(0.0, time.time() - written)
+    return None
+
+
+def _total_steps(run: RunDir) -> int | None:
+    import yaml
+
+    for path in (run.config, run.launch / "config.yaml"):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
+            return int(yaml.safe_load(path.read_text(encoding="utf-8"))["train"]["steps"])
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """Returns the last whole row of a file of JSON lines; nothing where there is none."""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = [line for line in file.read().split(b"\n")[:-1] if line]
+        row = json.loads(lines[-1]) if lines else {}
+        return row if isinstance(row, dict) else {}
+    return {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,156 @@
+"""Runs as tables for a terminal: one line a run (`pretrain runs`), or one run with all its starts."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launch.runs import RunFacts
+from pretrain.plan.units import count, span
+
+WIDE = 110
+"""From so many columns on, reasons stand in the table; below, under it."""
+_COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
+_WORDS = ("state", "job", "began")
+_STYLES = {"running": "green", "done": "green", "queued": "cyan", "failed": "bold red", "lost": "bold red",
+           "cancelled": "yellow", "stopped": "yellow", "ending": "yellow"}  # fmt: skip
+
+
+def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
+    """Prints a line for each run."""
+    is_wide = console.width >= WIDE
+    gap = 2 if is_wide else 1
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+    cells = [[run.state, _steps(run), _loss(run), _speed(run), _checkpoint(run), run.job or "", str(run.restarts or "")]
+             for run in runs]  # fmt: skip
+    widths = {name: max(len(name), *(len(row[number]) for row in cells)) for number, name in enumerate(_COLUMNS)}
+    left = console.width - sum(widths.values()) - gap * (len(widths) + 1)
+    names = max(10, min(left - 24 * is_wide, max(len(_name(run, folder)) for run in runs)))
+    table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=names)
+    for name, width in widths.items():  # never cut
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True, min_width=width)
+    if is_wide:
+        table.add_column("why", overflow="ellipsis", no_wrap=True, max_width=left - names)
+    for run, (_, *row) in zip(runs, cells, strict=True):
+        table.add_row(_name(run, folder), _state(run), *row, *([_why(run)] if is_wide else []))
+    console.print(table)
+    if not is_wide:
+        for run in runs:
+            if why := _why(run):
+                console.print(f"{_name(run, folder)}: {why}", markup=False)
+
+
+def show_run(run: RunFacts, console: Console) -> None:
+    """Prints all that is known of a run."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", min_width=12)
+    table.add_column(overflow="fold")
+    table.add_row("run", f"{run.name} in {run.path}")
+    table.add_row("state", _state(run))
+    if why := _why(run):
+        table.add_row("", why)
+    table.add_row("step", _steps(run))
+    if run.loss is not None:
+        speed = f", {_speed(run)} tokens/s" if run.tokens_per_s else ""
+        table.add_row("loss", f"{_loss(run)}{speed}")
+    if run.checkpoint_step is not None:
+        table.add_row("checkpoint", f"step {run.checkpoint_step}, {span(run.checkpoint_age_s or 0)} ago")
+    for job in run.queue:
+        nodes = f" on {job.nodes}" if job.nodes else ""
+        table.add_row("job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}")
+    if run.job and not run.queue:
+        table.add_row("job", f"{run.job}: {'not in the queue' if run.slurm_answers else 'Slurm does not answer'}")
+    if run.owner:
+        table.add_row("at work", run.owner)
+    console.print(table)
+    if run.starts:
+        console.print()
+        console.print(_starts(run.starts))
+
+
+def _starts(starts: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("start", "job", "began", "lasted", "ranks", "from", "code"):
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+    table.add_column("nodes", overflow="fold", max_width=24)
+    table.add_column("how it ended", overflow="fold", ratio=1)
+    for number, start in enumerate(starts, start=1):
+        is_last = number == len(starts)
+        code = "" if start["exit_code"] is None else str(start["exit_code"])
+        ended = start["reason"] or ("" if is_last else "without a word: killed, or its node was lost")
+        job = f"{start['job'] or ''}{'+%d' % start['restart'] if start['restart'] else ''}"  # noqa: UP031
+        nodes = ",".join(str(node) for node in start["nodes"] or [])
+        table.add_row(
+            str(number), job, _moment(start["started"]), _lasted(start), _text(start["world_size"]),
+            _text(start["from_step"]), code, nodes, ended,
+        )  # fmt: skip
+    return table
+
+
+def _name(run: RunFacts, folder: Path) -> str:
+    return str(run.path.relative_to(folder)) if run.path != folder else run.name
+
+
+def _state(run: RunFacts) -> Text:
+    return Text(run.state, style=_STYLES.get(run.state, ""))
+
+
+def _why(run: RunFacts) -> str:
+    """Returns what a reader asks next: why it ended, or why it waits."""
+    if run.state == "queued" and run.queue:
+        starts = run.queue[0].starts
+        return f"waits: {run.queue[0].reason}{f', may start {starts}' if starts not in ('', 'N/A') else ''}"
+    if run.state in ("failed", "stopped", "cancelled"):
+        code = f"{run.exit_code}: " if run.exit_code else ""
+        return f"{code}{run.reason or ''}"
+    if run.state == "lost":
+        return "it ended without a word, or never began"
+    return ""
+
+
+def _steps(run: RunFacts) -> str:
+    return f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
+
+
+def _loss(run: RunFacts) -> str:
+    return "" if run.loss is None else f"{run.loss:.4g}"
+
+
+def _speed(run: RunFacts) -> str:
+    return "" if run.tokens_per_s is None else count(run.tokens_per_s)
+
+
+def _checkpoint(run: RunFacts) -> str:
+    if run.checkpoint_step is None:
+        return ""
+    return f"{run.checkpoint_step} ({_short(run.checkpoint_age_s or 0)})"
+
+
+def _short(seconds: float) -> str:
+    """Returns `45s`, `12m`, `5h`, `3d`."""
+    for factor, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _moment(text: str | None) -> str:
+    try:
+        return datetime.fromisoformat(text or "").astimezone(UTC).strftime("%m-%d %H:%M")
+    except ValueError:
+        return ""
+
+
+def _lasted(start: dict[str, Any]) -> str:
+    try:
+        begun, ended = (datetime.fromisoformat(start[name]) for name in ("started", "ended"))
+        return _short((ended - begun).total_seconds())
+    except (TypeError, ValueError):
+        return ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,64 @@
+"""`pretrain launch cancel` and `resubmit` where there is nothing to do, or nobody answers (the rest: `-m slurm`)."""
+
+import json
+
+import pytest
+
+from launch.cancel import cancel, resubmit
+from launch.runs import mark_of_cancel
+from launch.submit import CANCELLED
+from pretrain.errors import LaunchError
+from pretrain.rundir import RunDir, begin_attempt
+
+ROW = {"event": "start", "job": "7", "array": None, "restart": 0, "nodes": ["n1"], "world_size": 1, "step": 0, "at": ""}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> RunDir:
+    """A run with a job, where there are no commands of Slurm."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = RunDir(tmp_path / "run")
+    folder.launch.mkdir(parents=True)
+    (folder.launch / "journal.jsonl").write_text(json.dumps(ROW) + "\n")
+    (folder.launch / "spec.json").write_text("{}")
+    return folder
+
+
+def squeue(run: RunDir, line: str) -> None:
+    """Makes a squeue that answers with a line."""
+    script = run.path.parent / "squeue"
+    script.write_text(f"#!/bin/sh\necho '{line}'\n")
+    script.chmod(0o755)
+
+
+def test_a_run_without_a_job_is_not_cancelled(tmp_path):
+    run = RunDir(tmp_path)
+    begin_attempt(run, "first", {})
+    for do in (lambda: cancel(tmp_path, 0, print), lambda: resubmit(tmp_path)):
+        with pytest.raises(LaunchError, match=r"the run has no Slurm job; start it with pretrain launch slurm"):
+            do()
+    assert not mark_of_cancel(run).exists()
+
+
+def test_a_run_is_marked_even_where_slurm_does_not_answer(run):
+    with pytest.raises(LaunchError, match=r"Slurm does not answer about job 7; try again where squeue works"):
+        cancel(run.path, 0, print)
+    assert mark_of_cancel(run) == run.launch / CANCELLED
+    assert mark_of_cancel(run).is_file()
+
+
+def test_a_job_that_has_ended_is_cancelled_without_a_word_to_slurm(run):
+    squeue(run, "")
+    said = []
+    cancel(run.path, 0, said.append)
+    assert said == ["run: job 7 had ended already"]
+    assert mark_of_cancel(run).is_file()
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
+def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state):
+    squeue(run, f"7|7|{state}|None|n1|0:10|1:00|x")
+    mark_of_cancel(run).touch()
+    with pytest.raises(LaunchError, match=rf"job 7 is {state}; wait, or cancel it"):
+        resubmit(run.path)
+    assert mark_of_cancel(run).exists()

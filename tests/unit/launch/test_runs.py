@@ -1,0 +1,261 @@
+"""What is said of a run, from written run folders, journals and answers of squeue."""
+
+import io
+import json
+import os
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+
+from launch.queue import parse_jobs
+from launch.runs import find_runs, read_run, read_runs
+from launch.show import show_run, show_runs
+from launch.starts import merge_starts
+from pretrain.lease.owner import LEASE_S
+from pretrain.rundir import RunDir, begin_attempt, end_attempt
+
+BEGIN = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
+DIED = 2**22 - 3
+"""A process number that no process has."""
+
+
+def at(minutes: float) -> str:
+    """A time of the journal."""
+    return (BEGIN + timedelta(minutes=minutes)).isoformat(timespec="seconds")
+
+
+def start(minutes, job="7", restart=0, nodes=("n1", "n2"), step=0, **more):
+    """A row of a start."""
+    row = {"event": "start", "job": job, "array": None, "restart": restart, "nodes": list(nodes), "world_size": 2}
+    return {**row, "step": step, "at": at(minutes), **more}
+
+
+def end(minutes, code, reason, job="7", restart=0, decision="requeue", step=0, **more):
+    """A row of an end."""
+    row = {"event": "end", "job": job, "array": None, "restart": restart, "exit_code": code, "reason": reason}
+    return {**row, "step": step, "decision": decision, "at": at(minutes), **more}
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDir:
+    """A run folder in which nothing is yet."""
+    folder = RunDir(tmp_path / "runs" / "first")
+    folder.launch.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Puts a squeue before all others that gives an answer, and no other commands of Slurm."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def answer(*lines: str, code: int = 0, error: str = "") -> None:
+        script = folder / "squeue"
+        said = "\n".join(lines)
+        (folder / "answer").write_text(f"{said}\n" if said else "")
+        script.write_text(
+            f"#!/bin/sh\nwhile read -r line; do echo \"$line\"; done <'{folder}/answer'\n"
+            f"echo '{error}' >&2\nexit {code}\n"
+        )
+        script.chmod(0o755)
+
+    return answer
+
+
+def journal(run: RunDir, *rows: dict) -> None:
+    """Writes a journal, and the spec that a launched run has."""
+    (run.launch / "journal.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.launch / "spec.json").write_text(json.dumps({"name": "first"}))
+
+
+def train_a_little(run: RunDir, steps: int = 40) -> None:
+    """Writes what a run writes."""
+    run.config.write_text("train: {steps: 160}\n")
+    row = {"step": steps, "loss": 2.5, "tokens_per_s": 1234.5}
+    run.metrics.write_text(json.dumps({**row, "step": 10}) + "\n" + json.dumps(row) + '\n{"step": 9')
+    (run.checkpoints / f"step-{steps:08d}").mkdir(parents=True)
+    (run.checkpoints / f"step-{steps:08d}" / "manifest.json").write_text("{}")
+    (run.checkpoints / f".tmp-step-{2 * steps:08d}").mkdir()
+    (run.checkpoints / f"step-{3 * steps:08d}.bad-damaged").mkdir()
+
+
+def own(run: RunDir, *, pid: int, released: bool = False, age_s: float = 0.0) -> None:
+    """Writes the lease of an attempt of this machine."""
+    from dataclasses import replace
+
+    from pretrain.lease.owner import this_process
+
+    run.lease.mkdir(exist_ok=True)
+    path = run.lease / "00000001.json"
+    path.write_bytes(replace(this_process(), number=1, pid=pid, released=released).to_json())
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_a_local_run_needs_no_slurm(run, squeue):
+    begin_attempt(run, "first", {"world_size": 2, "from_step": 0})
+    train_a_little(run)
+    end_attempt(run, {"exit_code": 75, "reason": "stopped by SIGTERM"})
+    facts = read_run(run.path)
+    assert (facts.state, facts.exit_code, facts.reason) == ("stopped", 75, "stopped by SIGTERM")
+    assert (facts.step, facts.total_steps, facts.loss, facts.tokens_per_s) == (40, 160, 2.5, 1234.5)
+    assert (facts.checkpoint_step, facts.job, facts.restarts) == (40, None, 0)
+    assert 0 <= facts.checkpoint_age_s < 60
+    assert [(start["world_size"], start["nodes"]) for start in facts.starts] == [(2, [socket.gethostname()])]
+
+
+@pytest.mark.parametrize(
+    ("lease", "state"),
+    [
+        ({"pid": os.getpid()}, "running"),
+        ({"pid": os.getpid(), "released": True}, "lost"),
+        ({"pid": DIED}, "lost"),
+        ({"pid": os.getpid(), "age_s": LEASE_S + 1}, "lost"),
+    ],
+)
+def test_an_attempt_without_an_end_runs_as_long_as_its_owner_gives_signs_of_life(run, squeue, lease, state):
+    begin_attempt(run, "first", {"world_size": 1})
+    own(run, **lease)
+    facts = read_run(run.path)
+    assert (facts.state, facts.owner is not None) == (state, state == "running")
+
+
+PENDING = "7|7|PENDING|BeginTime||0:00|1-00:00:00|2026-01-02T04:00:00"
+RUNNING = "7|7|RUNNING|None|n[1-2]|0:30|1-00:00:00|2026-01-02T03:00:00"
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer", "state"),
+    [
+        ([start(0)], RUNNING, "running"),
+        ([start(0)], RUNNING.replace("RUNNING", "COMPLETING"), "ending"),
+        ([start(0), end(5, 75, "stopped by SIGUSR1")], PENDING, "queued"),
+        ([start(0)], None, "lost"),
+        ([start(0), end(5, 0, "done", decision="end")], None, "done"),
+        ([start(0), end(5, 65, "no shard", decision="end")], None, "failed"),
+        ([start(0), end(5, 137, "rank 1 was killed"), start(6, restart=1)], RUNNING, "running"),
+        ([start(0), end(5, 75, "cancelled by the user (stopped by SIGTERM)", decision="end")], None, "cancelled"),
+    ],
+)
+def test_the_state_of_a_job_is_what_slurm_and_the_journal_say(run, squeue, rows, answer, state):
+    journal(run, *rows)
+    squeue(*([answer] if answer else []))
+    facts = read_run(run.path)
+    assert (facts.state, facts.job, facts.restarts) == (state, "7", sum(row["event"] == "start" for row in rows) - 1)
+
+
+def test_a_cancelled_run_is_told_from_one_that_stopped_by_itself(run, squeue):
+    journal(run, start(0), end(5, 75, "stopped by SIGUSR1"))
+    squeue()
+    assert read_run(run.path).state == "stopped"
+    (run.launch / "cancelled").touch()
+    assert read_run(run.path).state == "cancelled"
+
+
+def test_a_job_of_which_slurm_has_forgotten_is_not_in_the_queue(run, squeue):
+    journal(run, start(0), end(5, 0, "done", decision="end"))
+    squeue(code=1, error="slurm_load_jobs error: Invalid job id specified")
+    facts = read_run(run.path)
+    assert (facts.state, facts.slurm_answers, facts.queue) == ("done", True, [])
+
+
+def test_without_an_answer_of_slurm_the_files_speak(run, squeue):
+    journal(run, start(0), end(5, 75, "stopped by SIGUSR1"))
+    squeue(code=1, error="slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    assert (read_run(run.path).state, read_run(run.path).slurm_answers) == ("stopped", False)
+
+
+def test_an_attempt_and_the_start_of_its_job_are_one(run):
+    rows = [start(0), end(5, 137, "rank 1 on n2 was killed", step=20), start(6, restart=1, nodes=["n1", "n3"], step=20)]
+    first = {"number": 1, "host": "n1", "started": at(1), "world_size": 2, "from_step": 0}
+    second = {**first, "number": 2, "started": at(7), "from_step": 20, "slurm": {"job": "7", "restart": 1}}
+    first |= {"slurm": {"job": "7", "restart": 0}, "ended": at(4), "exit_code": 76, "reason": "rank 1 is gone"}
+    local = {"number": 0, "host": "login", "started": at(-9), "ended": at(-8), "exit_code": 75, "reason": "stopped"}
+    starts = merge_starts([local, first, second], rows)
+    assert [(s["job"], s["restart"], s["nodes"], s["from_step"], s["exit_code"], s["reason"]) for s in starts] == [
+        (None, None, ["login"], None, 75, "stopped"),
+        ("7", 0, ["n1", "n2"], 0, 76, "rank 1 is gone"),
+        ("7", 1, ["n1", "n3"], 20, None, None),
+    ]
+
+
+def test_an_end_belongs_to_the_start_of_its_element(run):
+    rows = [start(0, job="9", array="8_1"), {**end(5, 75, "stopped by SIGUSR1", job="9"), "array": None}]
+    (only,) = merge_starts([], rows)
+    assert (only["job"], only["exit_code"]) == ("8_1", 75)
+
+
+def test_elements_of_an_array_are_told_apart():
+    waiting = "".join(f"8|8_{number}|PENDING|Resources||0:00|1:00|N/A\n" for number in (3, 2))
+    text = "9|9_1|RUNNING|None|n1|0:10|1:00|x\n" + waiting
+    jobs = parse_jobs(text + "a line of something else\n")
+    assert {key: job.element for key, job in jobs.items()} == {"9_1": "9_1", "9": "9_1", "8_3": "8_3", "8_2": "8_2"}
+    assert [jobs[key].is_waiting for key in ("9_1", "8_2")] == [False, True]
+
+
+def test_a_run_of_an_array_finds_its_own_element(tmp_path, squeue):
+    for number in (0, 1):
+        folder = RunDir(tmp_path / "runs" / f"sweep-{number}")
+        folder.launch.mkdir(parents=True)
+        journal(folder, start(0, job=str(8 + number), array=f"8_{number}"))
+    squeue("8|8_0|RUNNING|None|n1|0:10|1:00|x", "9|9_1|PENDING|Resources||0:00|1:00|N/A".replace("9_1", "8_1"))
+    runs = read_runs(find_runs(tmp_path / "runs"))
+    assert [(run.path.name, run.job, run.state) for run in runs] == [
+        ("sweep-0", "8_0", "running"),
+        ("sweep-1", "8_1", "queued"),
+    ]
+
+
+def test_runs_are_found_below_a_folder_but_not_in_each_other(tmp_path):
+    for name in ("a", "b/c", "b/d/deep"):
+        (tmp_path / name / "checkpoints" / "x").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+    (tmp_path / "a" / "inner").mkdir()
+    (tmp_path / "a" / "inner" / "run.json").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)] == ["a", "b/c", "b/d/deep"]
+    assert find_runs(tmp_path / "a") == [tmp_path / "a"]
+
+
+def test_a_folder_in_which_everything_is_broken_is_a_run_still(run, squeue):
+    for name in ("run.json", "config.yaml", "metrics.jsonl", "launch/journal.jsonl", "launch/spec.json"):
+        (run.path / name).write_bytes(b"\xff{]\n")
+    run.checkpoints.mkdir()
+    facts = read_run(run.path)
+    assert (facts.name, facts.state, facts.step, facts.starts) == ("first", "new", 0, [])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_runs_fits_the_terminal(run, squeue, width):
+    journal(run, start(0), end(5, 65, "shard-00003.tar: its CRC32 does not match what the index says", decision="end"))
+    train_a_little(run)
+    squeue()
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_runs(read_runs([run.path]), run.path.parent, console)
+    shown = console.export_text()
+    assert all(len(line) <= width for line in shown.splitlines())
+    for expected in ("first", "failed", "40/160", "2.5", "1,234", "40 (0s)", "7", "65: shard-00003.tar"):
+        assert expected in shown
+
+
+def test_one_run_is_shown_with_all_its_starts(run, squeue):
+    rows = [
+        start(0),
+        end(5, 75, "stopped by SIGUSR1", step=20),
+        start(6, restart=1, nodes=["n3"], step=20, world_size=1),
+    ]
+    journal(run, *rows, start(90, restart=2, step=40))
+    train_a_little(run)
+    squeue(RUNNING)
+    console = Console(width=120, record=True, file=io.StringIO())
+    show_run(read_run(run.path), console)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "state running" in lines
+    assert "job 7: RUNNING on n[1-2], 0:30 of 1-00:00:00" in lines
+    assert "1 7 01-02 03:00 5m 2 0 75 n1,n2 stopped by SIGUSR1" in lines
+    assert "2 7+1 01-02 03:06 1 20 n3 without a word: killed, or its node was lost" in lines
+    assert "3 7+2 01-02 04:30 2 40 n1,n2" in lines
