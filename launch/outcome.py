@@ -43,9 +43,9 @@ def job_code(cause: tuple[int, int] | None, ended: Mapping[int, int]) -> int:
     return 128 - cause[1] if cause[1] < 0 else cause[1]
 
 
-def describe_failure(rank: int, code: int) -> str:
-    """Returns one line: which rank ended, where, how, and what that mostly means."""
-    place = f"rank {rank} on {socket.gethostname()}"
+def describe_failure(rank: int, code: int, host: str | None = None) -> str:
+    """Returns one line: which rank ended, where (None: here), how, and what that mostly means."""
+    place = f"rank {rank} on {host or socket.gethostname()}"
     if code >= 0:
         return f"{place} failed with exit code {code}"
     hint = _HINTS.get(signal.Signals(-code))
@@ -61,9 +61,14 @@ def read_end(output: Path) -> list[str]:
 
 def reason_of(cause: tuple[int, int], output: Path) -> str:
     """Returns the reason in one line: what the rank said, where it ended by itself and said something."""
+    return (last_error(output) if cause[1] >= 0 else "") or describe_failure(*cause)
+
+
+def last_error(output: Path) -> str:
+    """Returns the last error that a rank printed, without the word; empty where there is none."""
     # A stack that follows an error is indented.
     said = [line[7:] for line in read_end(output) if line.startswith("error: ") and not line[7:8].isspace()]
-    return said[-1] if said and cause[1] >= 0 else describe_failure(*cause)
+    return said[-1] if said else ""
 
 
 def note_outcome(run: RunDir, main_pid: int, code: int, reason: str, *, is_known: bool) -> None:

@@ -4,6 +4,7 @@ config.yaml    the resolved config                     metrics.jsonl  one row a 
 run.json       identity, versions, attempts            audit.jsonl    one row a step
 checkpoints/   step-00001000/ ...                      logs/ wandb/
 lease/         of the attempt that owns the folder (pretrain/lease)
+launch/        spec.json, config.yaml, journal.jsonl of jobs under Slurm (launch/)
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -67,6 +69,11 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def launch(self) -> Path:
+        """Folder of what Slurm jobs of this run need and tell."""
+        return self.path / "launch"
+
+    @property
     def tokenizer(self) -> Path:
         """The tokenizer, copied from the data, so that the run can generate by itself."""
         return self.path / "tokenizer.json"
@@ -104,6 +111,28 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
+def slurm_facts(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what an attempt notes of the Slurm job that it is a start of; nothing outside of one.
+
+    Args:
+        environment: Of the process.
+    """
+    job = environment.get("SLURM_JOB_ID")
+    if not job:
+        return {}
+    array, restart = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_RESTART_COUNT", "")
+    num_nodes = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_JOB_NUM_NODES", "")
+    return {
+        "slurm": {
+            "job": job,
+            "array": f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}" if array else None,
+            "restart": int(restart) if restart.isdecimal() else 0,
+            "nodes": environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""),
+            "num_nodes": int(num_nodes) if num_nodes.isdecimal() else 1,
+        }
+    }
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -121,7 +150,8 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
     else:
         record = {"id": secrets.token_hex(4), "name": name, "created": _now(), "attempts": []}
     number = len(record["attempts"]) + 1
-    where = {"host": socket.gethostname(), "pid": os.getpid()}
+    where: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    where |= slurm_facts(os.environ)
     attempt = {"number": number, "started": _now(), "versions": package_versions(), **where, **facts}
     record["attempts"].append(attempt)
     write_json(run.record, record)

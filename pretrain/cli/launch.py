@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pretrain.cli.launch_slurm import launch_slurm_command
 from pretrain.cli.options import Config, Overrides
 
 launch_app = typer.Typer(
@@ -37,3 +38,6 @@ def launch_local_command(
     run = RunDir(Path(loaded.run.dir) / loaded.run.name)
     refuse_if_owned(run.lease)
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))
+
+
+launch_app.command("slurm")(launch_slurm_command)

@@ -28,6 +28,7 @@ _TABLE = {
         guard.{max_skips,max_rollbacks,check_replicas_every}
         tracking.{log_every_steps,wandb,project,entity}
         resume.allow
+        launch.{elastic,max_idle_restarts}
     """,
     "warn": """
         extend

@@ -6,6 +6,7 @@ from pretrain.config.base import Section
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.guard import GuardConfig
+from pretrain.config.launch import LaunchConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
@@ -46,6 +47,7 @@ class RunConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
     init: InitConfig = InitConfig()
     resume: ResumeConfig = ResumeConfig()
+    launch: LaunchConfig = LaunchConfig()
 
     @property
     def stacks(self) -> list[str]:

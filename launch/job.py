@@ -1,0 +1,237 @@
+"""The driver of a job, on its first node: `python -m launch.job SPEC`, what the batch script becomes.
+
+    journal: a start  ->  breaker  ->  rendezvous  ->  srun launch.node on every node  ->  how it ended  ->  decide
+    ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
+
+    SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
+    SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
+
+A requeue ends the job at once, so it comes last, when all is committed. While the controller is away it is repeated.
+Not here: what a rank does about a signal (pretrain/control/stop.py).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+
+from launch.decide import Decision, Outcome, decide
+from launch.exits import Ending, read_ending
+from launch.journal import append_row, count_idle_restarts, last_end, newest_step, read_journal
+from launch.modes import Meeting, hostfile_text
+from launch.rendezvous import find_meeting_point
+from launch.slurm_tools import run_tool, show_job
+from launch.spec import LaunchSpec, load_spec
+from launch.start import (
+    Start,
+    choose_nodes,
+    find_spec,
+    is_requeued,
+    note_attempt,
+    read_start,
+    step_command,
+    was_cancelled,
+)
+from launch.submit import CANCELLED
+from pretrain.errors import EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, LaunchError, PretrainError
+from pretrain.io import make_dir, remove_tree, write_file
+
+POLL_S = 0.1
+SETTLE_S = 3.0
+"""A step that has just been started may lose a signal."""
+LAUNCHES = 3
+"""Attempts at a rendezvous: another program may take the port before we do."""
+QUICK_S = 120.0
+RETRY_S = 5.0
+REQUEUE_S = 90.0
+END_WAIT_S = 150
+"""From the end of the first node to that of all: the tracker of rank 0 may still be sending."""
+
+
+def say(text: str) -> None:
+    """Prints a line into the output of the job."""
+    print(f"launch: {text}", flush=True)
+
+
+class Driver:
+    """One start of a job.
+
+    Args:
+        spec: The job.
+        start: This start of it.
+        signals: Those that we got, the first first; grows.
+    """
+
+    def __init__(self, spec: LaunchSpec, start: Start, signals: list[int]) -> None:
+        self._spec, self._start, self._signals = spec, start, signals
+        self._run = spec.folder
+        self._facts = {"chain": spec.chain, "job": start.job, "restart": start.restart}
+
+    def drive(self) -> int:
+        """Runs this start to its end; returns the exit code of the job."""
+        rows, before = read_journal(self._run), newest_step(self._run)
+        earlier = last_end(rows, self._spec.chain)
+        if earlier and earlier["decision"] == "end" and earlier["job"] != self._start.job:
+            say(f"the run ended in job {earlier['job']}: {earlier['reason']}")
+            return int(earlier["exit_code"])
+        idle = count_idle_restarts(rows, self._spec.chain, before)
+        if idle >= self._spec.max_idle_restarts:
+            reason = f"{idle} restarts in a row without a new checkpoint: their nodes were lost"
+            return self._end(Decision("end", EXIT_UNAVAILABLE, reason), before)
+        try:
+            ending = self._train(before)
+        except PretrainError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            ending = Ending(error.exit_code, str(error), False)
+        return self._finish(ending, before)
+
+    def _train(self, before: int) -> Ending:
+        """Starts the ranks, and waits for them. Raises: LaunchError, ConfigError, DiskError."""
+        nodes: tuple[str, ...] = self._start.nodes
+        try:
+            nodes = choose_nodes(self._spec, nodes)
+        finally:
+            world_size = len(nodes) * self._spec.ranks_per_node
+            row = {"array": self._start.array, "nodes": nodes, "world_size": world_size, "step": before}
+            append_row(self._run, {"event": "start", **self._facts, **row})
+        if (self._run.launch / CANCELLED).exists():
+            return Ending(EXIT_RESUME_ME, "not started", False)
+        begun, attempt = time.monotonic(), 0
+        while True:
+            ending = self._launch(nodes, attempt)
+            attempt += 1
+            if ending.ranks_began or self._signals or attempt == LAUNCHES or time.monotonic() - begun > QUICK_S:
+                return ending
+            say(f"{ending.reason}; another port is tried")
+
+    def _launch(self, nodes: tuple[str, ...], attempt: int) -> Ending:
+        spec, once = self._spec, step_command(self._spec, nodes, 1)
+        interface = spec.site.interface
+        address, port = find_meeting_point(self._start.job, attempt, nodes[0], nodes, interface, [*once, "--overlap"])
+        if self._signals:
+            return Ending(EXIT_RESUME_ME, f"stopped by {self._asked()} before the first rank", False)
+        identity = f"{self._start.job}-{self._start.restart}-{attempt}"
+        meeting = Meeting(address, port, nodes, spec.ranks_per_node, identity)
+        say(f"{meeting.world_size} ranks on {', '.join(nodes)} meet at {meeting.endpoint}")
+        exits = make_dir(self._run.launch / "exits" / identity)
+        write_file(exits / "hostfile", hostfile_text(meeting).encode())
+        tasks = spec.ranks_per_node if spec.mode == "srun" else 1
+        command = [
+            *step_command(spec, nodes, tasks),
+            *("--kill-on-bad-exit=1", f"--wait={END_WAIT_S}", spec.python, "-m", "launch.node", str(spec.path)),
+            *("--meeting", json.dumps(asdict(meeting)), "--exits", str(exits)),
+        ]
+        try:
+            return read_ending(exits, self._wait(command))
+        finally:
+            with contextlib.suppress(DiskError):
+                remove_tree(exits)
+
+    def _wait(self, command: list[str]) -> int:
+        """Runs the step; passes the first request to stop on to it."""
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        except FileNotFoundError:
+            raise LaunchError("there is no srun on this node", where=self._start.nodes[0]) from None
+        begun, is_told = time.monotonic(), False
+        while process.poll() is None:
+            if self._signals and not is_told and time.monotonic() - begun > SETTLE_S:
+                is_told = True
+                self._tell(process)
+            time.sleep(POLL_S)
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+    def _tell(self, process: subprocess.Popen[bytes]) -> None:
+        """Asks the ranks to stop, unless Slurm has done so: a second signal would end them at once."""
+        say(f"asked to stop by {self._asked()}")
+        job = show_job(self._start.handle) if self._signals[0] == signal.SIGTERM else None
+        if job is None or job.get("JobState") == "RUNNING":
+            process.send_signal(signal.SIGUSR1)  # srun passes it on to every task, without the controller
+
+    def _asked(self) -> str:
+        return signal.Signals(self._signals[0]).name
+
+    def _finish(self, ending: Ending, before: int) -> int:
+        spec, step = self._spec, newest_step(self._run)
+        job = show_job(self._start.handle)
+        cancelled = (self._run.launch / CANCELLED).exists() or was_cancelled(job, self._start.restart)
+        reason = note_attempt(spec, self._start, ending.code, ending.reason)
+        if not reason:
+            reason = "done" if ending.code == 0 else f"stopped by {self._asked() if self._signals else 'a signal'}"
+        outcome = Outcome(
+            code=ending.code,
+            reason=reason,
+            has_progressed=step > before,
+            idle_restarts=count_idle_restarts(read_journal(self._run), spec.chain, step),
+            is_cancelled=cancelled,
+            may_requeue=spec.site.requeue,
+        )
+        decision = decide(outcome, spec.max_idle_restarts)
+        code = self._end(decision, step)
+        return self._requeue(step) if decision.kind == "requeue" else code
+
+    def _end(self, decision: Decision, step: int) -> int:
+        """Writes the journal's row of the end; returns the job's exit code."""
+        say(f"{decision.kind}: {decision.reason} (exit code {decision.code}, step {step})")
+        row = {"exit_code": decision.code, "reason": decision.reason, "step": step, "decision": decision.kind}
+        try:
+            append_row(self._run, {"event": "end", **self._facts, **row})
+        except DiskError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return decision.code
+
+    def _requeue(self, step: int) -> int:
+        """Puts the job back into the queue, which ends this process; returns where that cannot be, or is done."""
+        waited = False
+        while not (self._run.launch / CANCELLED).exists():
+            if is_requeued(show_job(self._start.handle), self._start.restart):
+                self._rest(REQUEUE_S)
+                return EXIT_RESUME_ME
+            answer = run_tool(["scontrol", "requeue", self._start.handle])
+            if answer.code == 0:
+                self._rest(REQUEUE_S)
+                return EXIT_RESUME_ME
+            if not answer.is_away:
+                reason = f"Slurm does not requeue the job: {answer.complaint}"
+                return self._end(Decision("next", EXIT_RESUME_ME, reason), step)
+            if not waited:
+                say(f"the controller is away ({answer.complaint}); the requeue is tried until it is back")
+            waited = True
+            time.sleep(RETRY_S)
+        return self._end(Decision("end", EXIT_RESUME_ME, "cancelled by the user"), step)
+
+    def _rest(self, seconds: float) -> None:
+        """Waits to be ended."""
+        deadline, count = time.monotonic() + seconds, self._signals.count(signal.SIGTERM)
+        while time.monotonic() < deadline and self._signals.count(signal.SIGTERM) == count:
+            time.sleep(POLL_S)
+
+
+def main() -> None:
+    """Drives the job whose spec the command line names, and exits."""
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    try:
+        start = read_start(os.environ)
+        spec = load_spec(find_spec(Path(sys.argv[1]).absolute(), os.environ))
+        os.chdir(spec.cwd)
+        say(f"{spec.name}: job {start.handle}, restart {start.restart}, on {', '.join(start.nodes)}")
+        sys.exit(Driver(spec, start, signals).drive())
+    except PretrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What starts the ranks of a node, as argument lists: torchrun, `accelerate launch`, `deepspeed`; no ssh in any.
+
+With `srun`, Slurm itself starts each rank. Pure, but for the interpreter.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+JOIN_S = 300
+"""How long a node waits for the others: importing torch takes minutes on a file system that is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where and how the ranks of a start meet.
+
+    Attributes:
+        address: Of the first node, that all can reach.
+        port: There.
+        nodes: Names, the first one is at `address`.
+        ranks_per_node: Of each.
+        identity: Of this start: what another one has left behind is not taken for it.
+    """
+
+    address: str
+    port: int
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    identity: str
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return len(self.nodes) * self.ranks_per_node
+
+    @property
+    def endpoint(self) -> str:
+        """Address and port."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+def rank_variables(meeting: Meeting, node_rank: int, local_rank: int) -> dict[str, str]:
+    """Returns the variables of a rank, as torchrun sets them."""
+    return {
+        "RANK": str(node_rank * meeting.ranks_per_node + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(meeting.world_size),
+        "LOCAL_WORLD_SIZE": str(meeting.ranks_per_node),
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.port),
+    }
+
+
+def launcher_command(mode: str, meeting: Meeting, node_rank: int, own_address: str, hostfile: Path) -> list[str]:
+    """Returns what starts the ranks of a node, up to the module that each runs.
+
+    Args:
+        mode: `torchrun`, `accelerate` or `deepspeed`.
+        meeting: Of all nodes.
+        node_rank: Place of this node in it.
+        own_address: Of this node, in the network of the meeting's address.
+        hostfile: The nodes, for `deepspeed`.
+    """
+    if mode == "torchrun":
+        return _torchrun(meeting, node_rank, own_address)
+    if mode == "accelerate":
+        return _accelerate(meeting, node_rank)
+    assert mode == "deepspeed"
+    return [
+        *(sys.executable, "-m", "deepspeed.launcher.runner"),
+        *(f"--hostfile={hostfile}", "--no_ssh", f"--node_rank={node_rank}"),
+        *(f"--master_addr={meeting.address}", f"--master_port={meeting.port}", "--module"),
+    ]
+
+
+def _torchrun(meeting: Meeting, node_rank: int, own_address: str) -> list[str]:
+    # Whether a node keeps the store is said, not guessed: torch compares names, which several interfaces have.
+    settings = f"is_host={int(node_rank == 0)},join_timeout={JOIN_S},last_call_timeout=5"
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *(f"--nnodes={len(meeting.nodes)}", f"--nproc-per-node={meeting.ranks_per_node}", "--max-restarts=0"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-id={meeting.identity}"),
+        *(f"--rdzv-conf={settings}", f"--local-addr={own_address}", "--module"),
+    ]
+
+
+def _accelerate(meeting: Meeting, node_rank: int) -> list[str]:
+    # --multi_gpu is what makes it start several processes; on CPUs too, as ranks choose their device by themselves.
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *(["--multi_gpu"] if meeting.world_size > 1 else []),
+        *(f"--num_machines={len(meeting.nodes)}", f"--machine_rank={node_rank}"),
+        *(f"--num_processes={meeting.world_size}", "--mixed_precision=no", "--dynamo_backend=no"),
+        *(f"--main_process_ip={meeting.address}", f"--main_process_port={meeting.port}"),
+        *("--rdzv_backend=static", "--max_restarts=0", "--module"),
+    ]
+
+
+def hostfile_text(meeting: Meeting) -> str:
+    """Returns the nodes as `deepspeed` reads them."""
+    return "".join(f"{node} slots={meeting.ranks_per_node}\n" for node in meeting.nodes)

@@ -1,0 +1,82 @@
+"""One task of the step: starts the ranks of a node by torchrun or its like, or is one rank itself (mode `srun`).
+
+    srun  ->  this, on each node  ->  torchrun  ->  launch.rank  ->  pretrain train
+
+Signals are held back (blocked) from here on: Slurm sends SIGUSR1 to every process of a step, and torchrun would die of
+it. Ranks take them as soon as they can answer.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.exits import failed_ranks, note_node
+from launch.modes import Meeting, launcher_command, rank_variables
+from launch.network import interface_of, route_to
+from launch.rank import HELD_BACK, run_rank
+from launch.spec import LaunchSpec, load_spec
+from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
+
+
+def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:
+    """Returns the environment of the ranks of a node; what the user has set stays.
+
+    Args:
+        base: Ours.
+        spec: The job.
+        interface: Of the network in which the ranks meet; None: not known, they choose.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // spec.ranks_per_node))}
+    if interface:
+        defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {**defaults, **base}
+
+
+def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
+    """Runs what is to run in this task; returns 0 if no rank of it failed."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    number = meeting.nodes.index(os.environ["SLURMD_NODENAME"])
+    own_address = route_to(meeting.address, meeting.port)
+    interface = spec.site.interface or (interface_of(own_address) if own_address else None)
+    environment = node_environment(os.environ, spec, interface)
+    if spec.mode == "srun":
+        local_rank = int(os.environ["SLURM_LOCALID"])
+        os.environ.update({**environment, **rank_variables(meeting, number, local_rank)})
+        return run_rank(str(spec.config), spec.folder.logs, exits)
+    command = launcher_command(spec.mode, meeting, number, own_address or socket.gethostname(), exits / "hostfile")
+    program = ["launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
+    code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+    if code == EXIT_OK:
+        return EXIT_OK
+    first = number * meeting.ranks_per_node
+    ours = {rank: end for rank, end in failed_ranks(exits).items() if 0 <= rank - first < meeting.ranks_per_node}
+    if not ours:
+        note_node(exits, number, socket.gethostname(), f"{spec.mode} ended with exit code {code} before its ranks")
+    return next((end for end in ours.values() if end > 0), EXIT_UNAVAILABLE)
+
+
+def main() -> None:
+    """`python -m launch.node SPEC --meeting JSON --exits DIR`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--meeting", required=True)
+    parser.add_argument("--exits", type=Path, required=True)
+    arguments = parser.parse_args()
+    values = json.loads(arguments.meeting)
+    meeting = Meeting(**{**values, "nodes": tuple(values["nodes"])})
+    try:
+        sys.exit(run_node(load_spec(arguments.spec), meeting, arguments.exits))
+    except PretrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

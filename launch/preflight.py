@@ -1,0 +1,159 @@
+"""What is refused before a job is submitted: what would end it in its first minute, after days in the queue."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from launch.site import SiteConfig
+from launch.spec import LaunchSpec, Mode, new_chain
+from pretrain.config.data import plan_batch
+from pretrain.config.run import RunConfig
+from pretrain.errors import ConfigError
+from pretrain.index.dataset import check_local
+from pretrain.lease import refuse_if_owned
+from pretrain.plan.cluster import Cluster, find_gpu
+from pretrain.plan.course import parse_time
+from pretrain.plan.fits import Problem, check_fits
+from pretrain.plan.layout import known_model
+from pretrain.plan.params import count_parameters
+
+MIN_SIGNAL_S = 60
+MARGIN_S = 30
+"""Slurm looks at time limits every half a minute."""
+SAVES = 3
+"""The signal leaves time for so many saves: the disk of all may be busy with those of all."""
+SAVE_BYTES_S = 1e9
+LIMIT_S = 30 * 86_400
+MAX_VARY = 1000
+MODES: tuple[str, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        nodes: How many.
+        gpus_per_node: None: as many as ranks, none on CPUs.
+        ranks_per_node: None: one a GPU; on CPUs one.
+        time: Limit of a job, as it was written.
+        mode: What starts ranks.
+        singleton: Whether the job waits for others of its name.
+    """
+
+    nodes: int
+    time: str
+    gpus_per_node: int | None = None
+    ranks_per_node: int | None = None
+    mode: Mode = "torchrun"
+    singleton: bool = False
+
+
+def plan_ranks(config: RunConfig, request: Request) -> tuple[int, int]:
+    """Returns ranks and GPUs of a node."""
+    gpus = request.gpus_per_node
+    if gpus is None:
+        gpus = 0 if config.engine.device == "cpu" else request.ranks_per_node or 1
+    return request.ranks_per_node or max(1, gpus), gpus
+
+
+def plan_signal(config: RunConfig, site: SiteConfig) -> int:
+    """Returns how many seconds before its limit a job is asked to save: some saves, never less than a minute."""
+    if site.signal_s is not None:
+        return site.signal_s
+    num_bytes = 12 * count_parameters(known_model(config.model))
+    return min(65_535, max(MIN_SIGNAL_S, round(SAVES * num_bytes / SAVE_BYTES_S) + MARGIN_S))
+
+
+def plan_time(text: str, signal_s: int) -> int:
+    """Returns a limit in seconds. Raises: ConfigError, where it is none, or leaves no time to train."""
+    try:
+        seconds = parse_time(text)
+    except ValueError:
+        raise ConfigError(f"{text[:40]!r} is no time", where="--time", fix="write 3d, 12h, 90m or 2-12:00:00") from None
+    if not signal_s + MARGIN_S < seconds <= LIMIT_S:
+        raise ConfigError(
+            f"{text[:40]!r} is {seconds:.0f} s; a job saves {signal_s} s before its end",
+            where="--time",
+            fix=f"give at least {(signal_s + MARGIN_S) // 60 + 1}m, and at most {LIMIT_S // 86_400}d",
+        )
+    return round(seconds)
+
+
+def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: bool) -> list[int]:
+    """Returns the numbers of nodes that a job may train on: with `elastic` all up to `nodes` that divide the batch."""
+    if not elastic:
+        return [nodes]
+    return [count for count in range(1, nodes + 1) if _divides(config, count * ranks_per_node)]
+
+
+def _divides(config: RunConfig, ranks: int) -> bool:
+    try:
+        plan_batch(config.batch, ranks)
+    except ConfigError:
+        return False
+    return True
+
+
+def plan_job(
+    config: RunConfig, request: Request, site: SiteConfig, run: str, cwd: str, python: str
+) -> tuple[LaunchSpec, list[Problem]]:
+    """Returns the job of a run, and what is wrong with it that `--force` overrides. Reads nothing.
+
+    Args:
+        config: The run.
+        request: What is asked for.
+        site: Where.
+        run: The run folder.
+        cwd: Where paths of the config start.
+        python: Interpreter, unless the site names one.
+
+    Raises:
+        ConfigError: The time is none, or leaves no time to train.
+    """
+    ranks, gpus = plan_ranks(config, request)
+    signal_s = plan_signal(config, site)
+    counts = node_counts(config, request.nodes, ranks, config.launch.elastic)
+    spec = LaunchSpec(
+        name=config.run.name,
+        run=run,
+        cwd=cwd,
+        python=site.python or python,
+        mode=request.mode,
+        nodes=request.nodes,
+        node_counts=counts or [request.nodes],
+        ranks_per_node=ranks,
+        gpus_per_node=gpus,
+        time_s=plan_time(request.time, signal_s),
+        signal_s=signal_s,
+        elastic=config.launch.elastic,
+        max_idle_restarts=config.launch.max_idle_restarts,
+        singleton=request.singleton,
+        chain=new_chain(),
+        site=site,
+    )
+    gpu = "cpu" if config.engine.device == "cpu" else site.gpu or "h100"
+    problems = check_fits(config, Cluster(max(counts, default=request.nodes), ranks, find_gpu(gpu)))
+    return spec, problems
+
+
+def check_site(config: RunConfig, spec: LaunchSpec) -> None:
+    """Looks whether the data can be read and nobody trains in the run folder.
+
+    Raises:
+        DataError: Shards are missing or damaged.
+        LockedError: Another attempt owns the folder, and the job would not wait for it.
+    """
+    check_local(config.data)
+    if not spec.singleton:
+        refuse_if_owned(spec.folder.lease)
+
+
+def parse_vary(text: str) -> list[str]:
+    """Returns the overrides of an array's elements: `optim.lr=1e-3,3e-4` gives two. Raises: ConfigError."""
+    key, separator, values = text.partition("=")
+    found = [f"{key}={value}" for value in values.split(",") if value]
+    if not separator or not key or not 2 <= len(found) <= MAX_VARY:
+        raise ConfigError(f"{text[:80]!r} names no values", where="--vary", fix="for example --vary optim.lr=1e-3,3e-4")
+    if key.startswith("run."):
+        raise ConfigError(f"{key} is not varied", where="--vary", fix="elements are named NAME-0, NAME-1, ...")
+    return found

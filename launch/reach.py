@@ -1,0 +1,51 @@
+"""Runs on every node: which addresses of the first one can be reached from here; one line of JSON.
+
+python -m launch.reach NONCE PORT ADDRESS ...
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+CONNECT_S = 4.0
+PATIENCE_S = 20.0
+
+
+def try_address(address: str, port: int, nonce: str) -> str:
+    """Returns empty if the one who listens at an address is the one we look for, else what happened instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=CONNECT_S) as connection:
+                connection.settimeout(CONNECT_S)
+                answer = connection.makefile("r").readline().strip()
+            return "" if answer == nonce else "another program answers"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() + CONNECT_S > deadline or "unreachable" in reason.lower():
+            return reason
+        time.sleep(0.5)
+
+
+def reach(addresses: Sequence[str], port: int, nonce: str) -> dict[str, str]:
+    """Tries all at once; returns what `try_address` does, by address."""
+    with ThreadPoolExecutor(max_workers=max(1, len(addresses))) as pool:
+        tried = [pool.submit(try_address, address, port, nonce) for address in addresses]
+    return {address: one.result() for address, one in zip(addresses, tried, strict=True)}
+
+
+def main() -> None:
+    """Prints the line."""
+    nonce, port, *addresses = sys.argv[1:]
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps({"node": node, "tried": reach(addresses, int(port), nonce)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

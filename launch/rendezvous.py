@@ -1,0 +1,133 @@
+"""Finds an address and a port of the first node that every node can reach, or says within a minute who cannot.
+
+    a free port, drawn by the job's number  ->  a listener on all addresses  ->  launch.reach on every node, by srun
+    ->  the first address that all have reached
+
+A name says little: it may stand for 127.0.1.1, or for one network of several, or for none. So it is tried out.
+"""
+
+import json
+import os
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+
+from launch.network import listen, own_addresses
+from pretrain.errors import LaunchError
+
+PORTS = range(15_000, 32_000)
+"""Below those that the kernel gives to connections by itself."""
+TRIES = 64
+LIMIT_S = 45.0
+
+
+def ports_of(job: str, attempt: int) -> list[int]:
+    """Returns the ports to try, in order: others for each job and each attempt, so that jobs of a node seldom meet."""
+    return random.Random(f"{job}/{attempt}").sample(PORTS, TRIES)
+
+
+def open_port(job: str, attempt: int) -> socket.socket:
+    """Returns a listener on the first port that is free. Raises: LaunchError, where none is."""
+    reason = ""
+    for port in ports_of(job, attempt):
+        try:
+            return listen(port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise LaunchError(f"none of {TRIES} ports is free: {reason}", where=socket.gethostname(), fix="see `ss -ltn`")
+
+
+def choose_address(
+    first: str, nodes: Sequence[str], port: int, addresses: Sequence[str], answers: Mapping[str, Mapping[str, str]]
+) -> str:
+    """Returns the first address that every node has reached. Pure.
+
+    Args:
+        first: Name of the node that they belong to.
+        nodes: All that must.
+        port: That was tried.
+        addresses: In the order of preference.
+        answers: Of each node, what happened at each address; empty text: reached.
+
+    Raises:
+        LaunchError: None was reached by all; names who cannot reach what, and why.
+    """
+    for address in addresses:
+        if all(answers.get(node, {}).get(address, "silent") == "" for node in nodes):
+            return address
+    silent = [node for node in nodes if node not in answers]
+    if silent:
+        what = f"{', '.join(silent[:8])} gave no answer within {LIMIT_S:.0f} s"
+    elif not addresses:
+        what = f"{first} has no address that other nodes could reach"
+    else:
+        best = max(addresses, key=lambda one: sum(answers[node].get(one) == "" for node in nodes))
+        failed = [(node, answers[node].get(best)) for node in nodes if answers[node].get(best)]
+        shown = f"[{best}]:{port}" if ":" in best else f"{best}:{port}"
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        tried = f"; tried too: {', '.join(one for one in addresses if one != best)}" if len(addresses) > 1 else ""
+        what = f"{failed[0][0]} cannot reach {first} ({shown}): {failed[0][1]}{others}{tried}"
+    raise LaunchError(what, where="rendezvous", fix="name the network in the cluster's file (interface: ...)")
+
+
+def find_meeting_point(
+    job: str, attempt: int, first: str, nodes: Sequence[str], interface: str | None, step: Sequence[str]
+) -> tuple[str, int]:
+    """Returns address and port. Must run on the first node.
+
+    Args:
+        job: Number of the job: seeds the choice of the port.
+        attempt: Of this start.
+        first: Name of this node.
+        nodes: All, this one included.
+        interface: The only one to look at; None: all.
+        step: srun, up to the program that is to run once a node.
+
+    Raises:
+        LaunchError: No port is free, or no address is reached by all.
+    """
+    with open_port(job, attempt) as listener:
+        port = int(listener.getsockname()[1])
+        if len(nodes) == 1:
+            return "127.0.0.1", port
+        addresses, nonce = own_addresses(interface), secrets.token_hex(16)
+        threading.Thread(target=_greet, args=(listener, nonce), daemon=True).start()
+        answers = _ask_nodes([*step, sys.executable, "-m", "launch.reach", nonce, str(port), *addresses])
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        return choose_address(first, nodes, port, addresses, answers), port
+
+
+def _greet(listener: socket.socket, nonce: str) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(f"{nonce}\n".encode())
+        except ConnectionError:
+            continue
+        except OSError:
+            return
+
+
+def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Runs `launch.reach` on every node; returns what each has said in time."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate()
+    answers: dict[str, dict[str, str]] = {}
+    for line in output.splitlines():
+        try:
+            row = json.loads(line)
+            answers[str(row["node"])] = dict(row["tried"])
+        except (ValueError, KeyError, TypeError):
+            continue  # what a site prints at the beginning of a step
+    return answers

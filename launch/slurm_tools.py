@@ -1,0 +1,103 @@
+"""Slurm's commands, as lists of arguments, with timeouts and retries. Accounting (sacct) is not needed."""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pretrain.errors import LaunchError
+
+TIMEOUT_S = 60.0
+RETRY_S = 3.0
+_AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted",
+         "Connection timed out", "Communication connection failure", "Unable to establish")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    output: str
+    error: str
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the controller was not there, so that the same may work later."""
+        return self.code != 0 and any(words in self.error for words in _AWAY)
+
+    @property
+    def complaint(self) -> str:
+        """The line that says what is wrong."""
+        lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
+        named = [line for line in lines if "error:" in line]
+        return (named or lines or [f"exit code {self.code}"])[-1].rpartition("error: ")[2]
+
+
+def run_tool(arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Answer:
+    """Runs a command of Slurm's; one that does not answer in time counts as a controller that is away.
+
+    Raises:
+        LaunchError: It is not installed.
+    """
+    try:
+        done = subprocess.run(
+            list(arguments), env=env, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise LaunchError(
+            f"there is no {arguments[0]} on this machine", fix="submit from a login node of a Slurm cluster"
+        ) from None
+    except subprocess.TimeoutExpired:
+        return Answer(1, "", f"Socket timed out: no answer within {timeout_s:.0f} s")
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def ask(arguments: Sequence[str], patience_s: float = 60.0, env: Mapping[str, str] | None = None) -> Answer:
+    """Runs a command, again and again while the controller is away; returns the last answer."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        answer = run_tool(arguments, env)
+        if not answer.is_away or time.monotonic() > deadline:
+            return answer
+        time.sleep(RETRY_S)
+
+
+def plain_environment() -> dict[str, str]:
+    """Returns our environment without what another job has left in it, and without defaults of sbatch's options."""
+    drop = ("SLURM_", "SBATCH_", "SRUN_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(drop) or name == "SLURM_CONF"}
+
+
+def submit_job(arguments: Sequence[str]) -> str:
+    """Runs sbatch (with --parsable); returns the job's number. Not repeated: it might be submitted twice.
+
+    Raises:
+        LaunchError: Slurm refuses it, in its own words, or there is none.
+    """
+    answer = run_tool(arguments, plain_environment())
+    job = answer.output.strip().partition(";")[0]
+    if answer.code or not job.isdecimal():
+        raise LaunchError(f"Slurm refuses the job: {answer.complaint}", where="sbatch", fix="see `--dry-run`")
+    return job
+
+
+def parse_job(text: str) -> dict[str, str]:
+    """Returns the fields of a line of `scontrol -o show job`; texts with spaces in them lose all but the first word."""
+    return dict(item.split("=", 1) for item in text.split() if "=" in item)
+
+
+def show_job(job: str, patience_s: float = 0.0) -> dict[str, str] | None:
+    """Returns what the controller knows of a job; None where it knows none, or is away."""
+    answer = ask(["scontrol", "-o", "show", "job", job], patience_s)
+    lines = answer.output.splitlines()
+    return parse_job(lines[0]) if answer.code == 0 and lines else None
+
+
+def host_names(nodelist: str) -> list[str]:
+    """Returns the names of a compressed list, as `n[1-3,7]`. Needs no controller. Raises: LaunchError."""
+    answer = run_tool(["scontrol", "show", "hostnames", nodelist])
+    if answer.code:
+        raise LaunchError(f"{nodelist!r} is no list of nodes: {answer.complaint}", where="scontrol")
+    return answer.output.split()
