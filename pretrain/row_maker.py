@@ -25,11 +25,13 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
     """
     vocab_size, index = config.model.vocab_size, dataset.index
     if vocab_size is not None and vocab_size < index.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={vocab_size} is smaller than the {index.vocab_size} tokens of the shards",
-            where=str(dataset.sources[0].folder),
-            fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
-        )
+        if config.init.from_ is None:
+            raise ConfigError(
+                f"model.vocab_size={vocab_size} is smaller than the {index.vocab_size} tokens of the shards",
+                where=str(dataset.sources[0].folder),
+                fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
+            )
+        vocab_size = index.vocab_size  # tokens were added to those of the model: the tables grow
     _check_kind(config.objective, dataset)
     special = fill_special(config.model.special_tokens, dataset)
     model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size, "special_tokens": special})

@@ -54,6 +54,9 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
     """
     chosen = [open_what(path) for path in _choose(whats, last)]
     chosen.sort(key=lambda what: step_of(what.path) or 0)
+    if adapters := next((what for what in chosen if what.merged is not None), None):
+        fix = f"make models of them first: pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
+        raise ConfigError("adapters have no mean that is one", where=str(adapters.path), fix=fix)
     paths = [what.path.resolve() for what in chosen]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         raise ConfigError("the same checkpoint was named twice", where=str(twice), fix="name it once")

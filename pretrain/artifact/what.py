@@ -7,13 +7,14 @@ Hugging Face     config.json, safetensors, tokenizer files       read as it is
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
 from torch import Tensor
 
+from pretrain.artifact.adapters import Merged, merge_adapters
 from pretrain.artifact.codec import PlainCodec
 from pretrain.artifact.find import find_checkpoint, is_release
 from pretrain.checkpoint.layout import MODEL_FILE
@@ -43,22 +44,32 @@ class What:
         path: The checkpoint or folder that holds its weights.
         config: The model; `vocab_size` and, where they are known, its special tokens are filled in.
         read: Returns one parameter by name, fp32, whole.
-        names: Every parameter that can be read.
+        shapes: Shape of every parameter that can be read, by name.
         load_codec: Loads the tokenizer. Raises DataError where there is none.
         load_tokenizer_files: Returns (name, content) of the files that Hugging Face reads the tokenizer from; empty
             where there is none.
         generation: Settings that the model's makers generate with.
         run: The run that it came from; None where it was imported.
+        read_part: Fills a 1-D tensor with the elements of a parameter from an offset on, and reads no more; None where
+            a parameter is read whole or not at all.
+        merged: The adapters that `read` merges, and the model under them; None where there are none.
     """
 
     path: Path
     config: AnyModelConfig
     read: Callable[[str], Tensor]
-    names: frozenset[str]
+    shapes: Mapping[str, tuple[int, ...]]
     load_codec: Callable[[], Codec]
     load_tokenizer_files: Callable[[], TokenizerFiles]
     generation: GenerationDefaults
     run: RunDir | None = None
+    read_part: Callable[[str, int, Tensor], None] | None = None
+    merged: Merged | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every parameter that can be read."""
+        return frozenset(self.shapes)
 
 
 def open_what(what: Path) -> What:
@@ -82,7 +93,7 @@ def _open_release(folder: Path) -> What:
         path=folder,
         config=release.config,
         read=release.read,
-        names=frozenset(release.names()),
+        shapes=release.shapes,
         load_codec=lambda: load_hub_tokenizer(folder),
         load_tokenizer_files=lambda: tokenizer_files(folder),
         generation=load_generation_defaults(folder),
@@ -108,10 +119,11 @@ def _open_model_folder(folder: Path) -> What:
         path=folder,
         config=config,
         read=reader.read,
-        names=frozenset(reader.shapes),
+        shapes=reader.shapes,
         load_codec=lambda: load_hub_tokenizer(_existing(tokenizer)),
         load_tokenizer_files=lambda: tokenizer_files(tokenizer) if tokenizer.is_dir() else [],
         generation=generation,
+        read_part=reader.read_part,
     )
 
 
@@ -132,18 +144,22 @@ def _open_run(checkpoint: Path) -> What:
     config = whole.model
     codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=config.shape == "encoder+decoder")
     special = _with_end(config.special_tokens, codec)
-    reader = WeightReader(checkpoint)
+    weights: WeightReader | Merged = WeightReader(checkpoint)
+    if whole.finetune.kind == "lora":
+        weights = merge_adapters(checkpoint, whole, open_what)
     return What(
         path=checkpoint,
         config=config.model_copy(update={"special_tokens": special}),
-        read=reader.read,
-        names=frozenset(reader.shapes),
+        read=weights.read,
+        shapes=weights.shapes,
         load_codec=lambda: codec,
         load_tokenizer_files=lambda: wrap_tokenizer_json(run.tokenizer.read_bytes(), special, config.max_seq_len),
         generation=GenerationDefaults(
             sees_prompt_whole=config.shape == "decoder" and whole.objective.sees_prompts_whole
         ),
         run=run,
+        read_part=weights.read_part if isinstance(weights, WeightReader) else None,
+        merged=weights if isinstance(weights, Merged) else None,
     )
 
 

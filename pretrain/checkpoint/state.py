@@ -27,6 +27,7 @@ class TrainState:
         spikes_in_a_row: Of these, those of the last steps.
         bad_steps_in_a_row: Last steps that were skipped because they were not finite.
         empty_steps: Steps without a single target.
+        base_hash: Identity of the weights that adapters are trained beside; empty where there are none.
     """
 
     step: int = 0
@@ -41,6 +42,7 @@ class TrainState:
     spikes_in_a_row: int = 0
     bad_steps_in_a_row: int = 0
     empty_steps: int = 0
+    base_hash: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""

@@ -41,6 +41,10 @@ class WeightReader:
         self._reader.read_into(name, "weight", 0, weight)
         return weight.view(self.shapes[name])
 
+    def read_part(self, name: str, offset: int, out: Tensor) -> None:
+        """Fills `out` (1-D fp32) with elements of a parameter, from `offset` on. Raises: as `read`."""
+        self._reader.read_into(name, "weight", offset, out)
+
 
 def write_weights(
     folder: Path, weights: Iterable[tuple[str, Tensor]], origin: dict[str, Any], *, max_file_bytes: int = MAX_FILE_BYTES

@@ -1,7 +1,8 @@
 """The table of commands. Their functions import what is heavy when they run, so that `--help` answers at once."""
 
 import os
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +21,17 @@ from pretrain.cli.prepare import prepare_command
 from pretrain.cli.rollback import rollback_command
 from pretrain.cli.runs import runs_command
 from pretrain.cli.train import config_command, train_command
+from pretrain.config.start import READERS
+
+
+def _read_release(folder: Path) -> dict[str, Any]:
+    """Returns the model of a Hugging Face folder, for configs that start from one."""
+    from pretrain.interop.read import open_release
+
+    return open_release(folder).config.model_dump(mode="json")
+
+
+READERS["config.json"] = _read_release
 
 app = typer.Typer(
     name="pretrain",

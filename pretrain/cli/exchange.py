@@ -31,6 +31,9 @@ def export_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
     dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     family: Annotated[str | None, typer.Option(help="model_type to write. Default: the first that is exact.")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a LoRA run: the adapters alone, as peft reads them.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU, whatever trained it.
@@ -39,8 +42,13 @@ def export_command(
     """
     from dataclasses import asdict
 
+    from pretrain.artifact.peft_folder import export_adapter
     from pretrain.artifact.transfer import export_model
     from pretrain.report.describe import print_facts
 
+    if adapter:
+        exported = export_adapter(what, out, family=family)
+        print_facts({"kind": "adapter", "path": str(out), **asdict(exported)}, as_json)
+        return
     written = export_model(what, out, dtype=dtype, family=family)
     print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)

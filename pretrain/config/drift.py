@@ -27,6 +27,7 @@ _TABLE = {
         checkpoint.{every_steps,keep,keep_every_steps}
         guard.{max_skips,max_rollbacks,check_replicas_every}
         tracking.{log_every_steps,wandb,project,entity}
+        init.check_tokenizer
         resume.allow
         launch.{elastic,max_idle_restarts}
     """,
@@ -35,7 +36,7 @@ _TABLE = {
         data.on_error
         batch.micro
         model.{init,init_std,init_scaled}
-        optim.{lr,beta1,beta2,eps,weight_decay,grad_clip}
+        optim.{lr,beta1,beta2,eps,weight_decay,grad_clip,layer_decay}
         optim.muon.{lr,momentum,nesterov,ns_steps,weight_decay,adjust_lr_fn}
         optim.adafactor.{decay_rate,clip_threshold,min_scale}
         guard.{on_spike,spike_window,spike_threshold}
@@ -43,6 +44,7 @@ _TABLE = {
         train.steps
         engine.{kind,zero_stage,precision,attention,compile,deterministic}
         init.from
+        finetune.dropout
     """,
     "allow": """
         seed
@@ -68,6 +70,7 @@ _TABLE = {
         model.head.{kind,transform,bias,labels}
         model.{vocab_size,vocab_multiple,tied_embeddings,pooler}
         optim.kind
+        init.freeze finetune.{kind,rank,alpha,targets,also}
     """,
 }
 

@@ -1,7 +1,7 @@
 """From a YAML file and `a.b=c` overrides to a checked config, or to every error at once.
 
     read_with_includes -> overrides (OmegaConf dotlist) -> modules of `extend` imported -> preset laid under `model`
-    -> pydantic -> RunConfig
+    (or the model of `init.from`) -> pydantic -> RunConfig
     read_with_includes -> overrides -> pydantic -> any other Section, such as PrepareConfig
 
 An error names the key, where it was written (`file:line:column` or the override), the rule, and the nearest known key.
@@ -27,8 +27,9 @@ from pretrain.config.find import find_config
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
+from pretrain.config.start import lay_over_start, names_a_model
 from pretrain.config.yaml_nodes import Located, parse_scalar, parse_yaml, read_with_includes, short
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, PretrainError
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -106,9 +107,17 @@ def _is_section(values: Any, path: str) -> bool:
 
 def _lay_preset(located: Located, source: str) -> Located:
     values = dict(located.values)
-    if isinstance(values.get("model"), dict):
+    model, init = values.get("model", {}), values.get("init")
+    start = init.get("from") if isinstance(init, dict) else None
+    if isinstance(start, str) and isinstance(model, dict) and not names_a_model(model):
         try:
-            values["model"] = expand_preset(values["model"])
+            values["model"] = lay_over_start(model, start)
+        except PretrainError as error:
+            where = error.where or located.places.get("init.from", source)
+            raise ConfigError(error.what, where=where, fix=error.fix) from None
+    elif isinstance(model, dict) and "model" in values:
+        try:
+            values["model"] = expand_preset(model)
         except ConfigError as error:
             where = located.places.get("model.preset", source)
             raise ConfigError(error.what, where=where, fix=error.fix) from None

@@ -57,6 +57,8 @@ class OptimConfig(Section):
         eps: Added to the root of the second moment.
         weight_decay: On matrices only: none on norms, biases and embeddings.
         grad_clip: Largest global gradient norm; 0: no clipping.
+        layer_decay: The learning rate of a block over that of the block above it (Clark et al. 2020, ELECTRA);
+            embeddings are below the first block, the head above the last. None: one rate for all.
         muon: What `kind: muon` adds.
         adafactor: What `kind: adafactor` adds; it has no use for beta1, beta2 and eps.
         schedule: Learning rate over the steps.
@@ -70,6 +72,7 @@ class OptimConfig(Section):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     grad_clip: float = Field(default=1.0, ge=0)
+    layer_decay: float | None = Field(default=None, gt=0, le=1)
     muon: MuonConfig = MuonConfig()
     adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()

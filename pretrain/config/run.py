@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 from pretrain.config.base import Section
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
+from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.guard import GuardConfig
 from pretrain.config.launch import LaunchConfig
 from pretrain.config.lengths import RowLengths, row_lengths
@@ -46,6 +47,7 @@ class RunConfig(Section):
     guard: GuardConfig = GuardConfig()
     tracking: TrackingConfig = TrackingConfig()
     init: InitConfig = InitConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
     resume: ResumeConfig = ResumeConfig()
     launch: LaunchConfig = LaunchConfig()
 
@@ -103,6 +105,17 @@ class RunConfig(Section):
             raise ValueError("objective.mixture: rows of pairs are of one objective; use objective.kind=seq2seq")
         if self.batch.source_len is not None and self.objective.tasks[0].kind != "seq2seq":
             raise ValueError("batch.source_len has a meaning with objective.kind=seq2seq only; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_finetune(self) -> "RunConfig":
+        if self.finetune.kind == "lora":
+            if self.init.from_ is None:
+                raise ValueError("finetune.kind=lora adapts a model that is there; name it under init.from")
+            if self.init.freeze:
+                raise ValueError("init.freeze has no meaning with finetune.kind=lora, which freezes all; leave it out")
+            if self.model.kind == "recurrent":
+                raise ValueError("finetune.kind=lora adapts linear layers of blocks, which model.kind=recurrent lacks")
         return self
 
     @model_validator(mode="after")

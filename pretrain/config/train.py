@@ -82,10 +82,15 @@ class InitConfig(Section):
     """Where weights start.
 
     Attributes:
-        from_: (`from`) A run or checkpoint folder to take the weights of. None: random.
+        from_: (`from`) A run, a checkpoint, a model folder or a Hugging Face folder to take the weights of; where
+            `model` names neither a preset nor stacks, the model too. None: random.
+        freeze: Patterns of parameters that stay as they are, such as `embedding.*` or `encoder.blocks.[0-3].*`.
+        check_tokenizer: Refuse data in which a token of the start's tokenizer has another number.
     """
 
     from_: str | None = Field(default=None, alias="from")
+    freeze: list[str] = Field(default_factory=list)
+    check_tokenizer: bool = True
 
 
 class ResumeConfig(Section):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
+from pretrain.engine.frozen import CompleteState
 from pretrain.errors import LaunchError
 from pretrain.types import Batch, FragmentStore
 
@@ -105,6 +106,8 @@ def build_engine(
     grad_clip: float,
     plan: BatchPlan,
     world: World,
+    *,
+    saves_frozen: bool = True,
 ) -> Engine:
     """Wraps a module and its optimizer.
 
@@ -117,6 +120,7 @@ def build_engine(
         grad_clip: Largest global gradient norm; 0: no clipping.
         plan: How a global batch is cut.
         world: This process's place.
+        saves_frozen: Parameters that need no gradient are of its state too, as weights without moments.
 
     Raises:
         LaunchError: What was built is not what `config` asks for.
@@ -129,6 +133,12 @@ def build_engine(
             f"accelerate sees {accelerator.num_processes} processes, the launcher started {world.size}",
             fix="start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed",
         )
+    engine: DeepSpeedZeroEngine | TorchEngine
     if config.kind == "deepspeed":
-        return DeepSpeedZeroEngine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
-    return TorchEngine(module, names, optimizer, accelerator, config, grad_clip, world)
+        engine = DeepSpeedZeroEngine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
+    else:
+        engine = TorchEngine(module, names, optimizer, accelerator, config, grad_clip, world)
+    frozen = [(names[id(p)], p) for p in module.parameters() if saves_frozen and not p.requires_grad]
+    if frozen:
+        engine.state = CompleteState(engine.state, frozen, world)
+    return engine

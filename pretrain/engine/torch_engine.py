@@ -13,7 +13,7 @@ from pretrain.engine.engine import Update
 from pretrain.engine.replicated import ReplicatedState, clip_or_drop
 from pretrain.engine.working import working_weights
 from pretrain.errors import LaunchError
-from pretrain.types import Batch
+from pretrain.types import Batch, FragmentStore
 
 
 class TorchEngine:
@@ -44,7 +44,7 @@ class TorchEngine:
         self._parameters = list(module.parameters())
         self.module, self.is_sharded, self._names = module, False, names
         masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
-        self.state = ReplicatedState(masters, optimizer, world)
+        self.state: FragmentStore = ReplicatedState(masters, optimizer, world)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""

@@ -10,6 +10,8 @@ part by part, since its fans are those of its parts. Recurrent models have a way
 
 import hashlib
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -83,10 +85,15 @@ def _draw_t5(name: str, weight: Tensor, config: ModelConfig, generator: torch.Ge
 _DRAWS = {"normal": _draw_normal, "xavier": _draw_xavier, "t5": _draw_t5}
 
 
+def seeded_by_name(name: str, seed: int) -> torch.Generator:
+    """Returns the generator of one parameter."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
 def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: int) -> Tensor:
     """Draws one parameter, fp32, on the CPU."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+    generator = seeded_by_name(name, seed)
     weight = torch.empty(shape, dtype=torch.float32, device="cpu")
     if isinstance(config, RecurrentConfig):
         draw_recurrent(name, weight, config, generator)
@@ -97,8 +104,13 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     return weight
 
 
-@torch.no_grad()
 def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:
+    """Draws every parameter of a model."""
+    fill_weights(model, partial(initial_weight, config=config, seed=seed))
+
+
+@torch.no_grad()
+def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
     """Overwrites every parameter of `model` in place, one at a time; costs one fp32 copy of the largest."""
     for name, parameter in model.named_parameters():
-        parameter.copy_(initial_weight(name, parameter.shape, config, seed))
+        parameter.copy_(draw(name, parameter.shape))

@@ -41,7 +41,7 @@ class Recompute:
     """
 
     def __init__(self, mode: str, every: int, *, draws_noise: bool) -> None:
-        self._mode, self._every, self._draws_noise = mode, every, draws_noise
+        self._mode, self._every, self.draws_noise = mode, every, draws_noise
 
     def run(self, number: int, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Runs block `number` of a stack. Without gradients nothing is kept in any mode."""
@@ -50,4 +50,4 @@ class Recompute:
         options: dict[str, Any] = {}
         if self._mode == "selective":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-        return checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=self._draws_noise, **options)
+        return checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=self.draws_noise, **options)

@@ -40,6 +40,7 @@ def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: t
                 weight_decay=config.weight_decay if group.decays else 0.0,
             ),
             config.lr,
+            group.lr_ratio,
         )
         for group in groups
     ]

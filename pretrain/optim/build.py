@@ -26,6 +26,7 @@ def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch
             "params": list(group.parameters),
             "weight_decay": config.weight_decay if group.decays else 0.0,
             "name": group.name,
+            "lr_ratio": group.lr_ratio,
         }
         for group in groups
     ]

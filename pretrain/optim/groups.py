@@ -1,11 +1,11 @@
-"""Which parameters decay: matrices do; norms, biases and embeddings do not.
+"""Which parameters decay: matrices do; norms, biases and embeddings do not. And which are trained slower.
 
 Decay pulls a matrix towards zero against a loss that hardly sees its scale. It has no such use for a gain or a shift,
 and it would shrink the embedding of a rare token between the few steps that train it. An output head that shares the
 embedding's weight is one parameter with it, and does not decay either. A table of learned positions is an embedding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -15,17 +15,21 @@ from pretrain.optim.blocks import block_rows
 EMBEDDING_PARTS = frozenset({"embedding", "position"})
 """Parts of parameter names that mark a look-up table whose module is not nn.Embedding."""
 
+_ABOVE = frozenset({"head", "pooler"})
+"""First parts of the names of what reads the last block."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that share a weight decay.
+    """Parameters that share a weight decay and a learning rate.
 
     Attributes:
-        name: `decay` or `no_decay`.
+        name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`.
         decays: Whether `optim.weight_decay` applies.
         names: Name of each parameter, in the order in which the model registers them.
         parameters: The parameters, in the same order.
         blocks: Of each, the shapes of the matrices that it fuses along its rows; its own shape where it is one.
+        lr_ratio: Its learning rate over that of the others.
     """
 
     name: str
@@ -33,6 +37,7 @@ class ParameterGroup:
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
+    lr_ratio: float = 1.0
 
     def select(self, name: str, wanted: Callable[[str, tuple[tuple[int, ...], ...]], bool]) -> "ParameterGroup":
         """Returns the group of those parameters whose name and blocks are `wanted`, in order."""
@@ -43,22 +48,42 @@ class ParameterGroup:
             names=tuple(self.names[number] for number in kept),
             parameters=tuple(self.parameters[number] for number in kept),
             blocks=tuple(self.blocks[number] for number in kept),
+            lr_ratio=self.lr_ratio,
         )
 
 
-def group_parameters(model: nn.Module) -> list[ParameterGroup]:
-    """Splits the trainable parameters of a model into at most two groups, each parameter in exactly one.
+def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
+    """Returns how many blocks lie below each parameter, counted from 1, and what the head has.
+
+    What is below the first block has 0: embeddings, positions, the norm of the input. A decoder's blocks lie above
+    those of its encoder. Norms of an output have the depth of what is above them.
+    """
+    found, top = dict[str, int](), 0
+    names = list(names)
+    for stack in ("encoder", "decoder"):
+        prefix = f"{stack}.blocks."
+        numbers = {name: int(name[len(prefix) :].partition(".")[0]) for name in names if name.startswith(prefix)}
+        found |= {name: top + 1 + number for name, number in numbers.items()}
+        top += 1 + max(numbers.values(), default=-1)
+        found |= {name: top + 1 for name in names if name.startswith(f"{stack}.norm.")}
+    above = {name: top + 1 for name in names if name.split(".")[0] in _ABOVE}
+    return dict.fromkeys(names, 0) | found | above, top + 1
+
+
+def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list[ParameterGroup]:
+    """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
     A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns it, and no part of its
-    dotted name is in EMBEDDING_PARTS. The order is that of registration:
-    the same for every process that builds the same model. Frozen parameters are in no group. Call it while parameters
-    have their true shapes, before an engine partitions them.
+    dotted name is in EMBEDDING_PARTS. The order is that of registration: the same for every process that builds the
+    same model. Frozen parameters are in no group. Call it while parameters have their true shapes, before an engine
+    partitions them.
 
     Args:
         model: Any module; shared parameters count once, under their first name.
+        layer_decay: The rate of a block over that of the block above it. None: one rate, and at most two groups.
 
     Returns:
-        The groups that are not empty, the decaying one first.
+        The groups that are not empty, the decaying one first; under `layer_decay` from below, two a depth.
     """
     embeddings = {
         id(parameter)
@@ -66,21 +91,23 @@ def group_parameters(model: nn.Module) -> list[ParameterGroup]:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for parameter in module.parameters(recurse=False)
     }
-    members: dict[bool, list[tuple[str, nn.Parameter]]] = {True: [], False: []}
+    depth_of, head_depth = depths(name for name, _ in model.named_parameters())
+    members: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_embedding = id(parameter) in embeddings or not EMBEDDING_PARTS.isdisjoint(name.split("."))
-            members[parameter.ndim >= 2 and not is_embedding].append((name, parameter))
+            depth = head_depth if layer_decay is None else depth_of[name]
+            members.setdefault((depth, parameter.ndim >= 2 and not is_embedding), []).append((name, parameter))
     return [
         ParameterGroup(
-            name="decay" if decays else "no_decay",
+            name=("decay" if decays else "no_decay") + ("" if layer_decay is None else f".{depth}"),
             decays=decays,
             names=tuple(name for name, _ in pairs),
             parameters=tuple(parameter for _, parameter in pairs),
             blocks=tuple(
                 tuple((rows, *parameter.shape[1:]) for rows in block_rows(model, key)) for key, parameter in pairs
             ),
+            lr_ratio=(layer_decay or 1.0) ** (head_depth - depth),
         )
-        for decays, pairs in members.items()
-        if pairs
+        for (depth, decays), pairs in sorted(members.items(), key=lambda item: (item[0][0], not item[0][1]))
     ]

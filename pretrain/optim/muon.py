@@ -26,7 +26,7 @@ def _split(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
         return group.decays and len(blocks[0]) == 2 and HEAD_PART not in name.split(".")
 
     rest = group.select(group.name, lambda name, blocks: not is_hidden(name, blocks))
-    return group.select("matrix", is_hidden), rest
+    return group.select(group.name.replace("decay", "matrix"), is_hidden), rest
 
 
 def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
@@ -58,5 +58,5 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
         ns_steps=muon.ns_steps,
         adjust_lr_fn=muon.adjust_lr_fn,
     )
-    whole = [WholeGroup(group, make, muon.lr, muon.lr / config.lr) for group in matrices]
+    whole = [WholeGroup(group, make, muon.lr, muon.lr / config.lr * group.lr_ratio) for group in matrices]
     return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)

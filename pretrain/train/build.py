@@ -6,7 +6,6 @@ Each step calls one builder. Siblings meet here and nowhere else.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,8 +24,8 @@ from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import builds_sharded, fill_sharded
 from pretrain.engine.start import start_accelerator
 from pretrain.index.dataset import Dataset
-from pretrain.model import build_model, init_weights
-from pretrain.model.init import initial_weight
+from pretrain.model import build_model
+from pretrain.model.init import fill_weights
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
@@ -45,7 +44,7 @@ from pretrain.train.history import check_new
 from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_data
 from pretrain.train.rollback import agree_on_skips
-from pretrain.train.start import load_start
+from pretrain.train.start import Start, open_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +98,26 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
 
     progress.enter("load")
     sharded = builds_sharded(config.engine)
+    start = open_start(config, dataset.tokenizer_path)
     model = build_model(config.model, config.engine, accelerator.device, storage=not sharded)
-    groups = group_parameters(model)
+    num_saved = start.arrange(model)
+    groups = group_parameters(model, config.optim.layer_decay)
     if sharded:
-        draw = partial(initial_weight, config=config.model, seed=config.seed)
-        fill_sharded(model, draw, config.engine, accelerator)
+        fill_sharded(model, start.draw, config.engine, accelerator)
     else:
-        init_weights(model, config.model, config.seed)
+        fill_weights(model, start.draw)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
-    engine = build_engine(module, names, optimizer, accelerator, config.engine, config.optim.grad_clip, plan, world)
+    clip, saves_frozen = config.optim.grad_clip, start.base is None
+    engine = build_engine(
+        module, names, optimizer, accelerator, config.engine, clip, plan, world, saves_frozen=saves_frozen
+    )
 
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number}
     keep, for_good = config.checkpoint.keep, config.checkpoint.keep_every_steps
     checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good)
-    state = _restore(config, dataset, engine, checkpoints, _room_needed(config, num_parameters, len(names), world))
+    state = _restore(start, dataset, engine, checkpoints, _room_needed(config, num_saved, len(names), world))
 
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, "from_step": state.step})
@@ -233,8 +236,9 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
 
 
 def _restore(
-    config: RunConfig, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
+    start: Start, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
 ) -> TrainState:
+    config = start.config
     state = checkpoints.load_newest(engine.state)
     if state is None:
         check_new(RunDir(Path(config.run.dir) / config.run.name))
@@ -243,7 +247,6 @@ def _restore(
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
     if state is not None:
         check_data(state, fresh, config.resume.allow)
+        start.check(state)
         return replace(state, data_hash=fresh.data_hash, tokenizer_hash=fresh.tokenizer_hash)
-    if config.init.from_ is not None:
-        load_start(Path(config.init.from_), config.model, engine.state)
-    return fresh
+    return start.fill(engine.state, fresh)

@@ -1,14 +1,15 @@
 """What the ranks of the engine tests work with: synthetic batches, an engine over a tiny model, its steps."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from pretrain.artifact.adapters import is_adapter, name_without_adapter
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
+from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
@@ -17,8 +18,10 @@ from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import fill_sharded
 from pretrain.engine.start import start_accelerator
-from pretrain.model import build_model, init_weights
-from pretrain.model.init import initial_weight
+from pretrain.finetune.freeze import freeze
+from pretrain.finetune.lora import add_adapters, initial_adapter
+from pretrain.model import build_model
+from pretrain.model.init import fill_weights, initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
@@ -84,11 +87,13 @@ def build(
     compile: bool = False,
     sharded: bool = False,
     objective: ObjectiveConfig | None = None,
+    finetune: str = "full",
 ) -> Engine:
     """Builds an engine; several may be built one after another in a process.
 
     `offload`: `optimizer`, `params` or `both` stay in host memory. `sharded`: its parameters are made and cut up one by
-    one, as training does at stage 3.
+    one, as training does at stage 3. `finetune`: `freeze` freezes the embedding and the first block, `lora` all but
+    adapters of rank 4, which then are all of the state.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -107,15 +112,28 @@ def build(
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = parse_model(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
+    if finetune == "freeze":
+        freeze(built, ["embedding.*", "decoder.blocks.0.*"])
+    elif finetune == "lora":
+        add_adapters(built, FinetuneConfig(kind="lora", rank=4))
+
+    def draw(name: str, shape: torch.Size) -> torch.Tensor:
+        if is_adapter(name):
+            return initial_adapter(name, shape, seed=5)
+        return initial_weight(name_without_adapter(name), shape, model_config, seed=5)
+
     groups = group_parameters(built)
     if sharded:
-        fill_sharded(built, partial(initial_weight, config=model_config, seed=5), config, accelerator)
+        fill_sharded(built, draw, config, accelerator)
     else:
-        init_weights(built, model_config, seed=5)
+        fill_weights(built, draw)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     module = TrainModule(built, build_loss(objective or ObjectiveConfig()))
     torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
-    return build_engine(module, names, torch_optimizer, accelerator, config, grad_clip, plan, world)
+    saves_frozen = finetune != "lora"
+    return build_engine(
+        module, names, torch_optimizer, accelerator, config, grad_clip, plan, world, saves_frozen=saves_frozen
+    )
 
 
 def train(

@@ -5,20 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.artifact.adapt import Adapted
+from pretrain.artifact.what import open_what
 from pretrain.config.load import load_config
 from pretrain.config.model import HeadConfig
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.data.tokenizer import dump_tokenizer, train_tokenizer
 from pretrain.errors import CheckpointError
 from pretrain.rundir import RunDir
-from pretrain.train.start import load_start
+from pretrain.train.start import take_weights
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 
 SHAPES = {"encoder.weight": (3, 4), "pooler.weight": (4, 4), "head.weight": (2, 4), "head.bias": (2,)}
 CONFIG = """
 run: {{dir: {runs}, name: run}}
 data: {{path: data, packing: bins}}
-model: {{preset: bert-tiny, tied_embeddings: false, head: {head}}}
+model: {{preset: bert-tiny, vocab_size: 99, tied_embeddings: false, head: {head}}}
 objective: {{kind: {kind}}}
 batch: {{global_tokens: 128, seq_len: 64, micro: 2}}
 optim: {{lr: 1e-3, schedule: {{warmup_steps: 1}}}}
@@ -40,9 +42,10 @@ def finished_run(folder: Path, kind: str, head: str, shapes: dict[str, tuple[int
 def start_from(run: RunDir, labels: list[str], caplog) -> dict[str, float]:
     """The one value that each weight has after the start of a run over these labels."""
     model = load_config(run.config).model.model_copy(update={"head": HeadConfig(kind="labels", labels=labels)})
-    store = StandIn(0, SHAPES)
-    with caplog.at_level(logging.INFO, logger="pretrain"):
-        load_start(run.path, model, store)
+    store, source = StandIn(0, SHAPES), Adapted(open_what(run.path), model, SHAPES)
+    take_weights(source, store)
+    caplog.set_level(logging.INFO)
+    logging.getLogger("pretrain").info("%s", source.describe())
     found = {name: set(kinds["weight"].tolist()) for name, kinds in store.tensors.items()}
     assert all(len(values) == 1 for values in found.values())
     return {name: value for name, (value,) in found.items()}

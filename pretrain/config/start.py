@@ -1,0 +1,71 @@
+"""The model of a run that starts from another: that of `init.from`, and over it the keys that `model` names.
+
+    a run, a checkpoint of one   config.yaml      a model folder   model.json      Hugging Face   config.json
+
+Read before the config is checked, and only where `model` names neither a preset nor a stack's layers: a resolved config
+says all of its model, and needs no other folder.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretrain.config.merge import merge
+from pretrain.config.yaml_nodes import read_yaml
+from pretrain.errors import ConfigError
+
+Read = Callable[[Path], dict[str, Any]]
+"""Returns the values of `model:` of a folder. Raises: ConfigError, CheckpointError."""
+
+_OWN_HEAD = ("head", "tied_embeddings")
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    return dict(read_yaml(folder / "config.yaml").values["model"])
+
+
+def _of_model_folder(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "model.json").read_text(encoding="utf-8"))["model"])
+
+
+READERS: dict[str, Read] = {"model.json": _of_model_folder, "config.yaml": _of_run}
+"""By the file that a folder is known by. The command line adds that of Hugging Face."""
+
+
+def names_a_model(model: dict[str, Any]) -> bool:
+    """Whether a `model:` section says what it is, by a preset or by stacks with layers."""
+    stacks = (model.get("encoder"), model.get("decoder"))
+    return model.get("preset") is not None or any(isinstance(s, dict) and "layers" in s for s in stacks)
+
+
+def lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
+    """Lays the keys of a `model:` section over the model of `init.from`.
+
+    A head of another kind is the section's alone. What begins and ends a text is for the data to say.
+
+    Raises:
+        ConfigError: There is no model at `start`.
+    """
+    base = _read(Path(start))
+    base = {key: value for key, value in base.items() if key != "preset"}
+    base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}
+    kind, given = (base.get("head") or {}).get("kind", "lm"), model.get("head")
+    if isinstance(given, dict) and given.get("kind", kind) != kind:
+        base = {key: value for key, value in base.items() if key not in _OWN_HEAD}
+    return merge(base, model)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    folders = (folder, folder.resolve().parent.parent)  # of a checkpoint the run
+    for place in folders if (folder / "manifest.json").is_file() else (folder,):
+        for name, read in READERS.items():
+            if (place / name).is_file():
+                try:
+                    return read(place)
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    raise ConfigError(f"init.from: no model can be read: {error}", where=str(place / name)) from None
+    raise ConfigError(
+        f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there",
+        fix="check the path, or name a model.preset",
+    )
