@@ -1,10 +1,11 @@
 """The config of `pretrain prepare`: which text becomes which token shards."""
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import Section
+from pretrain.config.templates import check_template
 
 DataKind = Literal["text", "pairs", "records", "classes", "tags"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
@@ -51,6 +52,8 @@ class InputConfig(Section):
         prompt_field: Records: field of the prompt, which is not learned.
         response_field: Records: field of the response, which is.
         messages_field: Records: field of a list of {role, content}; turns of the assistant are learned.
+        template: Records: what is written around the words of each role: a name (`instruction`, `chatml`), or a text
+            for each role with `{content}` in it; a prompt is the user's. None: nothing.
         label_field: Classes: field of the label, text or a number; the text is in `text_field`.
         words_field: Tags: field of the list of a text's words.
         tags_field: Tags: field of the list of their labels.
@@ -68,6 +71,7 @@ class InputConfig(Section):
     prompt_field: str = "prompt"
     response_field: str = "response"
     messages_field: str | None = None
+    template: Annotated[str | dict[str, str] | None, AfterValidator(check_template)] = None
     label_field: str = "label"
     words_field: str = "tokens"
     tags_field: str = "tags"
@@ -174,6 +178,8 @@ class PrepareConfig(Section):
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels names one twice: {', '.join(self.labels)}")
         for number, one in enumerate(self.inputs):
+            if one.template is not None and self.kind != "records":
+                raise ValueError(f"inputs.{number}.template goes with kind=records, not {self.kind}; leave it out")
             rules = one.normalize
             if rules is None:
                 continue

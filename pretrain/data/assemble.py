@@ -77,7 +77,8 @@ class Assembler:
                 first + np.where(first < num, begin, both) for first, num in zip(firsts, tokens.lengths, strict=True)
             ]
         else:
-            tokens = self._encoder.encode(texts)
+            markers = [number for number, piece in enumerate(pieces) if piece.is_marker]
+            tokens = self._encoder.encode(texts, markers)
         if len(self._begin):
             tokens = _insert(tokens, np.array([bool(piece.labels) for piece in pieces]), self._begin, at_end=False)
         if len(self._end):

@@ -31,6 +31,7 @@ class Document:
         is_undecodable: Stands for a file that is passed over; has no text.
         source: Pairs: the other side, which `text` answers. May be empty.
         segments: Records: (text, whether it is learned), in order.
+        markers: Records: numbers of the segments that a template wrote; special tokens that they name are meant.
         labels: In the order of what they label.
         fields: The fields of its record that were asked for and that it has.
         split: Where it goes, if its input says so.
@@ -42,6 +43,7 @@ class Document:
     is_undecodable: bool = False
     source: str | None = None
     segments: tuple[tuple[str, bool], ...] = ()
+    markers: frozenset[int] = frozenset()
     labels: tuple[Label, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
     split: str | None = None

@@ -51,7 +51,10 @@ def normalize_document(document: Document, source: Normalize, target: Normalize)
         text = target(document.text)
         return replace(document, text=text, utf8=text.encode(), source=source(document.source))
     if document.segments:
-        segments = tuple((source(text), is_learned) for text, is_learned in document.segments)
+        segments = tuple(
+            (text if number in document.markers else source(text), is_learned)
+            for number, (text, is_learned) in enumerate(document.segments)
+        )
         text = "".join(part for part, _ in segments)
         return replace(document, text=text, utf8=text.encode(), segments=segments)
     text = source(document.text)

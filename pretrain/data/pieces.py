@@ -28,6 +28,7 @@ class Piece(NamedTuple):
         is_source: It is of the source of a pair, which comes before the target.
         is_learned: Its tokens are learned.
         labels: Of the document, with its first piece.
+        is_marker: A template wrote it: special tokens that it names are meant.
     """
 
     split: str
@@ -37,6 +38,7 @@ class Piece(NamedTuple):
     is_source: bool = False
     is_learned: bool = True
     labels: tuple[Label, ...] = ()
+    is_marker: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -73,7 +75,14 @@ def divide(document: Document, rule: SplitRule) -> list[Piece]:
     if document.segments:
         last = len(document.segments) - 1
         return [
-            Piece(split, text, number == last, 0 if number else consumed, is_learned=is_learned)
+            Piece(
+                split,
+                text,
+                number == last,
+                0 if number else consumed,
+                is_learned=is_learned,
+                is_marker=number in document.markers,
+            )
             for number, (text, is_learned) in enumerate(document.segments)
         ]
     return [Piece(split, document.text, True, consumed, labels=document.labels)]

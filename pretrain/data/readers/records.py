@@ -15,11 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pretrain.config.prepare import DataKind
+from pretrain.config.templates import turns_of
 from pretrain.data.documents import Document, Label
 from pretrain.data.readers.rule import ReadRule
 
 LEARNED_ROLE = "assistant"
 ROLES = ("system", "developer", "user", "tool", "function", LEARNED_ROLE)
+
+Segments = tuple[tuple[str, bool], ...]
+"""(text, whether it is learned) of each part of a record."""
 
 _JSON = json.JSONDecoder()
 
@@ -75,12 +79,32 @@ def _build_record(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int
     config = rule.config
     if config.messages_field is not None:
         segments = _segments(record, config.messages_field)
+        roles = [message["role"] for message in record[config.messages_field]]
     else:
         prompt, _ = _text(record, config.prompt_field, "prompt_field, or give messages_field")
         response, _ = _text(record, config.response_field, "response_field")
-        segments = ((prompt, False), (response, True))
+        segments, roles = ((prompt, False), (response, True)), ["user", LEARNED_ROLE]
+    markers = frozenset[int]()
+    if config.template is not None:
+        segments, markers = _dress(segments, roles, config.template)
     text = "".join(part for part, _ in segments)
-    return Document(text, text.encode(), consumed_bytes, segments=segments, fields=_fields(record, rule))
+    return Document(
+        text, text.encode(), consumed_bytes, segments=segments, markers=markers, fields=_fields(record, rule)
+    )
+
+
+def _dress(segments: Segments, roles: list[str], template: str | dict[str, str]) -> tuple[Segments, frozenset[int]]:
+    """Writes a template around the turns; returns the segments, and which of them it wrote."""
+    turns, dressed, markers = turns_of(template), list[tuple[str, bool]](), set[int]()
+    for (text, is_learned), role in zip(segments, roles, strict=True):
+        if role not in turns:
+            raise RecordError(f"role {role!r} is not in the template", f"add it beside {', '.join(turns)}")
+        before, after = turns[role]
+        for part, learned, is_marker in ((before, False, True), (text, is_learned, False), (after, is_learned, True)):
+            if part:
+                markers |= {len(dressed)} if is_marker else set()
+                dressed.append((part, learned))
+    return tuple(dressed), frozenset(markers)
 
 
 def _build_class(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:

@@ -1,5 +1,7 @@
 """Texts to arrays of ids."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -7,7 +9,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from pretrain.data.ragged import Ragged
-from pretrain.data.tokenizer.roles import eos_id, special_tokens_of
+from pretrain.data.tokenizer.roles import eos_id, special_ids, special_tokens_of
 from pretrain.data.tokenizer.vocabulary import token_dtype, vocabulary_size
 
 BATCH_CHARS = 1 << 18
@@ -28,12 +30,34 @@ class Encoder:
     eos: np.ndarray
     bos: np.ndarray
 
-    def encode(self, texts: list[str]) -> Ragged:
+    def encode(self, texts: list[str], markers: Sequence[int] = ()) -> Ragged:
         """Encodes texts together; returns the ids of each, without special tokens.
 
         Single-threaded where TOKENIZERS_PARALLELISM=false. The cost is that of `encode_batch_fast`.
+
+        Args:
+            texts: No special token is meant where one is named,
+            markers: but in the texts of these numbers, which a template wrote.
         """
-        return self._ids(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if not markers:
+            return self._ids(encodings)
+        ids = [encoding.ids for encoding in encodings]
+        for number in markers:
+            ids[number] = self._encode_marker(texts[number])
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return Ragged(np.fromiter(chain.from_iterable(ids), self.eos.dtype, int(lengths.sum())), lengths)
+
+    def _encode_marker(self, text: str) -> list[int]:
+        ids: list[int] = []
+        names = special_ids(self.tokenizer)
+        longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+        for part in re.split(f"({'|'.join(longest_first)})", text):
+            if part in names:
+                ids.append(names[part])
+            elif part:
+                ids += self.tokenizer.encode(part, add_special_tokens=False).ids
+        return ids
 
     def encode_placed(self, texts: list[str]) -> tuple[Ragged, list[list[tuple[int, int]]]]:
         """Encodes texts together; returns the ids of each, and of each the characters that its tokens are made of."""

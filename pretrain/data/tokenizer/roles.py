@@ -23,7 +23,8 @@ KNOWN_MASK = ("[MASK]", "<mask>", "<|mask|>")
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the special tokens of a tokenizer, by content."""
     decoder = tokenizer.get_added_tokens_decoder()
     return {token.content: number for number, token in decoder.items() if token.special}
 
@@ -38,7 +39,7 @@ def eos_id(tokenizer: Tokenizer) -> int:
     Raises:
         DataError: None of `KNOWN_EOS` is a special token of this tokenizer.
     """
-    special = _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     found = _first_of(KNOWN_EOS, special)
     if found is None:
         raise DataError(
@@ -54,7 +55,7 @@ def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
     A decoder with an encoder begins with what begins a text (`<s>`, `[CLS]`), or where there is no such token, as in
     T5 and Marian, with the padding.
     """
-    special = _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     pad, bos = _first_of(KNOWN_PAD, special), _first_of(KNOWN_BOS, special)
     return SpecialTokens(
         pad=pad,
@@ -68,12 +69,12 @@ def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
 def nameable_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Returns the special tokens that a prompt may name, by content: all but those that begin, end or fill a text."""
     others = {*KNOWN_EOS, *KNOWN_PAD, *KNOWN_BOS, *KNOWN_UNK}
-    return {content: number for content, number in _special_ids(tokenizer).items() if content not in others}
+    return {content: number for content, number in special_ids(tokenizer).items() if content not in others}
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, ..., up to the first that is not there."""
-    matches = ((_SENTINEL.fullmatch(content), number) for content, number in _special_ids(tokenizer).items())
+    matches = ((_SENTINEL.fullmatch(content), number) for content, number in special_ids(tokenizer).items())
     found = {int(match[1]): number for match, number in matches if match}
     last = next(number for number in range(len(found) + 1) if number not in found)
     return tuple(found[number] for number in range(last))
@@ -88,7 +89,7 @@ def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_word
         whole_words: Tell which tokens begin a word.
     """
     assert special.eos is not None, "documents end"
-    named, size = _special_ids(tokenizer), vocabulary_size(tokenizer)
+    named, size = special_ids(tokenizer), vocabulary_size(tokenizer)
     is_special = np.ones(size, dtype=bool)  # an id that no token has is not one that a text may hold
     is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
     is_special[list(named.values())] = True
