@@ -13,8 +13,12 @@ from pretrain.config.base import Section
 from pretrain.config.load import load_section
 from pretrain.errors import ConfigError
 
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@,&|*+\[\]-]{0,127}$")]
-"""A name, or a list or expression of names, as `--partition=a,b` and `--constraint=ib&h100` take them."""
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,-]{0,127}$")]
+"""A name, or a list of names, as `--partition=a,b` takes it."""
+Expression = Annotated[
+    str, Field(max_length=128, pattern=r"^\[?[A-Za-z0-9][A-Za-z0-9._-]*([&|*,][A-Za-z0-9][A-Za-z0-9._-]*)*\]?$")
+]
+"""`--constraint=ib&h100`."""
 Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,127}$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[A-Za-z0-9_.,:/@%+*\[\]=-]*)?$")]
@@ -75,7 +79,7 @@ class SiteConfig(Section):
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
-    constraint: Word | None = None
+    constraint: Expression | None = None
     reservation: Word | None = None
     exclusive: bool = False
     cpus_per_node: int | None = Field(default=None, ge=1)
