@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/objectives.md",
     "docs/plan.md",
     "docs/reliability.md",
+    "slurm/README.md",
 ]
 MAX_README_LINES = 230
 
@@ -45,10 +46,10 @@ def test_every_path_that_a_document_names_exists(document):
     assert paths and missing == []
 
 
-@pytest.mark.parametrize("document", ["README.md"])
-def test_every_command_of_a_document_parses(document, capsys):
+@pytest.mark.parametrize(("document", "count"), [("README.md", 5), ("slurm/README.md", 4)])
+def test_every_command_of_a_document_parses(document, count, capsys):
     command_lines = [line for line in read_commands(document) if pretrain_arguments(line)]
-    assert len(command_lines) > 5
+    assert len(command_lines) > count
     for line in command_lines:
         # The parser sees the whole line before --help ends the command: an unknown option or command fails here.
         assert cli.run([*pretrain_arguments(line), "--help"]) == 0, line
