@@ -9,6 +9,7 @@ from pretrain.cli.options import Json, Overrides
 
 if TYPE_CHECKING:
     from pretrain.doctor.check import Report
+    from pretrain.doctor.small import Asked
 
 
 def doctor_command(
@@ -17,6 +18,19 @@ def doctor_command(
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes to start here. Default: GPUs, or 2.")] = None,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Instead: ZeRO stages agree, and a kill is survived.")
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Instead: measure this device for `plan` and its refusals.")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="--calibrate: what the device counts as. Default: by its name.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="--calibrate: file to write. --selftest: folder. Default: the cache; beside the run."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out torch, ranks and servers; under a second.")] = False,
     compare: Annotated[
         Path | None, typer.Option(help="Instead: compare what --quick --json has printed on several nodes.")
@@ -34,11 +48,17 @@ def doctor_command(
 
     from pretrain.config.load import load_config
     from pretrain.doctor.place import find_place
+    from pretrain.doctor.small import ask
 
     if compare is not None:
         report = _compared(compare)
         raise typer.Exit(_tell(report, as_json))
     loaded = None if config is None else load_config(config, overrides or [])
+    if selftest or calibrate:
+        if config is None or loaded is None:
+            raise typer.BadParameter(f"--{'selftest' if selftest else 'calibrate'} needs a CONFIG")
+        asked = ask(config, overrides or [], loaded, ranks, None if calibrate else output)
+        raise typer.Exit(_selftest(asked, as_json) if selftest else _calibrate(asked, gpu, output, as_json))
     place = find_place(os.environ, ranks, is_quick=quick)
     if quick:
         from pretrain.doctor.quick import look
@@ -65,6 +85,43 @@ def _compared(path: Path) -> "Report":
         raise ConfigError("holds no report of a node", where=str(path), fix=fix)
     hosts = ", ".join(dict.fromkeys(report.host for report in reports))
     return Report(hosts, compare_reports(reports), reports[0].versions)
+
+
+def _selftest(asked: "Asked", as_json: bool) -> int:
+    from pretrain.doctor.check import Report, this_host
+    from pretrain.doctor.selftest import run_selftest
+    from pretrain.doctor.versions import own_versions
+    from pretrain.drill.progress import show_progress
+
+    with show_progress() as progress:
+        checks = run_selftest(asked, progress.say)
+    return _tell(Report(this_host(), checks, own_versions()), as_json)
+
+
+def _calibrate(asked: "Asked", gpu: str | None, output: Path | None, as_json: bool) -> int:
+    import json
+    from dataclasses import asdict
+
+    from pretrain.doctor.calibrate import calibrate, describe
+    from pretrain.drill.progress import show_progress
+    from pretrain.io import remove_dir
+    from pretrain.plan.calibration import calibration_folder, save_calibration
+
+    try:
+        with show_progress() as progress:
+            calibration, found = calibrate(asked, gpu, progress.say)
+    finally:
+        if asked.folder.exists():
+            remove_dir(asked.folder)
+    path = output or calibration_folder() / f"{calibration.gpu}.json"
+    save_calibration(calibration, path)
+    if as_json:
+        print(json.dumps({"path": str(path), "calibration": asdict(calibration), "measured": found}, indent=2))
+        return 0
+    for name, value, share in describe(calibration, found):
+        print(f"{name:<24}{value:>18}   {share}".rstrip())
+    print(f"written to {path}")
+    return 0
 
 
 def _tell(report: "Report", as_json: bool) -> int:

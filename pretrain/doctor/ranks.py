@@ -1,18 +1,14 @@
 """What only several ranks can find out: whether they meet, run the same, see each other's files, and how fast they add.
 
-    start_ranks   alone: N processes of this machine, each of which is `main` here; rank 0's findings come back
+    start_ranks   alone: N processes of this machine are started, and rank 0's findings come back
     meet          in a job of torchrun or srun: this process is a rank already
 
 Over gloo on CPUs, over NCCL on GPUs. Every rank brings back the same findings.
 """
 
-import json
 import os
 import secrets
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -26,9 +22,10 @@ from pretrain.dist import World
 from pretrain.doctor.check import Check, Report, report_of, this_host
 from pretrain.doctor.files import nearest_folder
 from pretrain.doctor.machine import ask_driver
+from pretrain.doctor.spawn import run_ranks
 from pretrain.doctor.torch_checks import build_versions, check_torch, import_torch
 from pretrain.doctor.versions import check_same, own_versions
-from pretrain.errors import EXIT_DISK, LaunchError, PretrainError
+from pretrain.errors import EXIT_DISK, LaunchError
 
 MEET_WITHIN_S = 60.0
 SEEN_WITHIN_S = 30.0
@@ -54,10 +51,10 @@ def meet(
         LaunchError: torch cannot be imported, or the ranks do not meet within a minute.
     """
     torch = import_torch()
-    device = "cpu" if (engine and engine.device == "cpu") or not torch.cuda.is_available() else "cuda"
+    device = pick_device(torch, engine)
     gpus, _ = ask_driver() if world.local_rank == 0 and not (engine and engine.device == "cpu") else ([], "")
     own = check_torch(torch, engine, gpus)
-    took = _rendezvous(torch, world, device)
+    took = start_group(torch, world, device)
     facts = {
         "host": this_host(),
         "versions": own_versions() | build_versions(torch),
@@ -77,6 +74,11 @@ def meet(
     return checks, [report_of(one["report"]) for one in all_facts if one["report"]]
 
 
+def pick_device(torch: Any, engine: EngineConfig | None) -> str:
+    """Returns `cuda` or `cpu`, as the engine would take it where both are there."""
+    return "cpu" if (engine and engine.device == "cpu") or not torch.cuda.is_available() else "cuda"
+
+
 def _worst_of(found: list[tuple[str, list[Check]]]) -> list[Check]:
     """Merges the checks of ranks: of each name the worst, with the host that it is of; equal ones are told once."""
     order = {"fail": 0, "warn": 1, "pass": 2}
@@ -90,7 +92,7 @@ def _worst_of(found: list[tuple[str, list[Check]]]) -> list[Check]:
     return list(merged.values())
 
 
-def _rendezvous(torch: Any, world: World, device: str) -> float:
+def start_group(torch: Any, world: World, device: str) -> float:
     """Sets up the process group; returns the seconds. Raises: LaunchError, which names who could not reach what."""
     begun = time.monotonic()
     backend = "nccl" if device == "cuda" else "gloo"
@@ -172,60 +174,18 @@ def _check_all_reduce(torch: Any, world: World, device: str, num_hosts: int) -> 
     return Check("all-reduce", "pass", f"{speed / 1e9:.2f} GB/s a rank over {backend}, {where}")
 
 
+def meet_task(world: World, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Is `meet` for a rank that `run_ranks` has started."""
+    engine = EngineConfig(**arguments["engine"]) if arguments["engine"] else None
+    checks, _ = meet(world, engine, Path(arguments["folder"]))
+    return [asdict(check) for check in checks]
+
+
 def start_ranks(num_ranks: int, engine: EngineConfig | None, folder: Path) -> list[Check]:
-    """Starts ranks on this machine that meet, waits for them, and returns what rank 0 has found."""
-    with tempfile.TemporaryDirectory() as place:
-        output = Path(place) / "checks.json"
-        request = {"engine": engine.model_dump(mode="json") if engine else None, "folder": str(folder)}
-        port = dist.free_port()
-        logs = [Path(place) / f"{rank}.log" for rank in range(num_ranks)]
-        processes = [_start(rank, num_ranks, port, json.dumps(request), output, log) for rank, log in enumerate(logs)]
-        deadline = time.monotonic() + 3 * MEET_WITHIN_S
-        try:
-            for process in processes:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, deadline - time.monotonic()))
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        if output.is_file():
-            return [Check(**one) for one in json.loads(output.read_text(encoding="utf-8"))]
-        said = [line for log in logs for line in log.read_text(errors="replace").splitlines() if "error: " in line]
-        text = said[0].partition("error: ")[2] if said else "the ranks ended without a word, or never ended"
-        return [Check("rendezvous", "fail", text, "run `pretrain doctor` with --ranks 1, and see whether torch works")]
-
-
-def _start(rank: int, size: int, port: int, request: str, output: Path, log: Path) -> subprocess.Popen[bytes]:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
-    with log.open("wb") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pretrain.doctor.ranks", request, str(output)],
-            env=environment | {name: str(value) for name, value in numbers.items()},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
-
-
-def main() -> None:
-    """The process of a rank that `start_ranks` has started."""
-    request, output = json.loads(sys.argv[1]), Path(sys.argv[2])
-    world = dist.read_world()
-    engine = EngineConfig(**request["engine"]) if request["engine"] else None
-    code = 0
+    """Starts ranks on this machine that meet; returns what they have found."""
+    arguments = {"engine": engine.model_dump(mode="json") if engine else None, "folder": str(folder)}
     try:
-        checks, _ = meet(world, engine, Path(request["folder"]))
-        if world.is_main:
-            part = output.with_suffix(".part")
-            part.write_text(json.dumps([asdict(check) for check in checks]), encoding="utf-8")
-            part.replace(output)
-    except PretrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
-    dist.leave(code)
-
-
-if __name__ == "__main__":
-    main()
+        return [Check(**one) for one in run_ranks("meet", num_ranks, arguments, 3 * MEET_WITHIN_S)]
+    except LaunchError as error:
+        fix = error.fix or "run `pretrain doctor` with --ranks 1, and see whether torch works"
+        return [Check("rendezvous", "fail", error.what, fix)]

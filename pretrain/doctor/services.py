@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from pretrain.config.data import DataConfig
-from pretrain.config.train import TrackingConfig
+from pretrain.config.tracking import TrackingConfig
 from pretrain.doctor.check import Check
 from pretrain.errors import EXIT_DATA, PretrainError
 from pretrain.log import WANDB_HOST

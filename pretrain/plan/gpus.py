@@ -6,6 +6,7 @@ than is sold. NVLink is one direction, all links of a GPU; where there is none, 
 what such nodes are usually sold with: 400 Gb/s a GPU with H100 and later (DGX H100), 200 Gb/s with A100 (DGX A100).
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -60,3 +61,26 @@ GPUS: dict[str, Gpu] = {
     "cpu": _gpu("CPU core", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
 }
 """By the name that `--gpu` takes."""
+
+_DEVICES = (
+    (r"GH200", "gh200"),
+    (r"H200", "h200"),
+    (r"H100 PCIe", "h100-pcie"),
+    (r"H100", "h100"),
+    (r"B200", "b200"),
+    (r"A100.*40GB", "a100-40"),
+    (r"A100", "a100"),
+    (r"\bA40\b", "a40"),
+    (r"\bA10G?\b", "a10"),
+    (r"L40S", "l40s"),
+    (r"\bL4\b", "l4"),
+    (r"V100", "v100"),
+    (r"RTX 4090", "rtx4090"),
+    (r"MI250X", "mi250x"),
+    (r"MI300X", "mi300x"),
+)
+
+
+def name_of_device(device: str) -> str | None:
+    """Returns the name in `GPUS` of a device as its driver calls it; None where it is not known here."""
+    return next((name for pattern, name in _DEVICES if re.search(pattern, device)), None)

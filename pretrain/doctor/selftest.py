@@ -1,0 +1,130 @@
+"""`pretrain doctor --selftest CONFIG`: whether training is right on these machines, in a few steps of a config.
+
+    each ZeRO stage trains the same few steps        the same samples, and losses within rounding of each other
+    a run is killed, resumed, and compared           by `pretrain drill`: ledger, weights and moments equal in bits
+
+The runs are made small (small.py), have a folder of their own, and are removed where all is well.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pretrain.config.load import load_config
+from pretrain.config.run import RunConfig
+from pretrain.doctor.check import Check
+from pretrain.doctor.small import Asked, small_overrides
+from pretrain.doctor.trial import Trial, run_command
+from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
+from pretrain.io import remove_dir
+from pretrain.rundir import RunDir
+from pretrain.tracking.audit import AuditRow, read_audit
+
+STEPS = 4
+DRILL_STEPS, DRILL_EVERY = 8, 2
+TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
+"""Relative, of a step's loss. Stages sum gradients in another order: in fp32 that is the last digits, in 16 bits the
+weights that come out differ in their last bit, of 8 (bf16) or 11."""
+_MUON_FP32 = 1e-4
+"""Muon's iteration works in bf16 whatever the precision."""
+
+
+def run_selftest(asked: Asked, tell: Callable[[str], None]) -> list[Check]:
+    """Runs the stages and the drill; returns the verdicts. Minutes: each run imports torch.
+
+    Args:
+        asked: What is tested.
+        tell: Hears what is being done.
+    """
+    checks, ledgers = [], {}
+    for stage in range(4):
+        check, ledger = _run_stage(asked, stage, tell)
+        checks.append(check)
+        if ledger:
+            ledgers[f"stage {stage}"] = ledger
+    checks.append(compare_ledgers(ledgers, tolerance_of(asked.loaded)))
+    tell(f"kill and resume: {DRILL_STEPS} steps, uninterrupted and killed")
+    checks.append(_run_drill(asked))
+    if all(check.status != "fail" for check in checks):
+        remove_dir(asked.folder)
+    return checks
+
+
+def tolerance_of(config: RunConfig) -> float:
+    """Returns how far apart the losses of two stages may be, relatively."""
+    if config.engine.precision == "fp32" and config.optim.kind == "muon":
+        return _MUON_FP32
+    return TOLERANCES[config.engine.precision]
+
+
+def _overrides(asked: Asked, name: str, steps: int, *more: str) -> list[str]:
+    small = small_overrides(asked.loaded, asked.cluster, asked.folder, name, steps, zero_stage=0)
+    return [*asked.overrides, *small, *more]
+
+
+def _run_stage(asked: Asked, stage: int, tell: Callable[[str], None]) -> tuple[Check, list[AuditRow]]:
+    name = f"stage {stage}"
+    overrides = _overrides(asked, f"stage-{stage}", STEPS, "engine.kind=deepspeed", f"engine.zero_stage={stage}")
+    if stage < 3:
+        overrides.append("engine.offload_params=none")
+    if not stage:
+        overrides.append("engine.offload_optimizer=none")
+    try:
+        load_config(asked.config, overrides)
+    except ConfigError as error:
+        return Check(
+            name, "warn", f"left out: {error.what.splitlines()[0]}", "nothing: this config cannot run at it"
+        ), []
+    tell(f"{name}: {STEPS} steps on {asked.cluster.size} rank{'s' if asked.cluster.size > 1 else ''}")
+    arguments = ["launch", "local", asked.config, *overrides, "--ranks", str(asked.cluster.size)]
+    log = asked.folder / f"stage-{stage}.log"
+    trial = run_command(arguments, log)
+    if trial.exit_code != EXIT_OK:
+        return _failed(name, trial, log), []
+    ledger = read_audit(RunDir(asked.folder / f"stage-{stage}").audit)
+    return Check(name, "pass", f"{len(ledger)} steps, loss {float.fromhex(ledger[-1].loss):.5f}"), ledger
+
+
+def _failed(name: str, trial: Trial, log: Path) -> Check:
+    return Check(name, "fail", f"exit code {trial.exit_code}: {trial.error}", f"see {log}", trial.exit_code)
+
+
+def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float) -> Check:
+    """Compares ledgers with the first: the same samples exactly, losses within a tolerance."""
+    name = "stages agree"
+    if len(ledgers) < 2:
+        return Check(name, "fail", "fewer than two stages have trained", "see what the stages say", EXIT_DIVERGED)
+    (first, wanted), *others = ledgers.items()
+    worst, where = 0.0, ""
+    for other, rows in others:
+        if [(row.digest, row.tokens) for row in rows] != [(row.digest, row.tokens) for row in wanted]:
+            text = f"{other} has read other samples than {first}"
+            return Check(name, "fail", text, "report it as a bug, with both audit.jsonl", EXIT_DIVERGED)
+        for mine, its in zip(rows, wanted, strict=True):
+            loss, expected = float.fromhex(mine.loss), float.fromhex(its.loss)
+            apart = abs(loss / expected - 1) if expected and math.isfinite(loss / expected) else math.inf
+            if apart >= worst:
+                worst, where = apart, f"{other} at step {mine.step}"
+    text = f"losses of {', '.join(ledgers)} within {worst:.1e} of {first} ({where}); {tolerance:.0e} is allowed"
+    if worst > tolerance:
+        fix = "see to the versions of torch and NCCL on all nodes, and to memory errors (nvidia-smi -q)"
+        return Check(name, "fail", text, fix, EXIT_DIVERGED)
+    return Check(name, "pass", text)
+
+
+def _run_drill(asked: Asked) -> Check:
+    name, folder = "kill and resume", asked.folder / "drill"
+    overrides = _overrides(asked, "drill", DRILL_STEPS)
+    options = ["--kills", "1", "--ranks", str(asked.cluster.size), "--steps", str(DRILL_STEPS)]
+    options += ["--every", str(DRILL_EVERY), "--output", str(folder), "--json"]
+    log = asked.folder / "drill.log"
+    trial = run_command(["drill", asked.config, *overrides, *options], log)
+    try:
+        verdict = json.loads(trial.output)
+    except ValueError:
+        return _failed(name, trial, log)
+    if not verdict["passed"]:
+        return Check(name, "fail", "; ".join(verdict["problems"]), f"see {folder}", EXIT_DIVERGED)
+    text = f"one kill in {', '.join(verdict['phases'])}, {verdict['restart_s']:.0f} s to go on; equal in bits"
+    return Check(name, "pass", text)

@@ -1,0 +1,102 @@
+"""A config made small enough to be tried in a minute: fewer blocks where they do not fit, one or two micro-batches.
+
+What is tried stays the config's own: widths, heads, lengths, micro-batch, objective, optimizer, precision, data.
+"""
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pretrain.config.run import RunConfig
+from pretrain.doctor.machine import ask_driver, read_memory
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.gpus import GPUS, name_of_device
+from pretrain.plan.layout import Layout, task_of
+from pretrain.plan.state import memory_limit, rank_memory
+
+_SHARE = 0.6
+"""Of the memory that the small run may be predicted to take: it must not fail for want of it."""
+ACCUMULATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is tried.
+
+    Attributes:
+        config: As the user named it.
+        overrides: As well.
+        loaded: Both, resolved.
+        cluster: Ranks of this machine and what they are.
+        folder: For all of it.
+    """
+
+    config: str
+    overrides: list[str]
+    loaded: RunConfig
+    cluster: Cluster
+    folder: Path
+
+
+def ask(config: str, overrides: list[str], loaded: RunConfig, ranks: int | None, folder: Path | None) -> Asked:
+    """Says what is tried, on the ranks of this machine.
+
+    Args:
+        config: As the user named it.
+        overrides: As well.
+        loaded: Both, resolved.
+        ranks: None: one a GPU, else two; one where the engine is for one process.
+        folder: None: one of its own beside the run.
+    """
+    gpus = [] if loaded.engine.device == "cpu" else ask_driver()[0]
+    found = name_of_device(gpus[0].name) if gpus else "cpu"
+    gpu = GPUS[found or "h100"]
+    if gpus:  # whatever it is called, its memory is known
+        gpu = replace(gpu, memory_gib=gpus[0].memory_bytes / 2**30)
+    size = ranks or (1 if loaded.engine.kind == "single" else len(gpus) or 2)
+    if not gpus and (total := read_memory()[0]):
+        gpu = replace(gpu, memory_gib=total / size / 2**30)
+    own = Path(loaded.run.dir) / f".doctor-{secrets.token_hex(6)}"
+    return Asked(config, overrides, loaded, Cluster(1, size, gpu), folder or own)
+
+
+def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[str, int]:
+    """Returns the layers of each stack with which a ZeRO stage fits comfortably: all of them, or a half, a quarter, ...
+
+    Args:
+        config: Of the run.
+        cluster: Ranks, and what they have.
+        zero_stage: The lowest that will be tried.
+    """
+    stacks = {name: getattr(config.model, name) for name in config.stacks}
+    layers = {name: int(stack.layers) for name, stack in stacks.items()}
+    engine = config.engine.model_copy(
+        update={"zero_stage": zero_stage, "offload_optimizer": "none", "offload_params": "none"}
+    )
+    while True:
+        update = {name: stack.model_copy(update={"layers": layers[name]}) for name, stack in stacks.items()}
+        small = config.model_copy(update={"model": config.model.model_copy(update=update)})
+        needed = rank_memory(task_of(small), Layout(engine, config.batch.micro, ACCUMULATION), cluster).total
+        if needed <= _SHARE * memory_limit(cluster) or max(layers.values()) == 1:
+            return layers
+        layers = {name: max(1, count // 2) for name, count in layers.items()}
+
+
+def small_overrides(
+    config: RunConfig, cluster: Cluster, folder: Path, name: str, steps: int, zero_stage: int
+) -> list[str]:
+    """Returns what is laid over the config of a small run; `engine.zero_stage` is not among it."""
+    layers = fewer_layers(config, cluster, zero_stage)
+    tokens = config.batch.seq_len * config.batch.micro * cluster.size * ACCUMULATION
+    full = {stack: int(getattr(config.model, stack).layers) for stack in config.stacks}
+    return [
+        f"run.dir={folder}",
+        f"run.name={name}",
+        f"batch.global_tokens={tokens}",
+        f"train.stop_after={min(steps, config.train.steps)}",
+        "eval.every_steps=0",
+        "checkpoint.every_steps=0",
+        "tracking.log_every_steps=1",
+        "tracking.wandb=off",
+        *(f"model.{stack}.layers={count}" for stack, count in layers.items() if count != full[stack]),
+    ]

@@ -1,0 +1,90 @@
+"""Starts ranks on this machine that do one thing and end; rank 0's answer comes back.
+
+run_ranks("meet", 2, {...})  ->  python -m pretrain.doctor.spawn meet {...} OUTPUT, twice  ->  JSON in OUTPUT
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pretrain import dist
+from pretrain.dist import World
+from pretrain.errors import EXIT_OK, LaunchError, PretrainError
+
+
+def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
+    """Runs `task` on so many ranks; returns what rank 0 has to say.
+
+    Args:
+        task: Key of `_tasks`.
+        num_ranks: Processes.
+        arguments: JSON values, for each of them.
+        within_s: They are killed after it.
+
+    Raises:
+        LaunchError: They did not come to an end; the first error of one is quoted.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        output, port = Path(place) / "answer.json", dist.free_port()
+        logs = [Path(place) / f"{rank}.log" for rank in range(num_ranks)]
+        command = [sys.executable, "-m", "pretrain.doctor.spawn", task, json.dumps(arguments), str(output)]
+        processes = [_start(command, rank, num_ranks, port, log) for rank, log in enumerate(logs)]
+        deadline = time.monotonic() + within_s
+        try:
+            for process in processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if output.is_file():
+            return json.loads(output.read_text(encoding="utf-8"))
+        ends = [log.read_text(encoding="utf-8", errors="replace").strip().splitlines() for log in logs]
+        said = [line.partition("error: ")[2] for end in ends for line in end if line.startswith("error: ")]
+        said += [end[-1] for end in ends if end]
+        raise LaunchError(said[0] if said else f"{num_ranks} ranks did not end within {within_s:.0f} s")
+
+
+def _start(command: list[str], rank: int, size: int, port: int, log: Path) -> subprocess.Popen[bytes]:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
+    environment |= {name: str(value) for name, value in numbers.items()}
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+        )
+
+
+def _tasks() -> dict[str, Callable[[World, dict[str, Any]], Any]]:
+    from pretrain.doctor.measure import measure_task
+    from pretrain.doctor.ranks import meet_task
+
+    return {"meet": meet_task, "measure": measure_task}
+
+
+def main() -> None:
+    """The process of a rank."""
+    task, arguments, output = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    world, code = dist.read_world(), EXIT_OK
+    try:
+        answer = _tasks()[task](world, arguments)
+        if world.is_main:
+            part = output.with_suffix(".part")
+            part.write_text(json.dumps(answer), encoding="utf-8")
+            part.replace(output)
+    except PretrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    dist.leave(code)
+
+
+if __name__ == "__main__":
+    main()
