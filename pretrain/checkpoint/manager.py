@@ -12,11 +12,12 @@ do not reshape.
 import functools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pretrain import dist
+from pretrain.checkpoint.best import BestKeeper
 from pretrain.checkpoint.host_copy import HostCopy
 from pretrain.checkpoint.layout import NewerFormatError, list_checkpoints, load_manifest
 from pretrain.checkpoint.load import load_checkpoint
@@ -50,6 +51,7 @@ class CheckpointManager:
         fence: Called by rank 0 immediately before the rename that commits, and before anything is removed or set aside.
             Raises LockedError where this attempt does not own the run folder any more.
         keep_every_steps: Checkpoints of steps that are a multiple of it are never removed; 0: none.
+        best: Metric of validation by which the best one is marked, and never removed. None: none is.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class CheckpointManager:
         topology: dict[str, Any],
         fence: Callable[[], None] = _always_ours,
         keep_every_steps: int = 0,
+        best: str | None = None,
     ) -> None:
         self._folder, self._world, self._host = folder, world, HostCopy()
-        self._retention = Retention(folder, keep, keep_every_steps)
+        self._best = None if best is None else BestKeeper(folder, best)
+        self._retention = Retention(folder, keep, keep_every_steps, self._best)
         self._place = Place(folder, world, topology, fence, self._retention, token="")
         self._in_flight: Save | None = None
 
@@ -115,6 +119,11 @@ class CheckpointManager:
         self._begin_attempt()
         self._in_flight = Save(self._place, Snapshot(store, self._host), state, before_commit or nothing)
         return self._in_flight
+
+    def note_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Takes note of how good the model of a step is, before that is saved. Empty: it is not known."""
+        if self._best is not None:
+            self._best.note(step, metrics)
 
     def hold(self) -> None:
         """Makes device work that is queued from now on, and changes the state, wait for the copy; see `HostCopy`."""

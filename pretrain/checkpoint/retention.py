@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.checkpoint.best import BestKeeper
 from pretrain.checkpoint.layout import list_checkpoints, load_manifest, step_of
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.io import check_file, remove_dir
@@ -48,11 +49,12 @@ class Retention:
         folder: Of checkpoints.
         keep: Newest ones kept, at least 2.
         keep_every_steps: Those whose step is a multiple of it are never removed; 0: none.
+        best: Finds the one that is not removed as long as none is better. None: none is.
     """
 
-    def __init__(self, folder: Path, keep: int, keep_every_steps: int) -> None:
+    def __init__(self, folder: Path, keep: int, keep_every_steps: int, best: BestKeeper | None = None) -> None:
         assert keep >= MIN_VALID
-        self._folder, self._keep, self._every = folder, keep, keep_every_steps
+        self._folder, self._keep, self._every, self._best = folder, keep, keep_every_steps, best
         self._valid: dict[str, bool] = {}
 
     def note_valid(self, path: Path) -> None:
@@ -66,7 +68,11 @@ class Retention:
 
     def apply(self) -> None:
         """Removes what is to go; where that fails, what has been saved is no less good, and it is only said."""
-        for path in find_obsolete(list_checkpoints(self._folder), self._keep, self._every, self._is_valid):
+        found = list_checkpoints(self._folder)
+        best = None if self._best is None else self._best.settle(found, self._is_valid)
+        for path in find_obsolete(found, self._keep, self._every, self._is_valid):
+            if path == best:
+                continue
             try:
                 remove_dir(path)
             except DiskError as error:

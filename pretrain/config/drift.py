@@ -24,7 +24,7 @@ _TABLE = {
         eval.{every_steps,max_tokens}
         engine.{device,activation_checkpointing,activation_checkpointing_every,offload_optimizer,offload_params}
         engine.timeout_s
-        checkpoint.{every_steps,keep,keep_every_steps}
+        checkpoint.{every_steps,keep,keep_every_steps,best}
         guard.{max_skips,max_rollbacks,check_replicas_every}
         tracking.{log_every_steps,wandb,project,entity}
         init.check_tokenizer

@@ -3,6 +3,7 @@
 from pydantic import Field, model_validator
 
 from pretrain.config.base import Section
+from pretrain.config.best_rules import check_best
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
@@ -71,6 +72,7 @@ class RunConfig(Section):
                 f"batch.seq_len={self.batch.seq_len}; use {sizes}"
             )
         check_training(self.optim, self.engine, self.model, self.train.steps, self.batch.global_tokens)
+        check_best(self.checkpoint, self.eval, self.objective, self.data)
         return self
 
     @model_validator(mode="after")

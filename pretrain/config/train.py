@@ -43,11 +43,14 @@ class CheckpointConfig(Section):
         every_steps: Interval; 0: only when the run ends or is stopped.
         keep: Newest ones kept.
         keep_every_steps: Those of steps that are a multiple of it are kept for good, besides; 0: none.
+        best: Metric of validation by which the best one is marked (`checkpoints/best.json`) and kept, besides:
+            `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, or `val_loss_NAME` of a source.
     """
 
     every_steps: int = Field(default=0, ge=0)
     keep: int = Field(default=2, ge=2)
     keep_every_steps: int = Field(default=0, ge=0)
+    best: str | None = None
 
 
 class TrackingConfig(Section):

@@ -29,7 +29,7 @@ def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
-    """Returns how many there are at most: those kept, the one being written, and those kept for good.
+    """Returns how many there are at most: those kept, the one being written, the best, and those for good.
 
     Args:
         config: What is kept, and how often one is made.
@@ -38,7 +38,7 @@ def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
     for_good = 0
     if config.every_steps and config.keep_every_steps:
         for_good = last_step // math.lcm(config.every_steps, config.keep_every_steps)
-    return config.keep + 1 + for_good
+    return config.keep + 1 + (config.best is not None) + for_good
 
 
 def young_interval(save_s: float, mtbf_s: float) -> float:

@@ -5,7 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.checkpoint.best import read_best
+from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest, step_name
 from pretrain.config.load import load_config
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.index import INDEX_NAME, check_shards, load_index
@@ -117,6 +118,9 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
     """Returns the names of a run's checkpoints, what is damaged at a glance, and where the newest other one stands."""
     found = list_checkpoints(run.checkpoints)
     facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
+    best = read_best(run.checkpoints)
+    if best is not None:
+        facts["best"] = {"checkpoint": step_name(best.step), best.metric: best.value}
     damaged = {}
     for path in reversed(found):
         try:

@@ -38,6 +38,7 @@ from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, peak_flops
 from pretrain.tracking.timeline import Timeline
 from pretrain.tracking.tracker import Tracker
+from pretrain.train.best import recall_evaluations
 from pretrain.train.claim import Claim, begin
 from pretrain.train.handshake import agree_on_versions
 from pretrain.train.history import check_new
@@ -115,8 +116,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     )
 
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number}
-    keep, for_good = config.checkpoint.keep, config.checkpoint.keep_every_steps
-    checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good)
+    keep, for_good, best = config.checkpoint.keep, config.checkpoint.keep_every_steps, config.checkpoint.best
+    checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good, best)
     state = _restore(start, dataset, engine, checkpoints, _room_needed(config, num_saved, len(names), world))
 
     on_cuda = accelerator.device.type == "cuda"
@@ -139,6 +140,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     tracker.rewind(state.step)
     if audit is not None:
         audit.rewind(state.step)
+    validation = _validation(claim, plan, world, on_cuda)
+    recall_evaluations(checkpoints, best, [held.name for held in validation], folder)
     peak = peak_flops(torch.cuda.get_device_name()) if on_cuda else None
     meter = Meter(
         config.train.steps,
@@ -157,7 +160,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,
-        validation=_validation(claim, plan, world, on_cuda),
+        validation=validation,
         tracker=tracker,
         audit=audit,
         meter=meter,

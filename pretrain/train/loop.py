@@ -213,6 +213,7 @@ def _validate(run: Run, state: TrainState) -> None:
     for held in run.validation:
         report = evaluate_loss(run.engine, held.loader, should_stop)
         if report is None:
+            run.checkpoints.note_evaluation(state.step, {})
             return
         loss_sum += report.loss * report.num_targets
         num_targets += report.num_targets
@@ -228,4 +229,5 @@ def _validate(run: Run, state: TrainState) -> None:
     metrics["val_tokens"] = float(num_targets)
     if bits:
         metrics["val_bits_per_byte"] = bits / num_targets
+    run.checkpoints.note_evaluation(state.step, metrics)
     run.tracker.log(state.step, metrics)

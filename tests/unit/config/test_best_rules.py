@@ -1,0 +1,40 @@
+"""`checkpoint.best` is refused where no checkpoint would be known to be good."""
+
+import pytest
+
+from pretrain.config.best_rules import check_best
+from pretrain.config.data import DataConfig, SourceConfig
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.train import CheckpointConfig, EvalConfig
+
+MIXTURE = [SourceConfig(name=name, path=name, weight=1.0) for name in ("web", "code")]
+
+
+def check(best, every=20, evaluated=10, kind="causal", data=None):
+    checkpoint = CheckpointConfig(best=best, every_steps=every)
+    check_best(checkpoint, EvalConfig(every_steps=evaluated), ObjectiveConfig(kind=kind), data or DataConfig(path="d"))
+
+
+@pytest.mark.parametrize("best", [None, "val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte"])
+def test_a_metric_of_validation_is_taken(best):
+    check(best)
+    check("val_loss_code", data=DataConfig(mixture=MIXTURE))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"best": "loss"}, "checkpoint.best=loss is no metric of validation; use one of: val_loss, val_perplexity"),
+        ({"best": "val_loss_code"}, "checkpoint.best=val_loss_code is no metric"),
+        (
+            {"best": "val_bits_per_byte", "kind": "masked"},
+            "known of objective.kind=causal, not of masked; use val_loss",
+        ),
+        ({"best": "val_loss", "evaluated": 0}, "multiple of eval.every_steps=0, neither of them 0"),
+        ({"best": "val_loss", "every": 0}, "checkpoint.every_steps=0 must be a multiple of eval.every_steps=10"),
+        ({"best": "val_loss", "every": 15}, "checkpoint.every_steps=15 must be a multiple of eval.every_steps=10"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        check(**values)
