@@ -1,13 +1,16 @@
 """Every YAML under configs/ is a config that loads, or a part of one."""
 
+import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from pretrain.config.find import builtin_configs
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.load_prepare import load_prepare
-from pretrain.config.yaml_nodes import read_yaml
+from pretrain.config.presets import expand_preset
+from pretrain.config.yaml_nodes import read_with_includes, read_yaml
 from pretrain.data.split import parse_split
 from pretrain.data.tokenizer import check_tokenizer
 from tests.repo.source import ROOT, name
@@ -25,9 +28,29 @@ def test_there_are_recipes_and_parts():
     assert list((ROOT / "configs").rglob("*.yml")) == []
 
 
+STARTS = {
+    "supervised": "llama-5m",
+    "causal": "llama-5m",
+    "seq2seq": "t5-tiny",
+    "classify": "bert-tiny",
+    "tag": "bert-tiny",
+}
+"""A model that a recipe under finetune/ may start from, by its objective."""
+
+
+def start_of(path: Path, folder: Path) -> list[str]:
+    """Overrides by which a recipe starts from a model folder, where it takes its model from one."""
+    if path.parent.name != "finetune":
+        return []
+    preset = STARTS[read_with_includes(path).values["objective"]["kind"]]
+    folder.mkdir()
+    (folder / "model.json").write_text(json.dumps({"model": expand_preset({"preset": preset})}))
+    return [f"init.from={folder}"]
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_a_recipe_loads_and_its_resolved_form_loads_as_the_same(path, tmp_path):
-    config = load_config(path)
+    config = load_config(path, start_of(path, tmp_path / "start"))
     resolved = tmp_path / "config.yaml"
     resolved.write_text(dump_config(config))
     assert load_config(resolved) == config

@@ -8,7 +8,9 @@ from torch import nn
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.optim import OptimConfig
 from pretrain.model import build_model
+from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 
 
@@ -98,3 +100,25 @@ def test_every_parameter_is_in_exactly_one_group_in_registration_order(makers):
         assert [order[name] for name in group.names] == sorted(order[name] for name in group.names)
         assert all(model.get_parameter(name) is p for name, p in zip(group.names, group.parameters, strict=True))
         assert group.decays == (group.name == "decay")
+
+
+def test_under_layer_decay_each_block_is_slower_than_the_one_above_it():
+    config = ModelConfig(
+        encoder=StackConfig(layers=2, width=8, heads=2, ff_width=12),
+        decoder=StackConfig(layers=1, width=8, heads=2, ff_width=12),
+        vocab_size=5,
+        max_seq_len=8,
+    )
+    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
+    groups = group_parameters(model, layer_decay=0.5)
+    ratio = {name: group.lr_ratio for group in groups for name in group.names}
+    assert ratio["embedding.weight"] == 0.5**4
+    assert ratio["encoder.blocks.0.attention.qkv.weight"] == 0.5**3
+    assert ratio["encoder.blocks.1.attention_norm.weight"] == 0.5**2
+    assert ratio["encoder.norm.weight"] == ratio["decoder.blocks.0.cross.query.weight"] == 0.5
+    assert ratio["decoder.blocks.0.feedforward.down.weight"] == 0.5
+    assert ratio["decoder.norm.weight"] == ratio["head.weight"] == 1.0
+    assert ratio.keys() == {name for name, _ in model.named_parameters()}
+    optimizer = build_optimizer(groups, OptimConfig(lr=1.0), torch.device("cpu"))
+    assert {group["name"]: group["lr_ratio"] for group in optimizer.param_groups}["decay.1"] == 0.5**3
+    assert {group.lr_ratio for group in group_parameters(model)} == {1.0}

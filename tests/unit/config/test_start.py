@@ -1,0 +1,79 @@
+"""The model of a config that starts from another one, and the rules of fine-tuning."""
+
+import json
+
+import pytest
+
+from pretrain.config.load import dump_config, load_config
+from pretrain.config.presets import expand_preset
+from pretrain.errors import ConfigError
+
+RECIPE = "configs/finetune/instruction.yaml"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A model folder of 300 tokens."""
+    model = expand_preset({"preset": "bert-tiny", "vocab_size": 300, "special_tokens": {"eos": 2, "mask": 3}})
+    (tmp_path / "model.json").write_text(json.dumps({"model": model}))
+    return tmp_path
+
+
+def test_without_a_model_that_of_the_start_is_taken_under_the_keys_that_are_given(start):
+    config = load_config("configs/finetune/classify.yaml", [f"init.from={start}", "model.encoder.dropout=0.3"])
+    assert (config.model.vocab_size, config.model.encoder.dropout) == (300, 0.3)
+    assert (config.model.head.kind, config.model.head.mean, config.model.head.transform) == ("labels", True, False)
+    assert not config.model.tied_embeddings
+    assert (config.model.special_tokens.eos, config.model.special_tokens.mask) == (None, 3)
+
+
+def test_a_preset_is_not_overruled_by_the_start(start):
+    config = load_config(RECIPE, [f"init.from={start}", "model={preset: llama-tiny}", "batch.seq_len=128"])
+    assert config.model.preset == "llama-tiny"
+
+
+def test_a_resolved_config_needs_no_start_and_a_run_gives_its_model(start, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = load_config("configs/run/quickstart.yaml", ["model.decoder.layers=3"])
+    (run / "config.yaml").write_text(dump_config(config))
+    (run / "checkpoints/step-00000001").mkdir(parents=True)
+    (run / "checkpoints/step-00000001/manifest.json").write_text("{}")
+    for folder in (run, run / "checkpoints/step-00000001"):
+        tuned = load_config(RECIPE, [f"init.from={folder}"])
+        assert tuned.model.decoder == config.model.decoder
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(dump_config(load_config(RECIPE, [f"init.from={run}"])))
+    (run / "config.yaml").unlink()
+    assert load_config(resolved).model.decoder == config.model.decoder
+
+
+def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
+    with pytest.raises(ConfigError, match="no run, checkpoint, model folder or Hugging Face folder is there; check"):
+        load_config(RECIPE, [f"init.from={tmp_path / 'nowhere'}"])
+    (tmp_path / "model.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"model\.json: init.from: no model can be read"):
+        load_config(RECIPE, [f"init.from={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["finetune.rank=4"], "rank goes with kind=lora, not full"),
+        (["finetune.kind=lora"], "finetune.kind=lora adapts a model that is there; name it under init.from"),
+        (
+            ["finetune.kind=lora", "init={from: x, freeze: [a]}"],
+            "init.freeze has no meaning with finetune.kind=lora, which freezes all",
+        ),
+    ],
+)
+def test_fine_tuning_that_cannot_be_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/quickstart.yaml", overrides)
+
+
+def test_adapters_beside_a_recurrent_model_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"finetune\.kind=lora adapts linear layers of blocks, which model\.kind=recurrent"
+    ):
+        load_config("configs/run/multi30k_recurrent.yaml", ["finetune.kind=lora", "init.from=x"])
