@@ -27,10 +27,10 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
         if start is None:
             start = {**_EMPTY, "nodes": [attempt.get("host")], "started": attempt.get("started")}
             starts.append(start)
-        noted = {name: attempt.get(name) for name in ("world_size", "from_step")}
-        # What rank 0 has said of its end is more exact than what the driver saw.
-        noted |= {name: attempt[name] for name in ("ended", "exit_code", "reason") if attempt.get(name) is not None}
-        start |= {name: value for name, value in noted.items() if value is not None}
+        names = ["world_size", "from_step"]
+        if start["exit_code"] is None:  # else the driver has said what rank 0 said, and what it made of it
+            names += ["ended", "exit_code", "reason"]
+        start |= {name: attempt[name] for name in names if attempt.get(name) is not None}
     return sorted(starts, key=lambda start: _instant(start["started"]))
 
 

@@ -178,8 +178,16 @@ def test_an_attempt_and_the_start_of_its_job_are_one(run):
     starts = merge_starts([local, first, second], rows)
     assert [(s["job"], s["restart"], s["nodes"], s["from_step"], s["exit_code"], s["reason"]) for s in starts] == [
         (None, None, ["login"], None, 75, "stopped"),
-        ("7", 0, ["n1", "n2"], 0, 76, "rank 1 is gone"),
+        ("7", 0, ["n1", "n2"], 0, 137, "rank 1 on n2 was killed"),
         ("7", 1, ["n1", "n3"], 20, None, None),
+    ]
+
+
+def test_what_rank_0_noted_stands_in_for_a_driver_that_was_killed():
+    slurm = {"job": "7", "restart": 0}
+    attempt = {"number": 1, "started": at(1), "slurm": slurm, "ended": at(4), "exit_code": 75, "reason": "stopped"}
+    assert [(s["job"], s["exit_code"], s["reason"]) for s in merge_starts([attempt], [start(0)])] == [
+        ("7", 75, "stopped")
     ]
 
 
