@@ -10,6 +10,7 @@ from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.index.dataset import check_local
 from pretrain.lease import refuse_if_owned
+from pretrain.plan.calibration import find_calibration
 from pretrain.plan.cluster import Cluster, find_gpu
 from pretrain.plan.course import parse_time
 from pretrain.plan.fits import Problem, check_fits
@@ -97,7 +98,7 @@ def _divides(config: RunConfig, ranks: int) -> bool:
 def plan_job(
     config: RunConfig, request: Request, site: SiteConfig, run: str, cwd: str, python: str
 ) -> tuple[LaunchSpec, list[Problem]]:
-    """Returns the job of a run, and what is wrong with it that `--force` overrides. Reads nothing.
+    """Returns the job of a run, and what is wrong with it that `--force` overrides.
 
     Args:
         config: The run.
@@ -132,8 +133,8 @@ def plan_job(
         site=site,
     )
     gpu = "cpu" if config.engine.device == "cpu" else site.gpu or "h100"
-    problems = check_fits(config, Cluster(max(counts, default=request.nodes), ranks, find_gpu(gpu)))
-    return spec, problems
+    cluster = Cluster(max(counts, default=request.nodes), ranks, find_gpu(gpu), find_calibration(gpu))
+    return spec, check_fits(config, cluster)
 
 
 def check_site(config: RunConfig, spec: LaunchSpec) -> None:

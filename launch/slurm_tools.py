@@ -29,10 +29,10 @@ class Answer:
 
     @property
     def complaint(self) -> str:
-        """The line that says what is wrong."""
+        """The line that says what is wrong: the first error, which is the most exact."""
         lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
         named = [line for line in lines if "error:" in line]
-        return (named or lines or [f"exit code {self.code}"])[-1].rpartition("error: ")[2]
+        return (named or lines[-1:] or [f"exit code {self.code}"])[0].rpartition("error: ")[2]
 
 
 def run_tool(arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Answer:

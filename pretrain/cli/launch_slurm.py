@@ -105,7 +105,7 @@ def plan(config: "RunConfig", request: "Request", site: "SiteConfig") -> "tuple[
 def weigh(name: str, problems: "list[Problem]", force: bool) -> None:
     """Refuses what cannot work, and warns of what may not. Raises: ConfigError."""
     for problem in problems:
-        if problem.kind == "batch" and not force:
+        if problem.refuses and not force:
             raise problem.error()
         typer.echo(f"warning: {name}: {problem.what}; {problem.fix}", err=True)
 
