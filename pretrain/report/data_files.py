@@ -1,12 +1,11 @@
 """Whether the files of a shard folder are what its index says, byte for byte.
 
-    tokenizer     -> sha256
     sidecars      -> CRC32 and shape; offsets, counts and lengths of documents as in the index and in the members
     each member   -> CRC32 of every array; ids below the vocabulary; document starts that ascend from 0
     each tar      -> sha256 of the whole
 
 All damage is told at once: of a shard its first damaged member, or that its bytes between members are not those of the
-index. Not here: what a stream makes of the shards (data_replay.py).
+index. Not here: the tokenizer (data_open.py), and what a stream makes of the shards (data_replay.py).
 """
 
 import hashlib
@@ -21,7 +20,6 @@ import numpy as np
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.shard_reader import ShardReader
 from pretrain.data.shard_set import ShardSet
-from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.errors import DataError
 from pretrain.index import LABELLED, DataIndex
 from pretrain.report.data_hash import TokenSums
@@ -64,7 +62,6 @@ def check_files(store: ShardStore, index: DataIndex, start_phase: StartPhase) ->
     Raises:
         DataError: Something is not as the index says; names shard and member.
     """
-    _check_tokenizer(store.folder, index)
     sets = {name: ShardSet(store, index, name) for name, split in index.splits.items() if split.num_tokens}
     shards = [(name, number) for name, entries in sets.items() for number in range(len(entries))]
     entries = [entry for opened in sets.values() for entry in opened.split.shards]
@@ -79,19 +76,6 @@ def check_files(store: ShardStore, index: DataIndex, start_phase: StartPhase) ->
         assert isinstance(result, int)
         token_sums[name] = (token_sums[name] + result) % 2**64
     return CheckedFiles(len(entries), sum(entry.num_members for entry in entries), num_bytes, token_sums)
-
-
-def _check_tokenizer(folder: Path, index: DataIndex) -> None:
-    path = folder / "tokenizer.json"
-    fix = "copy it again or run `pretrain prepare` again"
-    try:
-        found = tokenizer_hash(path)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    if found != index.tokenizer_sha256:
-        raise DataError(
-            f"sha256 is {found[:12]}, the index says {index.tokenizer_sha256[:12]}", where=str(path), fix=fix
-        )
 
 
 def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> int | DataError:

@@ -92,15 +92,3 @@ def test_bytes_between_members_are_told_apart_from_members(folder):
 def test_a_token_beyond_the_vocabulary_is_found(folder):
     with pytest.raises(DataError, match=r"holds token \d+, the vocabulary 20 ids"):
         check(folder, vocab_size=20)
-
-
-def test_another_tokenizer_is_found(folder):
-    path = folder / "tokenizer.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole + b" ")
-    with pytest.raises(DataError, match=r"tokenizer\.json: sha256 is \w{12}, the index says \w{12}; copy it again"):
-        check(folder)
-    path.unlink()
-    with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read: No such file"):
-        check(folder)
-    path.write_bytes(whole)

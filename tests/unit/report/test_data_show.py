@@ -12,6 +12,7 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.report.data_setup import Choice
 from pretrain.report.data_show import show
 from pretrain.report.data_show_text import print_rows
+from pretrain.report.data_stats import count_data
 from tests.unit.report.data_folders import make_folder, make_texts
 
 TEXTS = make_texts(60)
@@ -148,6 +149,18 @@ def test_validation_is_shown_in_its_fixed_order(root, config):
 def test_what_cannot_be_shown_is_refused(root, what, overrides, choice, error, words):
     with pytest.raises(error, match=words):
         show(str(root / what), overrides, Choice(**choice))
+
+
+@pytest.mark.parametrize("look", [lambda path: show(path, [], Choice()), count_data], ids=["show", "stats"])
+def test_tokens_are_not_spelt_by_another_tokenizer(tmp_path, look):
+    make_folder(tmp_path / "text", TEXTS)
+    path = tmp_path / "text/tokenizer.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(DataError, match=r"tokenizer\.json: sha256 is \w{12}, the index says \w{12}; copy it again"):
+        look(str(path.parent))
+    path.unlink()
+    with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read: No such file"):
+        look(str(path.parent))
 
 
 def test_a_split_that_there_is_not_is_refused_before_anything_is_read():
