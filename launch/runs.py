@@ -129,9 +129,12 @@ class _Read:
 
     def facts(self, queue: dict[str, Job] | None) -> RunFacts:
         """Puts it together with what Slurm says; None where it says nothing."""
-        owner = live_owner(self.run)
         queued = sorted((queue[job] for job in self.jobs if queue and job in queue), key=lambda job: job.is_waiting)
         job = queued[0] if queued else None
+        owner = live_owner(self.run)
+        is_ours = owner is not None and owner.job.partition("@")[0] in {str(row.get("job")) for row in self.journal}
+        if is_ours and queue is not None and all(other.is_waiting for other in queued):
+            owner = None  # its job is over, and has not released the run: it was killed
         last_job = (job.element if job else None) or (self.jobs[-1] if self.jobs else None)
         ended = next((start for start in reversed(self.starts) if start["exit_code"] is not None), None)
         metrics = _last_row(self.run.metrics)

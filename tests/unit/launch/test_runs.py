@@ -84,7 +84,7 @@ def train_a_little(run: RunDir, steps: int = 40) -> None:
     (run.checkpoints / f"step-{3 * steps:08d}.bad-damaged").mkdir()
 
 
-def own(run: RunDir, *, pid: int, released: bool = False, age_s: float = 0.0) -> None:
+def own(run: RunDir, *, pid: int, released: bool = False, age_s: float = 0.0, job: str = "") -> None:
     """Writes the lease of an attempt of this machine."""
     from dataclasses import replace
 
@@ -92,7 +92,7 @@ def own(run: RunDir, *, pid: int, released: bool = False, age_s: float = 0.0) ->
 
     run.lease.mkdir(exist_ok=True)
     path = run.lease / "00000001.json"
-    path.write_bytes(replace(this_process(), number=1, pid=pid, released=released).to_json())
+    path.write_bytes(replace(this_process(), number=1, pid=pid, released=released, job=job).to_json())
     os.utime(path, (time.time() - age_s,) * 2)
 
 
@@ -112,6 +112,7 @@ def test_a_local_run_needs_no_slurm(run, squeue):
     ("lease", "state"),
     [
         ({"pid": os.getpid()}, "running"),
+        ({"pid": os.getpid(), "job": "9@cluster"}, "running"),
         ({"pid": os.getpid(), "released": True}, "lost"),
         ({"pid": DIED}, "lost"),
         ({"pid": os.getpid(), "age_s": LEASE_S + 1}, "lost"),
@@ -146,6 +147,14 @@ def test_the_state_of_a_job_is_what_slurm_and_the_journal_say(run, squeue, rows,
     squeue(*([answer] if answer else []))
     facts = read_run(run.path)
     assert (facts.state, facts.job, facts.restarts) == (state, "7", sum(row["event"] == "start" for row in rows) - 1)
+
+
+@pytest.mark.parametrize(("answers", "state"), [(True, "failed"), (False, "running")])
+def test_the_last_sign_of_life_of_a_job_that_slurm_knows_no_more_is_not_believed(run, squeue, answers, state):
+    journal(run, start(0), end(5, 137, "rank 0 was killed", decision="end"))
+    own(run, pid=os.getpid(), job="7@cluster")
+    squeue(code=0 if answers else 1)
+    assert read_run(run.path).state == state
 
 
 def test_a_cancelled_run_is_told_from_one_that_stopped_by_itself(run, squeue):
