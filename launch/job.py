@@ -1,7 +1,7 @@
 """The driver of a job, on its first node: `python -m launch.job SPEC`, what the batch script becomes.
 
-    journal: a start  ->  breaker  ->  rendezvous  ->  srun launch.node on every node  ->  how it ended  ->  decide
-    ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
+    journal: a start  ->  breaker  ->  doctor  ->  rendezvous  ->  srun launch.node on every node  ->  how it ended
+    ->  decide  ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
 
     SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
     SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from launch.decide import Decision, Outcome, decide
+from launch.examine import examine_nodes
 from launch.exits import Ending, read_ending
 from launch.journal import append_row, count_idle_restarts, last_end, newest_step, read_journal
 from launch.modes import Meeting, hostfile_text
@@ -103,6 +104,10 @@ class Driver:
         if (self._run.launch / CANCELLED).exists():
             return Ending(EXIT_RESUME_ME, "not started", False)
         begun, attempt = time.monotonic(), 0
+        if self._spec.site.doctor:
+            found = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
+            if found is not None:
+                return Ending(found.code, found.reason, False)
         while True:
             ending = self._launch(nodes, attempt)
             attempt += 1

@@ -72,6 +72,7 @@ class SiteConfig(Section):
         sbatch: Further options, one an item: `--comment=x`.
         srun: Further options of the step that trains: `--mpi=none`.
         requeue: Whether a job may put itself back into the queue. If not, submit a chain of them with `--jobs`.
+        doctor: Whether `pretrain doctor --quick` looks at every node at the head of a job.
         python: Interpreter on the nodes. None: the one that submits.
         signal_s: Seconds before the time limit at which a job is asked to save. None: from how long a save takes.
     """
@@ -94,6 +95,7 @@ class SiteConfig(Section):
     sbatch: list[Option] = Field(default_factory=list)
     srun: list[Option] = Field(default_factory=list)
     requeue: bool = True
+    doctor: bool = True
     python: Place | None = None
     signal_s: int | None = Field(default=None, ge=30, le=65535)
 
