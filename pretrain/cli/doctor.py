@@ -47,19 +47,21 @@ def doctor_command(
     import os
 
     from pretrain.config.load import load_config
-    from pretrain.doctor.place import find_place
+    from pretrain.doctor.place import find_place, slurm_environment
     from pretrain.doctor.small import ask
 
     if compare is not None:
         report = _compared(compare)
         raise typer.Exit(_tell(report, as_json))
     loaded = None if config is None else load_config(config, overrides or [])
+    place = find_place(os.environ, ranks, is_quick=quick)
+    if place.is_started:
+        os.environ.update(slurm_environment(os.environ))
     if selftest or calibrate:
         if config is None or loaded is None:
             raise typer.BadParameter(f"--{'selftest' if selftest else 'calibrate'} needs a CONFIG")
-        asked = ask(config, overrides or [], loaded, ranks, None if calibrate else output)
+        asked = ask(config, overrides or [], loaded, ranks, None if calibrate else output, place)
         raise typer.Exit(_selftest(asked, as_json) if selftest else _calibrate(asked, gpu, output, as_json))
-    place = find_place(os.environ, ranks, is_quick=quick)
     if quick:
         from pretrain.doctor.quick import look
 
@@ -88,13 +90,15 @@ def _compared(path: Path) -> "Report":
 
 
 def _selftest(asked: "Asked", as_json: bool) -> int:
-    from pretrain.doctor.check import Report, this_host
+    from pretrain.doctor.check import Report, exit_code, this_host
     from pretrain.doctor.selftest import run_selftest
     from pretrain.doctor.versions import own_versions
     from pretrain.drill.progress import show_progress
 
     with show_progress() as progress:
-        checks = run_selftest(asked, progress.say)
+        checks = run_selftest(asked, progress.say if asked.place.rank == 0 else lambda text: None)
+    if asked.place.rank:
+        return exit_code(checks)
     return _tell(Report(this_host(), checks, own_versions()), as_json)
 
 
@@ -109,10 +113,13 @@ def _calibrate(asked: "Asked", gpu: str | None, output: Path | None, as_json: bo
 
     try:
         with show_progress() as progress:
-            calibration, found = calibrate(asked, gpu, progress.say)
+            measured = calibrate(asked, gpu, progress.say if asked.place.rank == 0 else lambda text: None)
     finally:
-        if asked.folder.exists():
+        if asked.place.rank == 0 and asked.folder.exists():
             remove_dir(asked.folder)
+    if measured is None:
+        return 0  # rank 0 writes it
+    calibration, found = measured
     path = output or calibration_folder() / f"{calibration.gpu}.json"
     save_calibration(calibration, path)
     if as_json:

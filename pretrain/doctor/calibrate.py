@@ -10,11 +10,12 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pretrain import dist
 from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
-from pretrain.doctor.measure import Shape
+from pretrain.doctor.measure import Shape, measure
 from pretrain.doctor.small import Asked, small_overrides
 from pretrain.doctor.spawn import run_ranks
 from pretrain.doctor.trial import read_metrics, run_command
@@ -130,8 +131,10 @@ def describe(calibration: Calibration, found: dict[str, Any]) -> list[tuple[str,
     return [*rows, ("a step", "", f"{calibration.efficiency:.3f} of its kernels alone")]
 
 
-def calibrate(asked: Asked, gpu_name: str | None, tell: Callable[[str], None]) -> tuple[Calibration, dict[str, Any]]:
-    """Measures kernels on the ranks of this machine, and times a step on one.
+def calibrate(
+    asked: Asked, gpu_name: str | None, tell: Callable[[str], None]
+) -> tuple[Calibration, dict[str, Any]] | None:
+    """Measures kernels on the ranks of this machine, or of a job, and times a step on one.
 
     Args:
         asked: Config, ranks, folder for the small run.
@@ -139,7 +142,7 @@ def calibrate(asked: Asked, gpu_name: str | None, tell: Callable[[str], None]) -
         tell: Hears what is being done.
 
     Returns:
-        The calibration, and what was measured.
+        The calibration, and what was measured; None on ranks of a job other than 0.
 
     Raises:
         ConfigError: The device is not known, or the config has no attention.
@@ -148,7 +151,12 @@ def calibrate(asked: Asked, gpu_name: str | None, tell: Callable[[str], None]) -
     device = asked.cluster.device
     shape = shape_of(asked.loaded, device)
     tell(f"kernels, on {asked.cluster.size} rank{'s' if asked.cluster.size > 1 else ''}")
-    found = run_ranks("measure", asked.cluster.size, asdict(shape), _MEASURED_WITHIN_S)
+    if asked.place.is_started:
+        found = measure(dist.read_world(), shape)
+        if asked.place.rank:
+            return None
+    else:
+        found = run_ranks("measure", asked.cluster.size, asdict(shape), _MEASURED_WITHIN_S)
     calibration = build_calibration(found, gpu_name)
     tell(f"{_STEPS} steps of a small run of the config")
     timed = _time_step(asked, calibration)

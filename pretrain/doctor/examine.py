@@ -4,7 +4,6 @@ alone                     this host; then ranks are started here, which meet and
 a rank of torchrun, srun  one process of each host looks at it; then all meet, and every rank knows all
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check, Report
 from pretrain.doctor.machine import ask_driver
-from pretrain.doctor.place import Place, slurm_environment
+from pretrain.doctor.place import Place
 from pretrain.doctor.quick import look
-from pretrain.doctor.versions import check_same
+from pretrain.doctor.versions import check_same, list_hosts
 
 _RANKS = 2
 
@@ -38,7 +37,6 @@ def examine(config: RunConfig | None, place: Place) -> tuple[Report, bool]:
         return replace(report, checks=[*report.checks, *start_ranks(size, engine, folder)]), True
     from pretrain import dist
 
-    os.environ.update(slurm_environment(os.environ))
     world = dist.read_world()
     mine = look(config, place, is_quick=False) if world.local_rank == 0 else None
     checks, reports = meet(world, engine, folder, mine)
@@ -58,15 +56,22 @@ def _default_ranks(config: RunConfig | None) -> int:
 
 
 def merge_reports(reports: Sequence[Report]) -> list[Check]:
-    """Returns the checks of several hosts as one list: what passes everywhere once, the rest with the host's name."""
+    """Returns the checks of several hosts as one list: what passes everywhere once, the rest with the hosts' names."""
     merged: list[Check] = []
     for name in dict.fromkeys(check.name for report in reports for check in report.checks):
         found = [(report.host, check) for report in reports for check in report.checks if check.name == name]
-        bad = [(host, check) for host, check in found if check.status != "pass"]
+        bad: dict[Check, list[str]] = {}
+        for host, check in found:
+            if check.status != "pass" and host not in bad.setdefault(check, []):
+                bad[check].append(host)
         if not bad:
             same = len({check.detail for _, check in found}) == 1
-            merged.append(found[0][1] if same else Check(name, "pass", "; ".join(f"{h}: {c.detail}" for h, c in found)))
-        merged += [replace(check, detail=f"{host}: {check.detail}") for host, check in bad]
+            host, first = found[0]
+            more = "" if same else f"{host}: "
+            merged.append(
+                replace(first, detail=more + first.detail + ("" if same else f"; {len(found) - 1} more pass"))
+            )
+        merged += [replace(check, detail=f"{list_hosts(hosts)}: {check.detail}") for check, hosts in bad.items()]
     return merged
 
 

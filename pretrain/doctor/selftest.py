@@ -1,7 +1,8 @@
 """`pretrain doctor --selftest CONFIG`: whether training is right on these machines, in a few steps of a config.
 
     each ZeRO stage trains the same few steps        the same samples, and losses within rounding of each other
-    a run is killed, resumed, and compared           by `pretrain drill`: ledger, weights and moments equal in bits
+    a run is killed, resumed, and compared           by `pretrain drill`: ledger, weights and moments equal in bits;
+                                                     over several nodes by selftest_job.py: the ledger equal in bits
 
 The runs are made small (small.py), have a folder of their own, and are removed where all is well.
 """
@@ -14,8 +15,9 @@ from pathlib import Path
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check
+from pretrain.doctor.selftest_job import kill_in_job
 from pretrain.doctor.small import Asked, small_overrides
-from pretrain.doctor.trial import Trial, run_command
+from pretrain.doctor.trial import Trial, end_of, rank_environment, run_command, start_command
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
 from pretrain.io import remove_dir
 from pretrain.rundir import RunDir
@@ -43,10 +45,11 @@ def run_selftest(asked: Asked, tell: Callable[[str], None]) -> list[Check]:
         checks.append(check)
         if ledger:
             ledgers[f"stage {stage}"] = ledger
-    checks.append(compare_ledgers(ledgers, tolerance_of(asked.loaded)))
+    if asked.place.rank == 0:
+        checks.append(compare_ledgers(ledgers, tolerance_of(asked.loaded)))
     tell(f"kill and resume: {DRILL_STEPS} steps, uninterrupted and killed")
-    checks.append(_run_drill(asked))
-    if all(check.status != "fail" for check in checks):
+    checks.append(kill_in_job(asked, _overrides) if asked.place.is_started else _run_drill(asked))
+    if asked.place.rank == 0 and all(check.status != "fail" for check in checks):
         remove_dir(asked.folder)
     return checks
 
@@ -77,11 +80,17 @@ def _run_stage(asked: Asked, stage: int, tell: Callable[[str], None]) -> tuple[C
             name, "warn", f"left out: {error.what.splitlines()[0]}", "nothing: this config cannot run at it"
         ), []
     tell(f"{name}: {STEPS} steps on {asked.cluster.size} rank{'s' if asked.cluster.size > 1 else ''}")
-    arguments = ["launch", "local", asked.config, *overrides, "--ranks", str(asked.cluster.size)]
     log = asked.folder / f"stage-{stage}.log"
-    trial = run_command(arguments, log)
+    if asked.place.is_started:
+        log = asked.folder / f"stage-{stage}-rank-{asked.place.rank}.log"
+        trial = end_of(start_command(["train", asked.config, *overrides], log, rank_environment(1 + stage)), log)
+    else:
+        arguments = ["launch", "local", asked.config, *overrides, "--ranks", str(asked.cluster.size)]
+        trial = run_command(arguments, log)
     if trial.exit_code != EXIT_OK:
         return _failed(name, trial, log), []
+    if asked.place.rank:
+        return Check(name, "pass", "rank 0 has the ledger"), []
     ledger = read_audit(RunDir(asked.folder / f"stage-{stage}").audit)
     return Check(name, "pass", f"{len(ledger)} steps, loss {float.fromhex(ledger[-1].loss):.5f}"), ledger
 

@@ -3,12 +3,14 @@
 What is tried stays the config's own: widths, heads, lengths, micro-batch, objective, optimizer, precision, data.
 """
 
+import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.config.run import RunConfig
 from pretrain.doctor.machine import ask_driver, read_memory
+from pretrain.doctor.place import Place
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS, name_of_device
 from pretrain.plan.layout import Layout, task_of
@@ -27,8 +29,9 @@ class Asked:
         config: As the user named it.
         overrides: As well.
         loaded: Both, resolved.
-        cluster: Ranks of this machine and what they are.
+        cluster: Ranks, and what they are.
         folder: For all of it.
+        place: This process's among the ranks of a job, which is tried as a whole; else the ranks are started here.
     """
 
     config: str
@@ -36,28 +39,36 @@ class Asked:
     loaded: RunConfig
     cluster: Cluster
     folder: Path
+    place: Place
 
 
-def ask(config: str, overrides: list[str], loaded: RunConfig, ranks: int | None, folder: Path | None) -> Asked:
-    """Says what is tried, on the ranks of this machine.
+def ask(
+    config: str, overrides: list[str], loaded: RunConfig, ranks: int | None, folder: Path | None, place: Place
+) -> Asked:
+    """Says what is tried: on the ranks of this machine, or of the job that this process is a rank of.
 
     Args:
         config: As the user named it.
         overrides: As well.
         loaded: Both, resolved.
         ranks: None: one a GPU, else two; one where the engine is for one process.
-        folder: None: one of its own beside the run.
+        folder: None: one of its own beside the run; of all ranks of a job the same.
+        place: Of this process.
     """
     gpus = [] if loaded.engine.device == "cpu" else ask_driver()[0]
     found = name_of_device(gpus[0].name) if gpus else "cpu"
     gpu = GPUS[found or "h100"]
     if gpus:  # whatever it is called, its memory is known
         gpu = replace(gpu, memory_gib=gpus[0].memory_bytes / 2**30)
-    size = ranks or (1 if loaded.engine.kind == "single" else len(gpus) or 2)
+    local, nodes = ranks or (1 if loaded.engine.kind == "single" else len(gpus) or 2), 1
+    token = secrets.token_hex(6)
+    if place.is_started:
+        local, nodes = place.local_size, place.size // place.local_size
+        token = f"{os.environ.get('SLURM_JOB_ID', 'job')}-{os.environ['MASTER_PORT']}"
     if not gpus and (total := read_memory()[0]):
-        gpu = replace(gpu, memory_gib=total / size / 2**30)
-    own = Path(loaded.run.dir) / f".doctor-{secrets.token_hex(6)}"
-    return Asked(config, overrides, loaded, Cluster(1, size, gpu), folder or own)
+        gpu = replace(gpu, memory_gib=total / local / 2**30)
+    own = Path(loaded.run.dir) / f".doctor-{token}"
+    return Asked(config, overrides, loaded, Cluster(nodes, local, gpu), folder or own, place)
 
 
 def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,45 @@ class Trial:
 
 def run_command(arguments: Sequence[str], log: Path, within_s: float = WITHIN_S) -> Trial:
     """Runs `pretrain ARGUMENTS`, its messages in `log`. Raises: subprocess.TimeoutExpired."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    return end_of(start_command(arguments, log, environment), log, within_s)
+
+
+def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `pretrain ARGUMENTS`, its messages in `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        done = subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-m", "pretrain", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stream,
-            env={**os.environ, "WANDB_MODE": "disabled"},
-            timeout=within_s,
+            env={**environment, "WANDB_MODE": "disabled"},
         )
+
+
+def rank_environment(turn: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the environment of a rank that this rank starts, to meet those that the others start.
+
+    Args:
+        turn: Counts the runs of a job, from 1: each has a port of its own.
+        environment: Of this rank.
+    """
+    kept = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+    return kept | {"MASTER_PORT": str(int(environment["MASTER_PORT"]) + turn)}
+
+
+def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN_S) -> Trial:
+    """Waits for a command. Raises: subprocess.TimeoutExpired: it is killed."""
+    try:
+        output, _ = process.communicate(timeout=within_s)
+    finally:
+        process.kill()
+        process.wait()
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.strip().removeprefix("error: ") for line in said if line.strip().startswith("error: ")]
-    error = errors[0] if errors else (said[-1].strip() if said and done.returncode else "")
-    return Trial(done.returncode, done.stdout.decode(errors="replace"), redact(error))
+    error = errors[0] if errors else (said[-1].strip() if said and process.returncode else "")
+    return Trial(process.returncode, output.decode(errors="replace"), redact(error))
 
 
 def read_metrics(run: RunDir) -> list[dict[str, Any]]:

@@ -59,11 +59,12 @@ def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
                 places.append(host)
         if len(by_version) > 1:
             rarest = sorted(by_version.items(), key=lambda item: len(item[1]))
-            found.append(f"{name} is " + ", ".join(f"{version} on {_list(places)}" for version, places in rarest))
+            found.append(f"{name} is " + ", ".join(f"{version} on {list_hosts(places)}" for version, places in rarest))
     return found
 
 
-def _list(hosts: list[str]) -> str:
+def list_hosts(hosts: Sequence[str]) -> str:
+    """Returns `n1, n2, n3, n4 and 60 more`."""
     shown = ", ".join(hosts[:_MOST_HOSTS])
     return shown if len(hosts) <= _MOST_HOSTS else f"{shown} and {len(hosts) - _MOST_HOSTS} more"
 

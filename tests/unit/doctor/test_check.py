@@ -43,9 +43,15 @@ def test_what_passes_everywhere_is_told_once_and_the_rest_names_its_host():
     assert merged[1].exit_code == 74
 
 
-def test_hosts_that_pass_with_other_numbers_are_told_with_their_names():
+def test_of_hosts_that_pass_with_other_numbers_the_first_is_told():
     (merged,) = merge_reports([report("n1", GOOD), report("n2", Check("fsync", "pass", "9 ms"))])
-    assert merged.detail == "n1: 3 ms; n2: 9 ms"
+    assert merged.detail == "n1: 3 ms; 1 more pass"
+
+
+def test_what_is_wrong_on_many_hosts_is_one_line():
+    slow = Check("fsync", "warn", "a small file takes 0.9 s", "another file system")
+    (merged,) = merge_reports([report(f"n{number}", slow) for number in range(1, 65)])
+    assert merged.detail == "n1, n2, n3, n4 and 60 more: a small file takes 0.9 s"
 
 
 def test_a_differing_package_is_named_with_the_host_that_has_it():

@@ -1,0 +1,69 @@
+"""Kill and resume over the ranks of a job, on several nodes: every rank starts a rank of its own, three times.
+
+golden    to its end
+killed    the last rank's is killed once a checkpoint is behind it; the others notice, and end by themselves
+again     the same command resumes, to its end; then the two ledgers must be equal in bits
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pretrain.doctor.check import Check
+from pretrain.doctor.small import Asked
+from pretrain.doctor.trial import WITHIN_S, end_of, rank_environment, start_command
+from pretrain.errors import EXIT_DIVERGED, EXIT_OK
+from pretrain.rundir import RunDir
+from pretrain.tracking.audit import compare
+
+STEPS, EVERY, KILL_AT = 24, 4, 9
+_FIRST_TURN = 10
+_POLL_S = 0.01
+_NAME = "kill and resume"
+
+
+def kill_in_job(asked: Asked, small: Callable[..., list[str]]) -> Check:
+    """Trains, kills, resumes and compares, as one rank of the job; rank 0's verdict counts.
+
+    Args:
+        asked: What is tried.
+        small: Makes the overrides of a small run: `small(asked, name, steps, *more)`.
+    """
+    is_victim = asked.place.rank == asked.place.size - 1
+    mark = asked.folder / "killed.at"
+    runs = [("golden", False), ("killed", is_victim), ("killed", False)]
+    for turn, (name, kills) in enumerate(runs, start=_FIRST_TURN):
+        overrides = small(asked, name, STEPS, f"checkpoint.every_steps={EVERY}")
+        log = asked.folder / f"{name}-{turn}-rank-{asked.place.rank}.log"
+        process = start_command(["train", asked.config, *overrides], log, rank_environment(turn))
+        if kills:
+            _kill_at(process, RunDir(asked.folder / name), mark)
+        trial = end_of(process, log)
+        if trial.exit_code != EXIT_OK and turn != _FIRST_TURN + 1:
+            return Check(_NAME, "fail", f"{name}: exit code {trial.exit_code}: {trial.error}", f"see {log}")
+    if asked.place.rank:
+        return Check(_NAME, "pass", "rank 0 compares the ledgers")
+    if not mark.is_file():
+        fix = "nothing, or a larger config: these steps are too quick for it"
+        return Check(_NAME, "warn", "the run ended before it could be killed", fix)
+    different = compare(RunDir(asked.folder / "golden").audit, RunDir(asked.folder / "killed").audit)
+    if different is not None:
+        text = f"the resumed run is not the uninterrupted one: {different}"
+        return Check(_NAME, "fail", text, f"see {asked.folder}", EXIT_DIVERGED)
+    where = f"rank {asked.place.size - 1} killed at step {mark.read_text(encoding='ascii')}"
+    return Check(_NAME, "pass", f"{where}, {STEPS} steps; the ledgers are equal in bits")
+
+
+def _kill_at(process: subprocess.Popen[bytes], run: RunDir, mark: Path) -> None:
+    """Kills a rank once the run's ledger has so many steps; writes down at which, unless it ends before."""
+    deadline = time.monotonic() + WITHIN_S
+    while process.poll() is None and time.monotonic() < deadline:
+        step = len(run.audit.read_bytes().splitlines()) if run.audit.is_file() else 0
+        if step >= KILL_AT:
+            process.send_signal(signal.SIGKILL)
+            if process.wait() == -signal.SIGKILL:
+                mark.write_text(str(step), encoding="ascii")
+            return
+        time.sleep(_POLL_S)
