@@ -1,12 +1,12 @@
 """Texts to arrays of ids."""
 
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from pretrain.data.ragged import Ragged
 from pretrain.data.tokenizer.roles import eos_id, special_ids, special_tokens_of
@@ -41,12 +41,11 @@ class Encoder:
         """
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         if not markers:
-            return self._ids(encodings)
+            return self._join(encoding.ids for encoding in encodings)
         ids = [encoding.ids for encoding in encodings]
         for number in markers:
             ids[number] = self._encode_marker(texts[number])
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        return Ragged(np.fromiter(chain.from_iterable(ids), self.eos.dtype, int(lengths.sum())), lengths)
+        return self._join(ids)
 
     def _encode_marker(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -62,12 +61,16 @@ class Encoder:
     def encode_placed(self, texts: list[str]) -> tuple[Ragged, list[list[tuple[int, int]]]]:
         """Encodes texts together; returns the ids of each, and of each the characters that its tokens are made of."""
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return self._ids(encodings), [encoding.offsets for encoding in encodings]
+        return self._join(encoding.ids for encoding in encodings), [encoding.offsets for encoding in encodings]
 
-    def _ids(self, encodings: list[Encoding]) -> Ragged:
-        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-        ids = chain.from_iterable(encoding.ids for encoding in encodings)
-        return Ragged(np.fromiter(ids, self.eos.dtype, int(lengths.sum())), lengths)
+    def _join(self, ids: Iterable[list[int]]) -> Ragged:
+        """Returns the ids of texts, one list a text, as arrays."""
+        # A third faster than numpy's fromiter, which asks a Python object for each id.
+        values, lengths = array("I"), []
+        for one in ids:
+            values.fromlist(one)
+            lengths.append(len(one))
+        return Ragged(np.frombuffer(values, np.uintc).astype(self.eos.dtype), np.array(lengths, np.int64))
 
 
 def build_encoder(tokenizer: Tokenizer) -> Encoder:
