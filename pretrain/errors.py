@@ -9,7 +9,7 @@ exit code; no traceback, unless `--debug` is given. Every other exception is a b
 | 64 | of a bad config or command line | no: correct it |
 | 65 | of bad data: text, shards, a tokenizer | no: correct it |
 | 66 | a checkpoint is missing, damaged, or not of this model | no |
-| 69 | ranks cannot be started or reach each other, or a package is missing | no |
+| 69 | ranks cannot be started or reach each other, a package is missing, or a GPU's memory is too small | no |
 | 70 | of a bug of ours | no |
 | 73 | another live process owns the folder | once that one has ended |
 | 74 | the disk refused a write: full, over quota, read-only | once there is room |
@@ -73,6 +73,12 @@ class CheckpointError(PretrainError):
 
 class LaunchError(PretrainError):
     """Ranks that cannot be started or cannot reach each other, or a missing dependency (exit code 69)."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class OutOfMemoryError(PretrainError):
+    """A GPU whose memory is too small for the run (exit code 69)."""
 
     exit_code = EXIT_UNAVAILABLE
 

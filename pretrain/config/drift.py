@@ -26,7 +26,9 @@ _TABLE = {
         engine.timeout_s
         checkpoint.{every_steps,keep,keep_every_steps,best}
         guard.{max_skips,max_rollbacks,check_replicas_every}
-        tracking.{log_every_steps,wandb,project,entity}
+        tracking.{log_every_steps,norms_every_steps,wandb,project,entity,alerts,stall_alert_s,artifacts}
+        tracking.samples.{prompts,every_evals,max_tokens,temperature}
+        profile.{steps,ranks,memory_history}
         init.check_tokenizer
         resume.allow
         launch.{elastic,max_idle_restarts}

@@ -13,13 +13,13 @@ from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.recurrent import ModelSection
+from pretrain.config.tracking import ProfileConfig, TrackingConfig
 from pretrain.config.train import (
     CheckpointConfig,
     EvalConfig,
     InitConfig,
     ResumeConfig,
     RunSection,
-    TrackingConfig,
     TrainConfig,
 )
 from pretrain.config.training_rules import check_training
@@ -47,6 +47,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()
     tracking: TrackingConfig = TrackingConfig()
+    profile: ProfileConfig = ProfileConfig()
     init: InitConfig = InitConfig()
     finetune: FinetuneConfig = FinetuneConfig()
     resume: ResumeConfig = ResumeConfig()

@@ -1,6 +1,4 @@
-"""`train:`, `eval:`, `checkpoint:`, `tracking:`, `run:`, `init:`, `resume:` -- a run's course, and what it leaves."""
-
-from typing import Literal
+"""`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- a run's course, and what it leaves."""
 
 from pydantic import Field
 
@@ -51,22 +49,6 @@ class CheckpointConfig(Section):
     keep: int = Field(default=2, ge=2)
     keep_every_steps: int = Field(default=0, ge=0)
     best: str | None = None
-
-
-class TrackingConfig(Section):
-    """Where metrics go, besides `metrics.jsonl` and the console.
-
-    Attributes:
-        log_every_steps: Interval of metric rows.
-        wandb: `auto` is online with a key and offline without one.
-        project: Weights & Biases project.
-        entity: Weights & Biases team or user. None: the key's default.
-    """
-
-    log_every_steps: int = Field(default=10, ge=1)
-    wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    project: str = "pretrain"
-    entity: str | None = None
 
 
 class RunSection(Section):

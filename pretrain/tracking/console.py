@@ -1,8 +1,8 @@
-"""What rank 0 shows of the metrics: a progress bar where stderr is a terminal, else one aligned line a row.
+"""What rank 0 shows of the metrics: a progress line where stderr is a terminal, else one aligned line a row.
 
 Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
-stay above the bar. The bar has no thread of its own: it moves when a row is logged. A terminal that goes away stops the
-showing, not the run.
+stay above the progress line. That has no thread of its own: it moves when a row is logged. A terminal that goes away
+stops the showing, not the run.
 """
 
 import contextlib
@@ -22,6 +22,11 @@ def _duration(seconds: float) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return (f"{days}d " if days else "") + f"{hour}:{minute:02}:{second:02}"
+
+
+def _bytes(value: float) -> str:
+    """Returns a size with three digits and a binary unit: 950M, 1.20G."""
+    return f"{value / 2**20:.0f}M" if value < 1000 * 2**20 else f"{value / 2**30:.3g}G"
 
 
 def _count(value: float) -> str:
@@ -44,11 +49,23 @@ _COLUMNS: dict[str, tuple[str, Any]] = {
     "tokens_per_s": ("tok/s", _count),
     "mfu": ("mfu", lambda value: f"{value:.1%}"),
     "data_wait": ("wait", lambda value: f"{value:.1%}"),
+    "memory_bytes": ("mem", _bytes),
     "eta_s": ("eta", _duration),
 }
 """Shown metrics, in order: label and format. A row shows those that it has; rows without a loss show all they have."""
 
-_WIDTHS = {"loss": 8, "lr": 8, "grad_norm": 7, "tokens_per_s": 6, "data_wait": 6, "mfu": 5, "eta_s": 8}
+_WIDTHS = {
+    "loss": 8,
+    "lr": 8,
+    "grad_norm": 7,
+    "tokens_per_s": 6,
+    "data_wait": 6,
+    "mfu": 5,
+    "memory_bytes": 5,
+    "eta_s": 8,
+}
+_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s")
+"""What a progress line leaves out first where the terminal is narrow."""
 
 
 def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
@@ -65,11 +82,22 @@ def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
     return ("  " if aligned else " ").join(parts)
 
 
+def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
+    """Returns as much of a row as `width` characters hold; loss and time left are always among it."""
+    shown = dict(metrics)
+    for name in (*_LEAST_WANTED, None):
+        text = format_metrics(shown, aligned=False)
+        if len(text) <= width or name is None:
+            break
+        shown.pop(name, None)
+    return text
+
+
 class Console:
     """Shows rows as they come.
 
     Args:
-        total_steps: Length of the bar.
+        total_steps: Where the steps end.
     """
 
     def __init__(self, total_steps: int) -> None:
@@ -80,6 +108,7 @@ class Console:
     def _start_bar(self, console: Any) -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
 
+        # The text takes what it needs, the bar what is left: nothing, on a narrow terminal.
         progress = Progress(
             TextColumn("{task.completed}/{task.total} {task.fields[metrics]}"),
             BarColumn(bar_width=None),
@@ -103,7 +132,8 @@ class Console:
             logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
             return
         try:
-            text = format_metrics(metrics, aligned=False)
+            width = self._progress.console.width - len(f"{step}/{self._total_steps} ") - 2
+            text = fit_metrics(metrics, width)
             self._progress.update(self._task, completed=step, metrics=text, refresh=True)
         except (OSError, ValueError):
             self._progress = None

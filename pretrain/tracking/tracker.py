@@ -1,15 +1,15 @@
-"""One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases.
+"""One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases. Texts and alerts too.
 
 Not here: the audit ledger, which is a promise, not a report, and must not be best effort (`audit.py`).
 """
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.train import TrackingConfig
+from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError
 from pretrain.tracking.console import Console
 from pretrain.tracking.jsonl import JsonLines
@@ -29,6 +29,7 @@ class Tracker:
         run_id: Identity of the run, the same over resumes.
         run_name: Shown in wandb.
         run_config: The resolved config, shown in wandb.
+        find_facts: Called in another thread: what wandb shows besides.
 
     Raises:
         DiskError: metrics.jsonl cannot be opened at all.
@@ -44,6 +45,7 @@ class Tracker:
         run_id: str,
         run_name: str,
         run_config: Mapping[str, Any],
+        find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._active = rank == 0
         if not self._active:
@@ -59,7 +61,9 @@ class Tracker:
             run_name=run_name,
             run_config=run_config,
             after_step=-1 if sent is None else sent,
+            find_facts=find_facts,
         )
+        self._samples: JsonLines | None = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
 
     def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
         """Takes the row of a step. Steps never go backwards, but after `rewind`.
@@ -83,16 +87,42 @@ class Tracker:
             self._console.show(step, metrics)
         self._wandb.log(step, metrics)
 
+    def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
+        """Takes what was generated at a step: (prompt, text) each, for samples.jsonl, the log and a table in wandb."""
+        if not self._active or self._samples is None:
+            return
+        row = {"step": step, "samples": [{"prompt": prompt, "text": text} for prompt, text in rows]}
+        try:
+            self._samples.append(row)
+        except DiskError as error:
+            logger.warning("samples are no longer written: %s", error)
+            self._samples = None
+        for prompt, text in rows:
+            logger.info("sample %r: %r", prompt, text)
+        self._wandb.samples(step, rows)
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Tells of a checkpoint that was committed."""
+        if self._active:
+            self._wandb.checkpoint(step, path)
+
+    def alert(self, title: str, text: str) -> None:
+        """Sends an alert to whoever follows the run. The log has said it already."""
+        if self._active:
+            self._wandb.alert(title, text)
+
     def rewind(self, step: int) -> None:
         """Forgets the rows after a committed step, which the run will come to once more."""
         if self._active and self._lines is not None:
             sent = self._lines.last_step()
             if sent is not None:
                 self._wandb.resume_after(sent)
-            try:
-                self._lines.rewind(step)
-            except (DiskError, DataError) as error:
-                logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
+            for lines in (self._lines, self._samples):
+                try:
+                    if lines is not None:
+                        lines.rewind(step)
+                except (DiskError, DataError) as error:
+                    logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
 
     def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
         """Finishes the bar, the file and the wandb run. Idempotent.
@@ -104,5 +134,6 @@ class Tracker:
             return
         self._console.close()
         self._wandb.close(timeout_s)
-        if self._lines is not None:
-            self._lines.close()
+        for lines in (self._lines, self._samples):
+            if lines is not None:
+                lines.close()

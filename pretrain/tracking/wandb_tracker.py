@@ -1,6 +1,8 @@
 """Weights & Biases as a mirror of metrics.jsonl: best effort, and never in the way of a step.
 
-    log(step, metrics)  ->  a queue  ->  a thread of its own: import wandb, init, log, finish
+    log(step, metrics)          ->  a queue  ->  a thread of its own: import wandb, init, log, finish
+    samples, checkpoint, alert  ->  the same queue, in order; what fails of these is one warning
+    no row for too long         ->  an alert of the thread itself: the run stands still
 
 The thread waits for the network, so that training does not. What can go wrong there ends in one warning, and in the
 next best thing: online becomes offline, offline becomes nothing.
@@ -17,18 +19,21 @@ import contextlib
 import logging
 import os
 import queue
+import shlex
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from pretrain.config.train import TrackingConfig
+from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DiskError
 from pretrain.io import make_dir, write_file
 from pretrain.log import WANDB_HOST, netrc_password, quiet_libraries, redact
+from pretrain.tracking.stall import StallWatch
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +75,14 @@ def _without_secrets(value: Any) -> Any:
     return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What is sent besides rows: what it does, for the warning, and how."""
+
+    action: str
+    send: Callable[[Any], object]
+
+
 class WandbMirror:
     """Mirrors rows to wandb from a thread.
 
@@ -81,6 +94,7 @@ class WandbMirror:
         run_config: The resolved config, shown with the run; secrets in it are hidden.
         after_step: Rows up to this step were sent before the run was resumed; they are not sent again, so that steps
             never go backwards. -1: none.
+        find_facts: Called in the thread, before wandb starts: what is shown beside the config.
     """
 
     def __init__(
@@ -92,22 +106,63 @@ class WandbMirror:
         run_name: str,
         run_config: Mapping[str, Any],
         after_step: int = -1,
+        find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._run_dir, self._config, self._after_step = run_dir, config, after_step
         self._identity = {"id": run_id, "name": run_name, "config": _without_secrets(run_config)}
         self._mode = choose_mode(config.wandb)
-        self._rows: queue.Queue[dict[str, float] | None] = queue.Queue(_MAX_QUEUED_ROWS)
-        self._warned_full = False
+        self._find_facts = find_facts
+        self._rows: queue.Queue[dict[str, float] | _Extra | None] = queue.Queue(_MAX_QUEUED_ROWS)
+        self._warned_full = self._is_offline = False
         self._thread = threading.Thread(target=self._work, name="wandb-mirror", daemon=True)
         if self._mode != "off":
             self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hands a row to the thread; about 2 us. A queue full of rows that wandb does not take drops it."""
-        if step <= self._after_step or not self._thread.is_alive():
+        if step > self._after_step:
+            self._put({"step": step, **metrics})
+
+    def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
+        """Hands over what was generated at a step, as a table: (prompt, text) each."""
+
+        def send(run: Any) -> None:
+            import wandb
+
+            table = wandb.Table(columns=["step", "prompt", "text"], data=[[step, *row] for row in rows])
+            run.log({"step": step, "samples": table})
+
+        if step > self._after_step:
+            self._put(_Extra("log samples", send))
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Tells of a committed checkpoint, as `tracking.artifacts` says."""
+        how, name = self._config.artifacts, f"checkpoint-{self._identity['id']}"
+
+        def send(run: Any) -> None:
+            import wandb
+
+            artifact = wandb.Artifact(name, type="checkpoint", metadata={"step": step})
+            if how == "files":
+                for file in sorted(path.iterdir()):  # adding the folder at once would write to the terminal
+                    artifact.add_file(str(file))
+            else:
+                artifact.add_reference(path.resolve().as_uri(), checksum=False)
+            run.log_artifact(artifact, aliases=["latest", f"step-{step}"])
+
+        if how != "none":
+            self._put(_Extra(f"log the checkpoint {path.name}", send))
+
+    def alert(self, title: str, text: str) -> None:
+        """Sends an alert, unless alerts are off."""
+        if self._config.alerts:
+            self._put(_Extra("alert", partial(_alert, title=title, text=text)))
+
+    def _put(self, item: dict[str, float] | _Extra) -> None:
+        if not self._thread.is_alive():
             return
         try:
-            self._rows.put_nowait({"step": step, **metrics})
+            self._rows.put_nowait(item)
         except queue.Full:
             if not self._warned_full:
                 logger.warning("wandb: takes no rows; they go to metrics.jsonl only")
@@ -127,18 +182,39 @@ class WandbMirror:
         if self._thread.is_alive():
             logger.warning("wandb: not finished after %.1f s; the run folder has what was not uploaded", timeout_s)
             _kill_service()
+        if self._is_offline:
+            logger.info("wandb: tracked offline; to upload it: wandb sync %s", self._offline_runs(self._run_dir))
 
     def _work(self) -> None:
         # By mask, not by SIG_IGN: a thread can set it, and no signal that is meant for the run itself is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         run = self._start()
-        restarts = 0
-        while (row := self._rows.get()) is not None:
-            while run is not None and not self._attempt("log", partial(run.log, row)):
+        restarts, watch = 0, StallWatch(self._config.stall_alert_s if self._config.alerts else 0.0)
+        while (item := self._next(run, watch)) is not None:
+            if isinstance(item, _Extra):
+                if run is not None:
+                    self._attempt(item.action, partial(item.send, run))
+                continue
+            while run is not None and not self._attempt("log", partial(run.log, item)):
                 restarts += 1
                 run = self._restart() if restarts <= _MAX_RESTARTS else None
         if run is not None:
             self._attempt("finish", run.finish)
+
+    def _next(self, run: Any | None, watch: StallWatch) -> dict[str, float] | _Extra | None:
+        """Waits for what is sent next; tells when no row comes for too long."""
+        while True:
+            try:
+                item = self._rows.get(timeout=watch.patience_s)
+            except queue.Empty:
+                text = f"no metrics for {watch.patience_s:.0f} s, the last of step {watch.last_step}"
+                watch.give_up()
+                if run is not None:
+                    self._attempt("alert", partial(_alert, run, title="The run stands still", text=text))
+                continue
+            if isinstance(item, dict):
+                watch.see(int(item["step"]))
+            return item
 
     def _start(self) -> Any | None:
         """Starts wandb in the best mode that works; None when none does."""
@@ -168,6 +244,9 @@ class WandbMirror:
         import wandb
 
         quiet_libraries()
+        facts: dict[str, Any] = {}
+        self._attempt("describe the run", lambda: facts.update(_without_secrets(self._find_facts())))
+        identity = {**self._identity, "config": {**self._identity["config"], **facts}}
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -179,7 +258,7 @@ class WandbMirror:
         if hasattr(settings, "finish_timeout"):
             settings.finish_timeout = FINISH_TIMEOUT_S
         run = wandb.init(
-            **self._identity,
+            **identity,
             project=self._config.project,
             entity=self._config.entity,
             dir=str(make_dir(self._run_dir)),
@@ -189,19 +268,29 @@ class WandbMirror:
         )
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        if mode == "offline":
+        run.define_metric("val_loss", step_metric="step", summary="min")
+        self._is_offline = mode == "offline"
+        if self._is_offline:
             self._write_sync_note()
         return run
+
+    def _offline_runs(self, run_dir: Path) -> str:
+        """Returns a pattern for a shell that names what was written offline; attempts of one run go to one run."""
+        return f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*-{self._identity['id']}"
 
     def _write_sync_note(self) -> None:
         note = (
             "This run was tracked offline. To upload it, with a key (`wandb login`), from the run folder:\n\n"
-            f"    wandb sync wandb/offline-run-*-{self._identity['id']}\n"
+            f"    wandb sync {self._offline_runs(Path())}\n"
         )
         try:
             write_file(self._run_dir / "wandb" / "SYNC.txt", note.encode())
         except DiskError as error:
             logger.warning("wandb: %s", error)
+
+
+def _alert(run: Any, *, title: str, text: str) -> None:
+    run.alert(title=title, text=redact(text), level="ERROR")
 
 
 def _forget_service() -> None:

@@ -6,6 +6,7 @@ Each step calls one builder. Siblings meet here and nowhere else.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,16 +36,20 @@ from pretrain.plan.memory import STATE_BYTES
 from pretrain.plan.params import count_parameters
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
+from pretrain.tracking.facts import find_facts
 from pretrain.tracking.meter import Meter, peak_flops
+from pretrain.tracking.profile import Profiler
 from pretrain.tracking.timeline import Timeline
 from pretrain.tracking.tracker import Tracker
 from pretrain.train.best import recall_evaluations
 from pretrain.train.claim import Claim, begin
 from pretrain.train.handshake import agree_on_versions
 from pretrain.train.history import check_new
+from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.module import TrainModule
 from pretrain.train.resume import check_data
 from pretrain.train.rollback import agree_on_skips
+from pretrain.train.samples import Samples, build_samples
 from pretrain.train.start import Start, open_start
 
 
@@ -83,6 +88,9 @@ class Run:
     audit: AuditLedger | None
     meter: Meter
     timeline: Timeline
+    norms: LayerNorms
+    texts: Samples | None
+    profiler: Profiler
     stop: StopFlag
     progress: Progress
     attempt: int
@@ -127,15 +135,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     state = replace(state, skips=skips.ranges)
     samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
     loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
-    tracker = Tracker(
-        folder.path,
-        config.tracking,
-        rank=world.rank,
-        total_steps=config.train.steps,
-        run_id=record["id"],
-        run_name=config.run.name,
-        run_config=config.model_dump(by_alias=True, mode="json"),
-    )
+    tracker = _tracker(claim, world, record["id"])
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
     tracker.rewind(state.step)
     if audit is not None:
@@ -165,11 +165,28 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         audit=audit,
         meter=meter,
         timeline=timeline,
+        norms=LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0),
+        texts=build_samples(config, dataset, engine, world),
+        profiler=Profiler(config.profile, folder.path, world.rank, on_cuda=on_cuda),
         stop=stop,
         progress=progress,
         attempt=len(record["attempts"]),
     )
     return run, state
+
+
+def _tracker(claim: Claim, world: World, run_id: str) -> Tracker:
+    config = claim.config
+    return Tracker(
+        claim.folder.path,
+        config.tracking,
+        rank=world.rank,
+        total_steps=config.train.steps,
+        run_id=run_id,
+        run_name=config.run.name,
+        run_config=config.model_dump(by_alias=True, mode="json"),
+        find_facts=partial(find_facts, claim.dataset, world.size),
+    )
 
 
 def _room_needed(config: RunConfig, num_parameters: int, num_tensors: int, world: World) -> tuple[int, int]:

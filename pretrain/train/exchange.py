@@ -76,7 +76,16 @@ def start_exchange(
     def finish() -> Agreed:
         wait()
         total, correct, high, low, skipped, tokens, targets, written, stops, *by_source = values.tolist()
-        ints = map(int, (skipped, tokens, targets, written))
-        return Agreed(total, int(correct), join64(high, low), *ints, stops > 0, tuple(by_source))
+        return Agreed(
+            loss_sum=total,
+            num_correct=int(correct),
+            digest=join64(high, low),
+            num_skipped=int(skipped),
+            num_tokens=int(tokens),
+            next_targets=int(targets),
+            num_written=int(written),
+            stop=stops > 0,
+            by_source=tuple(by_source),
+        )
 
     return finish

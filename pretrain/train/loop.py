@@ -64,6 +64,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
 
         run.progress.enter(phase, state.step + 1)
+        run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets)
         phase = "forward-backward"
         run.progress.enter("data")
@@ -73,6 +74,8 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.stop.arm()  # from here on a stop has something to save
         pending = _start_exchange(run, saving, sums, batch, upcoming)
         saving.before_update()
+        if config.tracking.measures_norms(state.step + 1):
+            run.norms.arm()
         update, agreed = guard.update(learning_rate, num_targets, pending)
         run.timeline.enter("other")
         skipped_rows += agreed.num_skipped
@@ -86,7 +89,9 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
             metrics = _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update)
-            run.tracker.log(state.step, metrics | sources.take() | guard.metrics(state))
+            metrics |= sources.take() | guard.metrics(state) | run.norms.take(update, run.engine.device)
+            run.tracker.log(state.step, metrics)
+        _alert(run, state, loss)
         guard.act(state, batch)
 
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
@@ -96,6 +101,9 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         with run.timeline.within("checkpoint"):
             saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
         run.timeline.end_step()
+        with run.meter.excluded():
+            run.profiler.after_step(state.step)
+    run.profiler.close(state.step)
     guard.check_replicas(state)
     run.progress.enter("save")
     saving.finish(state)
@@ -198,6 +206,14 @@ def _metrics(
     return metrics | memory_metrics(run.engine.device)
 
 
+def _alert(run: Run, state: TrainState, loss: float) -> None:
+    """Sends an alert at the first of several steps that went wrong; the guard says what was done."""
+    if state.bad_steps_in_a_row == 1:
+        run.tracker.alert("A step was not finite", f"step {state.step}, loss {loss}: it was skipped")
+    elif state.spikes_in_a_row == 1:
+        run.tracker.alert("A loss spike", f"step {state.step}, loss {loss:.4g}")
+
+
 def _validate(run: Run, state: TrainState) -> None:
     """Logs the loss over the validation splits, the mean over all their targets; gives up when a stop is asked for."""
 
@@ -231,3 +247,5 @@ def _validate(run: Run, state: TrainState) -> None:
         metrics["val_bits_per_byte"] = bits / num_targets
     run.checkpoints.note_evaluation(state.step, metrics)
     run.tracker.log(state.step, metrics)
+    if run.texts is not None and run.texts.is_due(state.step):
+        run.tracker.samples(state.step, run.texts.generate())

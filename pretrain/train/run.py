@@ -15,6 +15,7 @@ from pretrain.rundir import end_attempt
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
+from pretrain.train.out_of_memory import memory_explained
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
         watchdog.log_file = claim.folder.logs / f"rank-{world.rank:05d}.log"
         try:
             setup_logging(world.rank, world.size, watchdog.log_file)
-            return _train(claim, world, stop, progress)
+            with memory_explained(config, claim.folder.path, world):
+                return _train(claim, world, stop, progress)
         except Exception as error:
             stop.arm()  # a launcher that ends us now would cut off what we have to say
             hang = _find_lost(error, watchdog)

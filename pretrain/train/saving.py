@@ -138,6 +138,7 @@ class Saving:
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
                 note_commit(self._run.folder, save.step)
                 self._note(save.step, seconds)
+                self._run.tracker.checkpoint(save.step, save.path)
         if save.is_finished:
             self._save, self._num_failed = None, 0
 

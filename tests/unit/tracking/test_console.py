@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 
-from pretrain.tracking.console import format_metrics
+from pretrain.tracking.console import fit_metrics, format_metrics
 
 ROW = {"loss": 3.21454, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_s": 12345.0, "data_wait": 0.004, "eta_s": 3725.0}
 
@@ -124,3 +124,22 @@ def test_a_pipe_whose_reader_is_gone_changes_nothing():
     child.stderr.close()
     output, _ = child.communicate("go\n", timeout=60)
     assert (output, child.returncode) == ("finished\n", 0)
+
+
+FULL = ROW | {"mfu": 0.412, "memory_bytes": 71.3e9}
+
+
+def test_a_narrow_terminal_loses_what_is_wanted_least_and_never_the_loss():
+    whole = format_metrics(FULL, aligned=False)
+    assert fit_metrics(FULL, len(whole)) == whole
+    assert "mfu" not in fit_metrics(FULL, len(whole) - 1)
+    for width in range(20, len(whole)):
+        shown = fit_metrics(FULL, width)
+        assert shown.startswith("loss 3.2145") and "eta 1:02:05" in shown
+        assert len(shown) <= max(width, len("loss 3.2145 eta 1:02:05"))
+
+
+def test_memory_has_a_binary_unit():
+    values = [0.0, 950 * 2**20, 71.3 * 2**30]
+    shown = [format_metrics({"memory_bytes": value}, aligned=False).split()[1] for value in values]
+    assert shown == ["0M", "950M", "71.3G"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import io
-from pretrain.config.train import TrackingConfig
+from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DiskError
 from pretrain.tracking import Tracker
 from pretrain.tracking.jsonl import read_rows

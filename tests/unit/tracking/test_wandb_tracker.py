@@ -17,18 +17,19 @@ from tests.unit.tracking.wandb_file import read_history
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 PREAMBLE = """
-    import contextlib, os, signal, sys, time
+    import contextlib, logging, os, signal, sys, time
     from pathlib import Path
-    from pretrain.config.train import TrackingConfig
+    from pretrain.config.tracking import TrackingConfig
     from pretrain.log import setup_logging
     from pretrain.tracking.wandb_tracker import WandbMirror
 
     setup_logging(0, 1)
+    logging.getLogger("pretrain").setLevel(logging.WARNING)
 
-    def mirror(mode="offline", after_step=-1, run_config={}):
+    def mirror(mode="offline", after_step=-1, run_config={}, find_facts=dict, **options):
         return WandbMirror(
-            Path("run"), TrackingConfig(wandb=mode), run_id="abc123", run_name="name", run_config=run_config,
-            after_step=after_step,
+            Path("run"), TrackingConfig(wandb=mode, **options), run_id="abc123", run_name="name",
+            run_config=run_config, after_step=after_step, find_facts=find_facts,
         )
 
     def children():
@@ -81,10 +82,14 @@ def test_offline_rows_arrive_in_order_and_the_folder_says_how_to_sync(python, tm
         m = mirror()
         for step in range(1, 6):
             m.log(step, {"loss": step / 8})
+        logging.getLogger("pretrain").setLevel(logging.INFO)
         m.close()
         m.close()
     """)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.split("INFO    ")[1:] == [
+        "wandb: tracked offline; to upload it: wandb sync run/wandb/offline-run-*-abc123\n"
+    ]
     assert read_history(tmp_path / "run") == [{"step": step, "loss": step / 8} for step in range(1, 6)]
     assert "wandb sync wandb/offline-run-*-abc123\n" in (tmp_path / "run" / "wandb" / "SYNC.txt").read_text()
 

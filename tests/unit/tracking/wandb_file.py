@@ -12,13 +12,23 @@ _FULL, _LAST = 1, 4
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Returns the history rows of every offline run under `run_dir`, in order of start, without wandb's own keys."""
-    return [row for path in sorted((run_dir / "wandb").glob("offline-run-*/*.wandb")) for row in _rows(path)]
+    rows = []
+    for record in read_records(run_dir, "history"):
+        items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+        rows.append({key: json.loads(text) for key, text in items.items() if not key.startswith("_")})
+    return rows
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def read_records(run_dir: Path, kind: str) -> list[Any]:
+    """Returns the records of a kind (`run`, `history`, `alert`) of every offline run, in order of start."""
+    paths = sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"))
+    return [record for path in paths for record in _records(path) if record.WhichOneof("record_type") == kind]
+
+
+def _records(path: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
-    data, place, payload, rows = path.read_bytes(), _FILE_HEADER_BYTES, b"", []
+    data, place, payload, records = path.read_bytes(), _FILE_HEADER_BYTES, b"", []
     while place + 7 <= len(data):
         left = _BLOCK_BYTES - place % _BLOCK_BYTES
         if left < 7:
@@ -31,7 +41,5 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(payload)
             payload = b""
-            if record.WhichOneof("record_type") == "history":
-                items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
-                rows.append({key: json.loads(text) for key, text in items.items() if not key.startswith("_")})
-    return rows
+            records.append(record)
+    return records

@@ -42,7 +42,9 @@ class Steps:
             audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
             checkpoints=manager(folder),
             engine=SimpleNamespace(state=self.store),
-            tracker=SimpleNamespace(log=lambda step, figures, shown: self.noted.append((step, figures))),
+            tracker=SimpleNamespace(
+                log=lambda step, figures, shown: self.noted.append((step, figures)), checkpoint=lambda step, path: None
+            ),
         )
         self.saving, self.step = Saving(self.run, 0), 0
 

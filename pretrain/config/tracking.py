@@ -1,0 +1,77 @@
+"""`tracking:` and `profile:` -- where metrics go, what else is shown of a run, and which steps are looked into."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pretrain.config.base import Section
+
+
+class SamplesConfig(Section):
+    """Texts that are generated while the run goes on: `samples.jsonl`, and a table in Weights & Biases.
+
+    Attributes:
+        prompts: What a decoder continues, or an encoder-decoder answers. None: no texts.
+        every_evals: Every so many evaluations (`eval.every_steps`).
+        max_tokens: Longest text.
+        temperature: 0: the likeliest token each time. Draws are the same each time.
+    """
+
+    prompts: list[str] = Field(default_factory=list)
+    every_evals: int = Field(default=1, ge=1)
+    max_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+
+
+class TrackingConfig(Section):
+    """Where metrics go, besides `metrics.jsonl` and the console (docs/observability.md).
+
+    Attributes:
+        log_every_steps: Interval of metric rows.
+        norms_every_steps: Interval of norms by layer, in the next row that is due. 0: never.
+        wandb: `auto` is online with a key and offline without one.
+        project: Weights & Biases project.
+        entity: Weights & Biases team or user. None: the key's default.
+        alerts: Weights & Biases alerts: a step that is not finite, a loss spike, a run that stands still.
+        stall_alert_s: Longest time between two rows before a run is said to stand still; three times the longest so
+            far at least. 0: never.
+        artifacts: What Weights & Biases is told of checkpoints: nothing, where they lie, or all their bytes.
+        samples: Texts that are generated.
+    """
+
+    log_every_steps: int = Field(default=10, ge=1)
+    norms_every_steps: int = Field(default=100, ge=0)
+    wandb: Literal["auto", "online", "offline", "off"] = "auto"
+    project: str = "pretrain"
+    entity: str | None = None
+    alerts: bool = True
+    stall_alert_s: float = Field(default=600.0, ge=0)
+    artifacts: Literal["none", "references", "files"] = "none"
+    samples: SamplesConfig = SamplesConfig()
+
+    def measures_norms(self, step: int) -> bool:
+        """Returns whether the row of a step has norms by layer: the first one at or after each interval."""
+        every, row = self.norms_every_steps, self.log_every_steps
+        return every > 0 and step % row == 0 and step // every > (step - row) // every
+
+
+class ProfileConfig(Section):
+    """A look into single steps, written to `profile/` in the run folder.
+
+    Attributes:
+        steps: [first, last] to trace with torch's profiler. None: none.
+        ranks: Which ranks trace.
+        memory_history: Keep the stack of each allocation on CUDA, for the snapshot that is written when memory runs
+            out; takes some 2 us an allocation.
+    """
+
+    steps: list[int] | None = Field(default=None, min_length=2, max_length=2)
+    ranks: list[int] = Field(default_factory=lambda: [0])
+    memory_history: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "ProfileConfig":
+        if self.steps is not None and not 1 <= self.steps[0] <= self.steps[1]:
+            raise ValueError(f"steps={self.steps} must be [first, last], from 1 on; use [{max(self.steps)}, "
+                             f"{max(self.steps) + 2}]")  # fmt: skip
+        return self

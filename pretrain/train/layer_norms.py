@@ -1,0 +1,155 @@
+"""Norms of gradients and updates by layer: which part of a model learns, stands still, or is about to blow up.
+
+    before the optimizer steps   the gradient beside each master weight  ->  squares, added up by layer
+    after it, under AdamW        what it has just subtracted             ->  the same
+    take()                       one all-reduce of two numbers a layer, where ZeRO has cut the weights up
+
+Works at every ZeRO stage, under DDP and in one process, because all of them hand the same torch optimizer fp32 weights
+with a gradient beside each; where a parameter's piece lies in them, the fragments of a checkpoint tell. What is seen
+there has been clipped: norms are given as before, so that the squares of all layers add up to that of `grad_norm`.
+
+An update of AdamW is computed from the moments that it leaves behind, so that no copy of the weights is needed:
+
+    w' = (1 - lr decay) w - d   with   d = lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+
+Not here: updates of optimizers over whole matrices (Muon, Adafactor), which leave nothing of the kind behind.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain import dist
+from pretrain.engine.engine import Update
+from pretrain.types import FragmentStore
+
+_BLOCK = re.compile(r"(\w+)\.blocks\.(\d+)\.")
+_CHUNK = 2**22
+"""Elements of an update computed at a time: 16 MiB in fp32."""
+
+
+def layer_of(name: str, width: int = 1) -> str:
+    """Returns the layer of a parameter: `decoder_03` for one of a block, else its first part: `embedding`, `head`."""
+    match = _BLOCK.search(name)
+    return f"{match[1]}_{int(match[2]):0{width}}" if match else name.partition(".")[0]
+
+
+class LayerNorms:
+    """Measures chosen steps of a run. All ranks call the same methods at the same steps.
+
+    Args:
+        names: Of all parameters, the same on every rank.
+        optimizer: What the engine steps.
+        state: Tells where each parameter's pieces lie.
+        is_cut: Whether each rank has a share of the weights (ZeRO 1 to 3); else all have them whole.
+    """
+
+    def __init__(
+        self, names: Sequence[str], optimizer: torch.optim.Optimizer, state: FragmentStore, *, is_cut: bool
+    ) -> None:
+        numbers = [int(match[2]) for match in map(_BLOCK.search, names) if match]
+        width = len(str(max(numbers, default=0)))
+        layers = {name: layer_of(name, width) for name in names}
+        self._layers = list(dict.fromkeys(layers.values()))
+        self._place = {name: self._layers.index(layer) for name, layer in layers.items()}
+        self._state, self._is_cut = state, is_cut
+        self._has_updates = isinstance(optimizer, torch.optim.AdamW)
+        self._pieces: dict[int, list[tuple[int, int, int]]] = {}
+        self._squares: list[tuple[int, int, Tensor]] = []
+        self._is_armed = False
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def arm(self) -> None:
+        """Measures the step that is about to be applied."""
+        self._is_armed, self._squares = True, []
+        self._pieces = {}
+        for fragment in self._state.held_fragments():
+            weight = fragment.tensors.get("weight")
+            if weight is not None and fragment.name in self._place:
+                piece = (weight.storage_offset(), weight.numel(), self._place[fragment.name])
+                self._pieces.setdefault(weight.untyped_storage().data_ptr(), []).append(piece)
+
+    def take(self, update: Update, device: torch.device) -> dict[str, float]:
+        """Returns `grad_norm/LAYER` and, under AdamW, `update_norm/LAYER`. Collective.
+
+        Nothing where no step was armed, or the step was skipped: it has changed nothing.
+
+        Args:
+            update: What the step did.
+            device: Where the ranks exchange tensors.
+        """
+        squares, armed = self._squares, self._is_armed
+        self._is_armed, self._squares, self._pieces = False, [], {}
+        if not armed or update.skipped:
+            return {}
+        sums = torch.zeros(2 * len(self._layers), dtype=torch.float64)
+        if squares:
+            places = torch.tensor([kind * len(self._layers) + layer for kind, layer, _ in squares])
+            sums.index_add_(0, places, torch.stack([value for *_, value in squares]).double().cpu())
+        if self._is_cut:
+            sums = dist.all_reduce_sum(sums.to(device)).cpu()
+        gradients, updates = (part.sqrt() for part in sums.chunk(2))
+        seen = float(gradients.norm())
+        if seen:
+            gradients *= update.grad_norm / seen
+        found = {f"grad_norm/{layer}": float(norm) for layer, norm in zip(self._layers, gradients, strict=True)}
+        if self._has_updates:
+            found |= {f"update_norm/{layer}": float(norm) for layer, norm in zip(self._layers, updates, strict=True)}
+        return found
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_armed:
+            return
+        for master, start, end, layer, _group in self._stepped(optimizer):
+            assert master.grad is not None
+            self._add(0, layer, master.grad.reshape(-1)[start:end])
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_armed or not self._has_updates:
+            return
+        for master, start, end, layer, group in self._stepped(optimizer):
+            for first in range(start, end, _CHUNK):
+                self._add(
+                    1, layer, adamw_update(optimizer.state[master], master, group, first, min(first + _CHUNK, end))
+                )
+
+    def _add(self, kind: int, layer: int, values: Tensor) -> None:
+        self._squares.append((kind, layer, torch.linalg.vector_norm(values).double().square()))
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, int, int, int, dict[str, Any]]]:
+        """Yields (tensor, start, end, layer, group) of each piece in the tensors that this step is about."""
+        for group in optimizer.param_groups:
+            for master in group["params"]:
+                if master.grad is None:
+                    continue
+                origin, size = master.storage_offset(), master.numel()
+                for offset, length, layer in self._pieces.get(master.untyped_storage().data_ptr(), ()):
+                    if 0 <= offset - origin < size:
+                        yield master, offset - origin, offset - origin + length, layer, group
+
+
+def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any], start: int, end: int) -> Tensor:
+    """Returns what the last step of AdamW has changed a weight by, up to its sign: [end - start], from what is left.
+
+    Args:
+        state: Of the weight: `step`, `exp_avg`, `exp_avg_sq`.
+        weight: After the step.
+        group: Its `lr`, `betas`, `eps` and `weight_decay`, as in the step.
+        start: First element, flattened.
+        end: One after the last.
+    """
+    (beta1, beta2), rate, decay, step = group["betas"], group["lr"], group["lr"] * group["weight_decay"], state["step"]
+    step = float(step)
+    first, second = (state[key].view(-1)[start:end] for key in ("exp_avg", "exp_avg_sq"))
+    change = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+    change = torch.div(first, change, out=change).mul_(rate / (1 - beta1**step))
+    if decay:
+        # w = (w' + d) / (1 - decay), and the change is decay w + d
+        change.add_(weight.view(-1)[start:end], alpha=decay).div_(1 - decay)
+    return change

@@ -1,0 +1,125 @@
+"""One short run with everything switched on that shows a run, and what it leaves: metrics, samples, profile, wandb."""
+
+import gzip
+import json
+import math
+import os
+import shutil
+
+import pytest
+
+from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.rundir import RunDir
+from pretrain.tracking.audit import read_audit
+from pretrain.tracking.jsonl import read_rows
+from pretrain.tracking.timeline import PARTS
+from tests.helpers.cli import run_cli
+from tests.unit.tracking.wandb_file import read_history, read_records
+
+CONFIG = """
+seed: 7
+run: {{dir: runs, name: run}}
+data: {{mixture: [{{name: most, path: {data}, weight: 3}}, {{name: few, path: {data}, weight: 1}}], lanes: 3}}
+model: {{preset: llama-tiny, max_seq_len: 32, decoder: {{width: 32, heads: 4, kv_heads: 2, ff_width: 48}}}}
+batch: {{global_tokens: 512, seq_len: 32, micro: 8}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
+train: {{steps: 12}}
+eval: {{every_steps: 6, max_tokens: 256}}
+engine: {{kind: single, precision: fp32, device: cpu}}
+checkpoint: {{every_steps: 6}}
+tracking:
+  log_every_steps: 2
+  norms_every_steps: 4
+  wandb: offline
+  artifacts: references
+  samples: {{prompts: ["alpha ", "be"], max_tokens: 8}}
+profile: {{steps: [3, 4]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("observed")
+    (folder / "config.yaml").write_text(CONFIG.format(data=corpus))
+    away = {name: "" for name in os.environ if name.startswith("WANDB_")}
+    done = run_cli("train", "config.yaml", cwd=folder, timeout_s=170, SLURM_JOB_ID="4711", **away)
+    assert done.code == 0, done.stderr
+    return RunDir(folder / "runs" / "run"), done
+
+
+def test_a_row_has_loss_by_source_memory_and_a_timeline_that_adds_up(run):
+    folder, _ = run
+    rows = [row for row in read_rows(folder.metrics) if "loss" in row]
+    assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
+    losses = {row.step: float.fromhex(row.loss) for row in read_audit(folder.audit)}
+    for row in rows:
+        assert row["loss"] == losses[row["step"]]
+        # All rows have as many targets, and of four samples in a row three are of the one source.
+        mean = 0.75 * row["loss_most"] + 0.25 * row["loss_few"]
+        assert mean == pytest.approx((losses[row["step"]] + losses[row["step"] - 1]) / 2, rel=1e-6)
+        assert row["memory_bytes"] > 10 * 2**20
+        assert {f"{part}_s" for part in ("data", "forward", "backward", "optimizer", "communication")} <= row.keys()
+        assert all(row.get(f"{part}_s", 0) >= 0 for part in PARTS)
+
+
+def test_norms_by_layer_come_at_their_interval_and_add_up_to_the_gradients(run):
+    folder, _ = run
+    rows = {row["step"]: row for row in read_rows(folder.metrics) if "loss" in row}
+    assert [step for step, row in rows.items() if "grad_norm/head" in row] == [4, 8, 12]
+    for step in (4, 8, 12):
+        norms = [value for key, value in rows[step].items() if key.startswith("grad_norm/")]
+        assert math.hypot(*norms) == pytest.approx(rows[step]["grad_norm"], rel=1e-5)
+        assert all(value > 0 for key, value in rows[step].items() if key.startswith("update_norm/"))
+
+
+def test_checkpoints_tell_what_they_cost(run):
+    folder, _ = run
+    rows = [row for row in read_rows(folder.metrics) if "checkpoint_step" in row]
+    assert [row["checkpoint_step"] for row in rows] == [6, 12]
+    assert all(row["checkpoint_write_s"] >= row["checkpoint_stall_s"] > 0 for row in rows)
+
+
+def test_samples_follow_each_evaluation_and_are_logged(run):
+    folder, done = run
+    rows = read_rows(folder.path / "samples.jsonl")
+    assert [row["step"] for row in rows] == [6, 12]
+    assert [[sample["prompt"] for sample in row["samples"]] for row in rows] == [["alpha ", "be"]] * 2
+    assert all(0 < len(sample["text"]) <= 8 for row in rows for sample in row["samples"])
+    assert done.stderr.count("sample 'alpha '") == 2
+
+
+def test_a_profile_has_the_operations_of_its_steps(run):
+    folder, _ = run
+    trace = json.loads(gzip.decompress((folder.path / "profile" / "steps-3-4-rank-0.json.gz").read_bytes()))
+    assert any("Backward" in event.get("name", "") for event in trace["traceEvents"])
+    table = (folder.path / "profile" / "steps-3-4-rank-0.txt").read_text()
+    assert "aten::" in table and "Self CPU" in table
+
+
+def test_wandb_has_the_rows_the_facts_the_texts_and_where_the_checkpoints_are(run):
+    folder, done = run
+    history = read_history(folder.path)
+    assert [row for row in history if "samples._type" not in row] == read_rows(folder.metrics)
+    tables = [(row["step"], row["samples._type"], row["samples.nrows"]) for row in history if "samples._type" in row]
+    assert tables == [(6, "table-file", 2), (12, "table-file", 2)]
+    config = {item.key: json.loads(item.value_json) for record in read_records(folder.path, "run")
+              for item in record.run.config.update}  # fmt: skip
+    assert config["batch"]["global_tokens"] == 512
+    assert config["slurm"] == {"job_id": "4711"}
+    assert config["machine"]["cores"] == os.cpu_count()
+    assert config["data_card"]["sources"]["few"]["kind"] == "text"
+    if shutil.which("git"):
+        assert len(config["code"]["commit"]) == 40
+    artifacts = [record.artifact for record in read_records(folder.path, "artifact")]
+    artifacts += [record.request.log_artifact.artifact for record in read_records(folder.path, "request")
+                  if record.request.HasField("log_artifact")]  # fmt: skip
+    assert [json.loads(artifact.metadata)["step"] for artifact in artifacts if artifact.type == "checkpoint"] == [6, 12]
+    assert f"wandb sync runs/run/wandb/offline-run-*-{folder.read_record()['id']}" in done.stderr
+
+
+def test_the_log_has_a_line_a_row_and_no_progress_bar(run):
+    folder, done = run
+    assert "\x1b" not in done.stderr and "\r" not in done.stderr
+    line = next(line for line in done.stderr.splitlines() if "step 12/12  loss" in line)
+    assert all(f"  {label} " in line for label in ("lr", "grad", "tok/s", "wait", "mem", "eta"))
+    assert len(list_checkpoints(folder.checkpoints)) == 2
