@@ -115,6 +115,8 @@ def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float)
             apart = abs(loss / expected - 1) if expected and math.isfinite(loss / expected) else math.inf
             if apart >= worst:
                 worst, where = apart, f"{other} at step {mine.step}"
+    if not worst:
+        return Check(name, "pass", f"losses of {', '.join(ledgers)} are equal in bits")
     text = f"losses of {', '.join(ledgers)} within {worst:.1e} of {first} ({where}); {tolerance:.0e} is allowed"
     if worst > tolerance:
         fix = "see to the versions of torch and NCCL on all nodes, and to memory errors (nvidia-smi -q)"
