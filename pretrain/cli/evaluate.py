@@ -73,7 +73,9 @@ def evaluate_command(
     if (source is None) != (reference is None) or (source is not None and data):
         raise ConfigError("not clear what to evaluate on", fix="give --data, or both --source and --reference")
     report: Any
-    with _interruptible():
+    from pretrain.evaluate.ranks import joined_ranks
+
+    with _interruptible(), joined_ranks(device) as (world, device):
         if source is None or reference is None:
             from pretrain.evaluate.corpus import Choice
             from pretrain.evaluate.held_out import evaluate_held_out
@@ -95,7 +97,8 @@ def evaluate_command(
                 resamples=resamples,
             )
             report = evaluate_translation(what, task, other=compare, output=output, device=device)
-    print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()))
+    if world.is_main:
+        print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()))
 
 
 @contextlib.contextmanager

@@ -63,12 +63,14 @@ class Setting:
         data: Where the tokens are, and how they are packed.
         lengths: Of rows.
         seed: Of masking and corruption.
+        guessed: The objective is not a run's, but what a model of this shape is for.
     """
 
     objective: ObjectiveConfig
     data: DataConfig
     lengths: RowLengths
     seed: int
+    guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def settle(what: What, choice: Choice) -> Setting:
     Raises:
         ConfigError: No data, or rows that cannot be.
     """
-    objective = ObjectiveConfig(kind=_OBJECTIVES[what.config.shape])
+    labels = what.config.head.kind == "labels"
+    objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[what.config.shape])
     data, batch, seed = DataConfig(path="-"), None, DEFAULT_SEED
     if what.run is not None:
         config = load_config(what.run.config)
@@ -116,7 +119,7 @@ def settle(what: What, choice: Choice) -> Setting:
         lengths = row_lengths(objective, rows, len(what.config.shape.split("+")))
     except ValueError as error:
         raise ConfigError(str(error).replace("batch.seq_len", "--seq-len"), fix="use longer rows") from None
-    return Setting(objective, data, lengths, seed)
+    return Setting(objective, data, lengths, seed, guessed=what.run is None)
 
 
 def _sources(paths: Sequence[str]) -> dict[str, Any]:
@@ -138,8 +141,12 @@ class Corpus:
         setting: Of the first model.
         choice: Of the command line.
         model: Tells stacks and special tokens.
+        rank: Of this process, which reads its share of the batches.
+        world_size: Processes.
 
     Attributes:
+        objective: What is predicted.
+        labels: Names of the labels that are predicted; empty: tokens are.
         sources: One or several; at least one has the split.
 
     Raises:
@@ -147,19 +154,25 @@ class Corpus:
         DataError: Data are missing or damaged, or have no such split.
     """
 
-    def __init__(self, setting: Setting, choice: Choice, model: AnyModelConfig) -> None:
+    def __init__(
+        self, setting: Setting, choice: Choice, model: AnyModelConfig, *, rank: int = 0, world_size: int = 1
+    ) -> None:
         stores = open_stores(setting.data, lambda: False)
         folders = {path: store.folder for path, store in zip(setting.data.paths, stores, strict=True)}
         self._dataset = open_dataset(setting.data, folders.__getitem__)
         for store in stores:
             store.check()
-        self._check_kind(setting.objective)
+        self.objective = setting.objective
+        if setting.guessed and self.objective.kind == "classify" and self._dataset.index.kind == "tags":
+            self.objective = ObjectiveConfig(kind="tag")
+        self._check_kind(self.objective)
+        self.labels = list(self._dataset.index.labels)
         packing = setting.data.packing
         if self._dataset.index.kind != "text" and packing == "concat":
             packing = "bins"
         data = setting.data.model_copy(update={"packing": packing})
         context = build_context(
-            setting.objective,
+            self.objective,
             fill_special(model.special_tokens, self._dataset),
             self._dataset,
             seed=setting.seed,
@@ -167,10 +180,10 @@ class Corpus:
             num_stacks=len(model.shape.split("+")),
             document_mask=data.document_mask,
         )
-        make_rows = build_rows(setting.objective, context)
+        make_rows = build_rows(self.objective, context)
         rows = max(1, choice.batch_tokens // max(setting.lengths.target, setting.lengths.source or 0))
         # A code for the text predicts each token from those before it, and no other objective does.
-        is_code = all(task.kind == "causal" for task in setting.objective.tasks)
+        is_code = all(task.kind == "causal" for task in self.objective.tasks)
         self.sources: list[HeldOut] = []
         for source, store in zip(self._dataset.sources, stores, strict=True):
             if len(stores) > 1 and choice.split not in source.index.splits:
@@ -181,8 +194,8 @@ class Corpus:
                 windows,
                 make_rows,
                 micro=rows,
-                rank=0,
-                world_size=1,
+                rank=rank,
+                world_size=world_size,
                 max_tokens=choice.max_tokens,
                 crop=packing == "padded",
             )
@@ -203,9 +216,15 @@ class Corpus:
                     fix="give other data",
                 )
 
-    def check_tokenizer(self, what: What) -> None:
-        """Refuses data whose tokens are not those of a model. Raises: DataError."""
+    def check_model(self, what: What) -> None:
+        """Refuses data whose tokens or labels are not those of a model. Raises: DataError."""
         index, folder = self._dataset.index, self._dataset.sources[0].folder
+        if self.labels and what.config.head.labels != self.labels:
+            raise DataError(
+                f"its labels are {', '.join(self.labels)}, those of {what.path} {', '.join(what.config.head.labels)}",
+                where=str(folder),
+                fix="prepare the data with the labels of the model, in its order",
+            )
         size = what.config.vocab_size
         if size is not None and index.vocab_size > size:
             raise DataError(

@@ -1,22 +1,26 @@
-"""A model's loss on prepared data, source by source, and beside another model's.
+"""A model's loss and scores on prepared data, source by source, and beside another model's.
 
-What -> Setting -> Corpus -> every batch once -> LossReport a source, and of all
+What -> Setting -> Corpus -> every batch once, a share of them on each rank -> a report for each source, and for all
 """
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.what import What, open_what
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
+from pretrain.evaluate.bootstrap import RESAMPLES
 from pretrain.evaluate.corpus import Choice, Corpus, HeldOut, settle
+from pretrain.evaluate.held_out_report import HeldOutReport, SourceLoss
+from pretrain.evaluate.label_scores import Answers, compare_labels, score_labels
+from pretrain.evaluate.labels import read_answers, sum_documents
 from pretrain.evaluate.loss import LossReport, evaluate_loss
-from pretrain.evaluate.row_loss import Difference, ModelLoss, RowSums, compare_rows, sum_rows
+from pretrain.evaluate.ranks import current
+from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, sum_rows
 from pretrain.log import stderr_console
 from pretrain.objective import build_loss
 from pretrain.types import Batch
@@ -24,128 +28,40 @@ from pretrain.types import Batch
 ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLoss:
-    """Loss on a source.
-
-    Attributes:
-        source: Its name; `all`: that of all.
-        report: Of the model.
-        bits_per_byte: None: not every token is predicted, or the text's size is not known.
-        left_out: Pairs that are longer than a row.
-        baseline: Of the model that it is compared with.
-        difference: The model's less the baseline's.
-    """
-
-    source: str
-    report: LossReport
-    bits_per_byte: float | None
-    left_out: int
-    baseline: LossReport | None = None
-    difference: Difference | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """Returns plain values."""
-        facts = {**_facts(self.report), "bits_per_byte": self.bits_per_byte, "left_out": self.left_out}
-        if self.baseline is not None and self.difference is not None:
-            facts |= {"baseline": _facts(self.baseline), "difference": asdict(self.difference)}
-        return facts
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutReport:
-    """Losses by source, the last of all.
-
-    Attributes:
-        model: As it was given.
-        baseline: The same of the model that it is compared with.
-        objective: Kinds of what is predicted.
-        split: What was read.
-    """
-
-    model: str
-    baseline: str | None
-    objective: str
-    split: str
-    losses: list[SourceLoss]
-
-    def facts(self) -> dict[str, Any]:
-        """Returns plain values."""
-        named = {"kind": "loss", "model": self.model, "objective": self.objective, "split": self.split}
-        if self.baseline is not None:
-            named["baseline"] = self.baseline
-        return {**named, "sources": {loss.source: loss.facts() for loss in self.losses}}
-
-    def lines(self) -> list[str]:
-        """Returns what is printed."""
-        lines = [f"{self.model}: {self.objective}, {self.split}"]
-        for found in self.losses:
-            report = found.report
-            bits = "" if found.bits_per_byte is None else f"  bits per byte {found.bits_per_byte:.4f}"
-            left_out = f"  ({found.left_out:,} pairs longer than a row)" if found.left_out else ""
-            lines.append(
-                f"  {found.source:<12} loss {report.loss:.4f}  perplexity {report.perplexity:.3f}{bits}  "
-                f"accuracy {report.accuracy:.4f}  {report.num_targets:,} targets{left_out}"
-            )
-            if found.difference is not None:
-                d = found.difference
-                lines.append(
-                    f"  {'':<12} against {self.baseline}: {d.loss:+.4f}, 95% {d.low:+.4f} to {d.high:+.4f}, "
-                    f"p {d.p_value:.4f}, {d.num_rows:,} rows"
-                )
-        return lines
-
-
-def _facts(report: LossReport) -> dict[str, Any]:
-    return {
-        "loss": report.loss,
-        "perplexity": report.perplexity,
-        "accuracy": report.accuracy,
-        "targets": report.num_targets,
-        "correct": report.num_correct,
-    }
-
-
 def evaluate_held_out(
-    what: Path, choice: Choice, *, other: Path | None = None, resamples: int = 1000, device: str = "cpu"
+    what: Path, choice: Choice, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
 ) -> HeldOutReport:
-    """Measures a model on every token of a split, once.
+    """Measures a model on every token of a split, once. Collective: all ranks return the same.
 
     Args:
         what: A run, a checkpoint, a model folder or a Hugging Face folder.
         choice: Which data.
         other: The baseline to compare with: it reads the same rows, which the first model's config makes.
-        resamples: Of the paired bootstrap.
+        resamples: Of the bootstrap.
         device: As of `open_artifact`.
 
     Raises:
         ConfigError: The objective does not fit the model or the data.
-        DataError: Data are missing or damaged, or of another tokenizer.
+        DataError: Data are missing or damaged, or of another tokenizer or other labels.
     """
     described = open_what(what)
     setting = settle(described, choice)
-    corpus = Corpus(setting, choice, described.config)
-    corpus.check_tokenizer(described)
+    rank, world_size = current()
+    corpus = Corpus(setting, choice, described.config, rank=rank, world_size=world_size)
+    corpus.check_model(described)
     if other is not None:
         theirs = open_what(other)
-        _check_fits(theirs, setting.objective, max(setting.lengths.target, setting.lengths.source or 0))
-        corpus.check_tokenizer(theirs)
-    loss = build_loss(setting.objective)
-    model = ModelLoss(open_artifact(what, device).model, loss)
-    if other is None:
+        _check_fits(theirs, corpus.objective, max(setting.lengths.target, setting.lengths.source or 0))
+        corpus.check_model(theirs)
+    if corpus.labels:
+        losses = _evaluate_labels(corpus, what, other, resamples, device)
+    elif other is None:
+        model = ModelLoss(open_artifact(what, device).model, build_loss(corpus.objective))
         losses = [_measure(model, held, what.name) for held in corpus.sources]
-        if len(losses) > 1:
-            losses.append(_of_all(losses))
+        losses += [_of_all(losses)] if len(losses) > 1 else []
     else:
-        mine = [sum_rows(model, _shown(held, what.name)) for held in corpus.sources]
-        model = ModelLoss(open_artifact(other, device).model, loss)
-        its = [sum_rows(model, _shown(held, other.name)) for held in corpus.sources]
-        pairs = list(zip(corpus.sources, mine, its, strict=True))
-        losses = [_paired(held, one, two, resamples) for held, one, two in pairs]
-        if len(losses) > 1:
-            difference = compare_rows(_joined(its), _joined(mine), resamples)
-            losses.append(replace(_of_all(losses), baseline=_joined(its).report, difference=difference))
-    kinds = "+".join(task.kind for task in setting.objective.tasks)
+        losses = _compare(corpus, what, other, resamples, device)
+    kinds = "+".join(task.kind for task in corpus.objective.tasks)
     return HeldOutReport(str(what), None if other is None else str(other), kinds, choice.split, losses)
 
 
@@ -180,13 +96,49 @@ def _of_source(held: HeldOut, report: LossReport) -> SourceLoss:
     return SourceLoss(held.name, report, bits, held.num_left_out)
 
 
-def _paired(held: HeldOut, mine: RowSums, its: RowSums, resamples: int) -> SourceLoss:
-    found = _of_source(held, mine.report)
-    return replace(found, baseline=its.report, difference=compare_rows(its, mine, resamples))
+def _compare(corpus: Corpus, what: Path, other: Path, resamples: int, device: str) -> list[SourceLoss]:
+    """Returns a model's losses beside a baseline's."""
+    sums: list[list[RowSums]] = []
+    for path in (what, other):
+        model = ModelLoss(open_artifact(path, device).model, build_loss(corpus.objective))
+        sums.append([sum_rows(model, _shown(held, path.name)) for held in corpus.sources])
+    losses = []
+    for held, mine, its in zip(corpus.sources, *sums, strict=True):
+        found = _of_source(held, mine.report)
+        losses.append(replace(found, baseline=its.report, differences=compare_rows(its, mine, resamples)))
+    if len(losses) > 1:
+        mine, its = (reduce(operator.add, of_model) for of_model in sums)
+        whole = _of_all(losses)
+        losses.append(replace(whole, baseline=its.report, differences=compare_rows(its, mine, resamples)))
+    return losses
 
 
-def _joined(sums: Sequence[RowSums]) -> RowSums:
-    return reduce(operator.add, sums)
+def _evaluate_labels(corpus: Corpus, what: Path, other: Path | None, resamples: int, device: str) -> list[SourceLoss]:
+    """Returns the scores of a classifier, beside a baseline's where there is one."""
+    answers: list[list[Answers]] = []
+    for path in (what, *([] if other is None else [other])):
+        model = open_artifact(path, device).model
+        answers.append([read_answers(model, _shown(held, path.name)) for held in corpus.sources])
+    losses = []
+    for number, held in enumerate(corpus.sources):
+        loss = _of_source(held, sum_documents(answers[0][number]).report)
+        losses.append(_with_labels(loss, [of_model[number] for of_model in answers], corpus.labels, resamples))
+    if len(losses) > 1:
+        whole = [reduce(operator.add, of_model) for of_model in answers]
+        losses.append(_with_labels(_of_all(losses), whole, corpus.labels, resamples))
+    return losses
+
+
+def _with_labels(found: SourceLoss, answers: Sequence[Answers], names: Sequence[str], resamples: int) -> SourceLoss:
+    """Adds scores of labels; the answers are the model's, and the baseline's if there is one."""
+    mine, *others = answers
+    found = replace(found, labels=score_labels(mine, names, resamples))
+    if not others:
+        return found
+    its, sums = sum_documents(others[0]), sum_documents(mine)
+    loss = compare_rows(its, sums, resamples, "documents")["loss"]
+    scores = compare_labels(others[0], mine, len(names), resamples)
+    return replace(found, baseline=its.report, differences={"loss": loss, **scores})
 
 
 def _of_all(losses: Sequence[SourceLoss]) -> SourceLoss:
@@ -204,7 +156,7 @@ def _of_all(losses: Sequence[SourceLoss]) -> SourceLoss:
 
 
 def _shown(held: HeldOut, label: str) -> Iterator[Batch]:
-    """Passes a source's batches on, and draws a bar on a terminal."""
+    """Passes a source's batches on, and draws a bar on the terminal of rank 0."""
     from rich.progress import track
 
     console = stderr_console()
@@ -215,5 +167,5 @@ def _shown(held: HeldOut, label: str) -> Iterator[Batch]:
         total=len(held.loader),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or current()[0] != 0,
     )

@@ -1,6 +1,6 @@
-"""The loss of each row by itself, and which of two models is better by more than chance: a paired bootstrap.
+"""The loss of each row by itself: what two models that read the same rows are compared by (`bootstrap.py`).
 
-both models read the same rows -> a sum of losses and a count a row -> rows drawn again and again, the same for both
+batch -> hidden states, once -> loss of one row after another -> a sum, right answers and a count a row -> all ranks'
 """
 
 from collections.abc import Iterable
@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.errors import DataError
+from pretrain.evaluate.bootstrap import Difference, compare_means
 from pretrain.evaluate.loss import LossReport
+from pretrain.evaluate.ranks import gather_batches
 from pretrain.model import Transformer
 from pretrain.objective import Loss, LossOutput
 from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
-
-MIN_ROWS = 5
-_CHUNK = 100
 
 
 class ModelLoss:
@@ -117,61 +115,27 @@ class RowSums:
 
 
 def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
-    """Runs every batch; rows without targets are left out."""
-    sums, counts = [np.zeros((0, 2))], [np.zeros(0)]
+    """Runs every batch; rows without targets are left out. Collective: the rows of all ranks, in the order of one."""
+    found = []
     for batch in batches:
-        counts.append((batch.targets_BT != IGNORE_INDEX).sum(dim=1).double().numpy())
-        sums.append(engine.evaluate_rows(batch.to(engine.device)).cpu().numpy())
-    all_sums, all_counts = np.concatenate(sums), np.concatenate(counts)
-    kept = all_counts > 0
-    return RowSums(all_sums[kept, 0], all_sums[kept, 1], all_counts[kept])
+        counts = (batch.targets_BT != IGNORE_INDEX).sum(dim=1)
+        sums = engine.evaluate_rows(batch.to(engine.device)).cpu()
+        found.append([[*row, count] for row, count in zip(sums.tolist(), counts.tolist(), strict=True) if count])
+    rows = np.array([row for batch in gather_batches(found) for row in batch], dtype=np.float64).reshape(-1, 3)
+    return RowSums(rows[:, 0], rows[:, 1], rows[:, 2])
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A model's loss less a baseline's, on the same rows.
+def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:
+    """Returns the differences in the mean loss over all targets, and in the share of right answers.
 
-    Attributes:
-        loss: Difference of the means over all targets, nats; below 0 the model is better.
-        low: The 95% interval's lower end.
-        high: Its upper end.
-        p_value: Chance of a difference as large if they were equally good.
-        num_rows: Rows that were drawn from.
-        resamples: How often.
-    """
-
-    loss: float
-    low: float
-    high: float
-    p_value: float
-    num_rows: int
-    resamples: int
-
-
-def compare_rows(baseline: RowSums, model: RowSums, resamples: int, seed: int = 12345) -> Difference:
-    """Draws rows with replacement, as many as there are, and takes the difference of the token means of each draw.
-
-    The p-value is two-sided, from differences shifted to a mean of 0 (as sacrebleu's paired bootstrap does it).
+    Rows are drawn with replacement, as many as there are, the same for both. Rows, not tokens: those of a text are not
+    independent.
 
     Raises:
-        DataError: Too few rows to draw from.
+        DataError: Too few rows.
     """
     assert np.array_equal(baseline.counts, model.counts), "both read the same rows"
-    count = len(model.counts)
-    if count < MIN_ROWS:
-        raise DataError(
-            f"{count} rows are too few to tell a difference from chance", fix="use a smaller --seq-len, or more data"
-        )
-    difference = model.nll - baseline.nll
-    observed = float(difference.sum() / model.counts.sum())
-    if not difference.any():
-        return Difference(0.0, 0.0, 0.0, 1.0, count, resamples)
-    rng = np.random.default_rng(seed)
-    found = []
-    for start in range(0, resamples, _CHUNK):
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(_CHUNK, resamples - start))
-        found.append(drawn @ difference / (drawn @ model.counts))
-    draws = np.concatenate(found)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    extreme = int((np.abs(draws - draws.mean()) >= abs(observed)).sum())
-    return Difference(observed, float(low), float(high), (extreme + 1) / (resamples + 1), count, resamples)
+    return {
+        "loss": compare_means(baseline.nll, model.nll, model.counts, resamples, unit),
+        "accuracy": compare_means(baseline.correct, model.correct, model.counts, resamples, unit),
+    }

@@ -1,6 +1,7 @@
 """A test set through a translator: sentences of similar length together, so that little is padding.
 
-sources -> ids, by length -> batches of at most so many tokens over all beams -> decoded -> texts in the order they came
+sources -> ids, by length -> batches of at most so many tokens over all beams -> dealt out to the ranks -> decoded
+        -> texts in the order they came, on every rank
 """
 
 import time
@@ -8,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pretrain.errors import ConfigError
+from pretrain.evaluate.ranks import collect, current, deal
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.codec import Codec
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.decode import Continuation, generate
+from pretrain.generate.decode import generate
 from pretrain.generate.feed import check_prompt, check_prompts
 from pretrain.generate.text import Method
 from pretrain.log import stderr_console
@@ -69,7 +71,7 @@ def translate(
     batch_tokens: int = BATCH_TOKENS,
     label: str = "",
 ) -> Translations:
-    """Decodes every source. The texts do not depend on `batch_tokens`, up to rounding.
+    """Decodes every source. Collective. The texts do not depend on `batch_tokens`, up to rounding.
 
     Args:
         model: With an encoder and a decoder.
@@ -83,20 +85,20 @@ def translate(
     """
     started = time.monotonic()
     width = method.num_beams if isinstance(method, Beams) else 1
-    found: list[Continuation | None] = [None] * len(sources)
-    for rows in _shown(list(plan_batches(sources, batch_tokens // width)), label):
+    batches = list(plan_batches(sources, batch_tokens // width))
+    found: dict[int, tuple[list[int], bool]] = {}
+    for rows in _shown([batches[number] for number in deal(len(batches))], label):
         batch = [sources[row] for row in rows]
         if isinstance(method, Beams):
             best = [one[0] for one in beam_search(model, batch, constraints, method)]
         else:
             best = generate(model, batch, constraints, method, seed=seed)
-        for row, continuation in zip(rows, best, strict=True):
-            found[row] = continuation
-    done = [continuation for continuation in found if continuation is not None]
+        found |= {row: (one.tokens, one.ended) for row, one in zip(rows, best, strict=True)}
+    done = collect(found, len(sources))
     return Translations(
-        texts=[codec.decode(one.tokens) for one in done],
-        num_tokens=sum(len(one.tokens) for one in done),
-        num_cut=sum(not one.ended for one in done),
+        texts=[codec.decode(tokens) for tokens, _ in done],
+        num_tokens=sum(len(tokens) for tokens, _ in done),
+        num_cut=sum(not ended for _, ended in done),
         seconds=time.monotonic() - started,
     )
 
@@ -119,4 +121,5 @@ def _shown(batches: list[list[int]], label: str) -> Iterator[list[int]]:
     from rich.progress import track
 
     console = stderr_console()
-    yield from track(batches, label, console=console, transient=True, disable=not console.is_terminal)
+    is_shown = console.is_terminal and current()[0] == 0
+    yield from track(batches, label, console=console, transient=True, disable=not is_shown)

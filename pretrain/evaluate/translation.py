@@ -17,6 +17,7 @@ from pretrain.data.normalize import build_normalizers
 from pretrain.errors import ConfigError
 from pretrain.evaluate.lines import read_parallel, write_texts
 from pretrain.evaluate.measure import RESAMPLES, Hypotheses, Measure, Paired, Scored
+from pretrain.evaluate.ranks import current
 from pretrain.evaluate.translate import BATCH_TOKENS, Translations, encode_sources, translate
 from pretrain.generate.options import Options
 
@@ -164,7 +165,7 @@ def evaluate_translation(
     steps = {path: find_normalize(open_what(path)) for path in (what, *([] if other is None else [other]))}
     measure = Measure(references, next(filter(None, steps.values()), None), preprocessed=task.preprocessed)
     own = _decode(what, task, sources, steps[what], device)
-    if output is not None:
+    if output is not None and current()[0] == 0:
         for one in own:
             name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
             write_texts(output.with_name(name), one.found.texts)
@@ -183,7 +184,7 @@ def _decode(
 ) -> list[Decoded]:
     """Translates with one model, once for each beam size."""
     artifact = open_artifact(path, device)
-    for setting in artifact.generation.not_honoured():
+    for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
         print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
     if normalize is not None and not task.preprocessed:
         to_source = build_normalizers(normalize)[0]

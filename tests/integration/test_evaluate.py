@@ -58,8 +58,9 @@ def test_a_model_is_measured_on_its_own_data_and_on_others(folder, warm):
 def test_two_models_are_compared_on_the_same_rows(folder, warm):
     done = warm("evaluate", "gpt", "--compare", "gpt", "--seq-len", "16", "--json", cwd=folder)
     facts = json.loads(done.stdout)
-    assert facts["sources"]["data"]["difference"]["loss"] == 0
-    assert facts["sources"]["data"]["difference"]["p_value"] == 1
+    for name in ("loss", "accuracy"):
+        found = facts["sources"]["data"]["differences"][name]
+        assert (found["value"], found["p_value"], found["unit"]) == (0, 1, "rows")
 
 
 @pytest.mark.parametrize(

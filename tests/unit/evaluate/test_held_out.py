@@ -179,10 +179,12 @@ def test_a_comparison_has_the_losses_of_both_and_their_difference(folder):
     for mine, theirs in zip((found.report, found.baseline), alone, strict=True):
         assert (mine.num_targets, mine.num_correct) == (theirs.num_targets, theirs.num_correct)
         assert mine.loss == pytest.approx(theirs.loss, rel=1e-6)
-    assert found.difference.loss == pytest.approx(alone[0].loss - alone[1].loss, abs=1e-6)
-    assert found.difference.low < found.difference.loss < found.difference.high
+    loss, accuracy = found.differences["loss"], found.differences["accuracy"]
+    assert loss.value == pytest.approx(alone[0].loss - alone[1].loss, abs=1e-6)
+    assert loss.low < loss.value < loss.high
+    assert accuracy.value == pytest.approx(alone[0].accuracy - alone[1].accuracy, abs=1e-12)
     facts = json.loads(json.dumps(report.facts()))
-    assert facts["sources"]["data"]["difference"]["num_rows"] > 5
+    assert facts["sources"]["data"]["differences"]["loss"]["num_units"] > 5
     assert any("against" in line for line in report.lines())
 
 

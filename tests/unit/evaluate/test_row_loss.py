@@ -74,20 +74,20 @@ def random_sums(shift, *, rows=400, seed=0):
 
 def test_the_interval_is_that_of_the_normal_approximation():
     baseline, model = random_sums(0.02)
-    found = compare_rows(baseline, model, 4000)
+    found = compare_rows(baseline, model, 4000)["loss"]
     difference, counts = model.nll - baseline.nll, baseline.counts
     mean = difference.sum() / counts.sum()
     error = math.sqrt(((difference - mean * counts) ** 2).sum()) / counts.sum()
-    assert found.loss == pytest.approx(mean, rel=1e-12)
+    assert found.value == pytest.approx(mean, rel=1e-12)
     # 4,000 draws give the ends of the interval within a twentieth of its width.
     assert found.low == pytest.approx(mean - 1.96 * error, abs=0.2 * error)
     assert found.high == pytest.approx(mean + 1.96 * error, abs=0.2 * error)
-    assert (found.num_rows, found.resamples) == (400, 4000)
+    assert (found.num_units, found.unit, found.resamples) == (400, "rows", 4000)
 
 
 def test_a_difference_is_told_from_chance():
-    assert compare_rows(*random_sums(0.05), 1000).p_value < 0.002
-    by_chance = [compare_rows(*random_sums(0.0, seed=seed), 200).p_value for seed in range(40)]
+    assert compare_rows(*random_sums(0.05), 1000)["loss"].p_value < 0.002
+    by_chance = [compare_rows(*random_sums(0.0, seed=seed), 200)["loss"].p_value for seed in range(40)]
     # Uniform, if there is no difference: 2 of 40 are expected below 0.05, and 20 below 0.5.
     assert sum(p < 0.05 for p in by_chance) <= 6
     assert 10 <= sum(p < 0.5 for p in by_chance) <= 30
@@ -99,10 +99,20 @@ def test_the_same_draws_come_again():
 
 def test_a_model_does_not_differ_from_itself():
     baseline, _ = random_sums(0.0)
-    found = compare_rows(baseline, baseline, 100)
-    assert (found.loss, found.low, found.high, found.p_value) == (0.0, 0.0, 0.0, 1.0)
+    for found in compare_rows(baseline, baseline, 100).values():
+        assert (found.value, found.low, found.high, found.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_the_share_of_right_answers_is_compared_over_the_same_rows():
+    rng = np.random.default_rng(3)
+    counts = rng.integers(5, 50, 300).astype(float)
+    first = np.floor(counts * rng.uniform(0.2, 0.6, 300))
+    second = np.minimum(first + rng.integers(0, 3, 300), counts)
+    found = compare_rows(RowSums(counts, first, counts), RowSums(counts, second, counts), 500)["accuracy"]
+    assert found.value == pytest.approx((second - first).sum() / counts.sum(), rel=1e-12)
+    assert 0 < found.low < found.value < found.high and found.p_value < 0.01
 
 
 def test_a_few_rows_are_refused():
-    with pytest.raises(DataError, match="4 rows are too few to tell a difference from chance; use a smaller --seq-len"):
+    with pytest.raises(DataError, match="4 units are too few to tell a difference from chance; use more data"):
         compare_rows(*random_sums(0.1, rows=4), 100)

@@ -1,0 +1,133 @@
+"""How far a score moves by chance: units (rows, documents, items) are drawn again and again, with replacement.
+
+of one model     percentile interval of a score over the draws (Efron and Tibshirani 1993, 13.3)
+of two models    paired: both are scored on the same draws, and the difference is looked at (Koehn 2004)
+of a share       Wilson's interval (1927), for answers that do not depend on each other: right at 0 and 1 too
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pretrain.errors import DataError
+
+RESAMPLES = 1000
+SEED = 12345
+MIN_UNITS = 5
+_CHUNK = 100
+_Z_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A score and where it may lie.
+
+    Attributes:
+        value: The score.
+        low: The 95% interval's lower end.
+        high: Its upper end.
+        method: `bootstrap` or `wilson`.
+    """
+
+    value: float
+    low: float
+    high: float
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A model's score less a baseline's, on the same units.
+
+    Attributes:
+        value: The difference.
+        low: The 95% interval's lower end.
+        high: Its upper end.
+        p_value: Chance of a difference as large if they were equally good.
+        num_units: Units that were drawn from.
+        unit: What they are: `rows`, `documents`.
+        resamples: How often.
+    """
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    num_units: int
+    unit: str
+    resamples: int
+
+    def line(self) -> str:
+        """Returns it as it is printed."""
+        return (
+            f"{self.value:+.4f}, 95% {self.low:+.4f} to {self.high:+.4f}, p {self.p_value:.4f} "
+            f"(paired bootstrap, {self.num_units:,} {self.unit}, {self.resamples:,} draws)"
+        )
+
+
+def draw(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
+    """Yields how often each unit is in each draw, int64 [draws, num_units], some draws at a time.
+
+    Raises:
+        DataError: Too few units to draw from.
+    """
+    if num_units < MIN_UNITS:
+        raise DataError(f"{num_units} units are too few to tell a difference from chance", fix="use more data")
+    rng = np.random.default_rng(seed)
+    for start in range(0, resamples, _CHUNK):
+        yield rng.multinomial(num_units, np.full(num_units, 1 / num_units), size=min(_CHUNK, resamples - start))
+
+
+def judge(observed: float, draws: np.ndarray, num_units: int, unit: str) -> Difference:
+    """Returns a difference with the interval and the p-value that its draws give it.
+
+    The p-value is two-sided, from differences shifted to a mean of 0 (as sacrebleu's paired bootstrap does it).
+
+    Args:
+        observed: On all units, once each.
+        draws: On each draw.
+        num_units: For the record, as is `unit`.
+        unit: Plural.
+    """
+    if not draws.any() and observed == 0:
+        return Difference(0.0, 0.0, 0.0, 1.0, num_units, unit, len(draws))
+    low, high = np.quantile(draws, [0.025, 0.975])
+    extreme = int((np.abs(draws - draws.mean()) >= abs(observed)).sum())
+    p_value = (extreme + 1) / (len(draws) + 1)
+    return Difference(observed, float(low), float(high), p_value, num_units, unit, len(draws))
+
+
+def compare_means(
+    baseline: np.ndarray, model: np.ndarray, counts: np.ndarray, resamples: int, unit: str = "rows"
+) -> Difference:
+    """Returns the difference of two means, each a sum over units divided by what they count.
+
+    Args:
+        baseline: float64 [units]: its sums.
+        model: The same of the model.
+        counts: float64 [units]: of both.
+        resamples: How often units are drawn, as many as there are.
+        unit: What they are, plural.
+
+    Raises:
+        DataError: Too few units to draw from.
+    """
+    difference = model - baseline
+    draws = [drawn @ difference / (drawn @ counts) for drawn in draw(len(counts), resamples)]
+    return judge(float(difference.sum() / counts.sum()), np.concatenate(draws), len(counts), unit)
+
+
+def bootstrap_interval(value: float, draws: np.ndarray) -> Interval:
+    """Returns the percentile interval of a score, given what it is on each draw."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return Interval(value, float(low), float(high), "bootstrap")
+
+
+def wilson_interval(successes: int, trials: int) -> Interval:
+    """Returns the share of successes among independent trials."""
+    share = successes / trials
+    center, bend = share + _Z_95**2 / (2 * trials), 1 + _Z_95**2 / trials
+    spread = _Z_95 * math.sqrt(share * (1 - share) / trials + _Z_95**2 / (4 * trials**2))
+    return Interval(share, max(0.0, (center - spread) / bend), min(1.0, (center + spread) / bend), "wilson")

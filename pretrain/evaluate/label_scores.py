@@ -1,0 +1,195 @@
+"""How good a classifier of documents or words is: accuracy, macro F1, Matthews, a table of classes.
+
+    gold and predicted labels -> confusion matrix -> scores; documents drawn again -> their intervals, and differences
+
+Figures are those of scikit-learn: a class that occurs neither in the data nor in the answers has no part in macro F1,
+one without a right answer has F1 of 0, and Matthews' coefficient (for several classes, Gorodkin 2004) is 0 where all
+answers are one class.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pretrain.evaluate.bootstrap import (
+    MIN_UNITS,
+    Difference,
+    Interval,
+    bootstrap_interval,
+    draw,
+    judge,
+    wilson_interval,
+)
+
+SCORES = ("accuracy", "macro_f1", "matthews")
+_LOWEST = {"accuracy": 0.0, "macro_f1": 0.0, "matthews": -1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a model said of each labelled document or word.
+
+    Attributes:
+        gold: int64 [P]: numbers of the labels.
+        predicted: The same of what it held for the likeliest.
+        document: int64 [P]: which document each is of, from 0, ascending.
+        nll: float64 [P]: -log p(gold).
+    """
+
+    gold: np.ndarray
+    predicted: np.ndarray
+    document: np.ndarray
+    nll: np.ndarray
+
+    @property
+    def num_documents(self) -> int:
+        """Documents with a label."""
+        return int(self.document[-1]) + 1 if len(self.document) else 0
+
+    def __add__(self, other: "Answers") -> "Answers":
+        return Answers(
+            np.concatenate((self.gold, other.gold)),
+            np.concatenate((self.predicted, other.predicted)),
+            np.concatenate((self.document, other.document + self.num_documents)),
+            np.concatenate((self.nll, other.nll)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """One class.
+
+    Attributes:
+        name: Its label.
+        precision: Share of the answers that are right, among those that name it; 0 where none does.
+        recall: Share of its cases that are found; 0 where it has none.
+        f1: Harmonic mean of both.
+        support: Its cases.
+    """
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScores:
+    """Scores of a classifier.
+
+    Attributes:
+        scores: By name of `SCORES`.
+        classes: In the order of the labels.
+        confusion: int64 [L, L]: rows are gold labels, columns answers.
+        num_documents: With a label.
+    """
+
+    scores: dict[str, Interval]
+    classes: list[ClassScores]
+    confusion: np.ndarray
+    num_documents: int
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {
+            **{name: asdict(score) for name, score in self.scores.items()},
+            "classes": {one.name: {k: v for k, v in asdict(one).items() if k != "name"} for one in self.classes},
+            "confusion": self.confusion.tolist(),
+            "documents": self.num_documents,
+        }
+
+    def lines(self) -> list[str]:
+        """Returns what is printed."""
+        lines = [
+            f"{name:<10} {score.value:.4f}  95% {score.low:.4f} to {score.high:.4f} ({score.method})"
+            for name, score in self.scores.items()
+        ]
+        width = max([5, *(len(one.name) for one in self.classes)])
+        lines.append(f"{'class':<{width}}  precision  recall      f1  support")
+        return lines + [
+            f"{one.name:<{width}}  {one.precision:9.4f}  {one.recall:6.4f}  {one.f1:6.4f}  {one.support:7,}"
+            for one in self.classes
+        ]
+
+
+def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> LabelScores:
+    """Scores a model's answers.
+
+    Accuracy has Wilson's interval where each document has one label; the words of a document are not independent, and
+    documents are drawn for it, as for the other scores.
+
+    Args:
+        answers: At least one.
+        names: Of the labels.
+        resamples: Draws of documents. With too few documents to draw from, intervals are the whole range.
+    """
+    confusion = count_pairs(answers, len(names))
+    values = _scores(confusion[None].astype(float))[:, 0]
+    intervals = _intervals(answers, values, len(names), resamples)
+    if answers.num_documents == len(answers.gold):
+        right = int(np.trace(confusion))
+        intervals["accuracy"] = wilson_interval(right, len(answers.gold))
+    precision, recall, f1 = _class_scores(confusion[None].astype(float))
+    classes = [
+        ClassScores(name, float(precision[0, number]), float(recall[0, number]), float(f1[0, number]), int(support))
+        for number, (name, support) in enumerate(zip(names, confusion.sum(axis=1), strict=True))
+    ]
+    return LabelScores(intervals, classes, confusion, answers.num_documents)
+
+
+def _intervals(answers: Answers, values: np.ndarray, num_labels: int, resamples: int) -> dict[str, Interval]:
+    if answers.num_documents < MIN_UNITS:
+        return {name: Interval(float(values[row]), _LOWEST[name], 1.0, "too few") for row, name in enumerate(SCORES)}
+    draws = np.concatenate([_scores(drawn) for drawn in _drawn(answers, num_labels, resamples)], axis=1)
+    return {name: bootstrap_interval(float(values[row]), draws[row]) for row, name in enumerate(SCORES)}
+
+
+def compare_labels(baseline: Answers, model: Answers, num_labels: int, resamples: int) -> dict[str, Difference]:
+    """Returns the difference in each score, documents drawn alike for both. Raises: DataError: Too few documents."""
+    assert np.array_equal(baseline.gold, model.gold) and np.array_equal(baseline.document, model.document)
+    pairs = [
+        (_scores(mine), _scores(its))
+        for mine, its in zip(_drawn(model, num_labels, resamples), _drawn(baseline, num_labels, resamples), strict=True)
+    ]
+    draws = np.concatenate([mine - its for mine, its in pairs], axis=1)
+    mine, its = (_scores(count_pairs(one, num_labels)[None].astype(float))[:, 0] for one in (model, baseline))
+    count = model.num_documents
+    return {name: judge(float(mine[row] - its[row]), draws[row], count, "documents") for row, name in enumerate(SCORES)}
+
+
+def count_pairs(answers: Answers, num_labels: int) -> np.ndarray:
+    """Returns how often each label was answered for each, int64 [L, L]: rows are gold."""
+    pair = answers.gold * num_labels + answers.predicted
+    return np.bincount(pair, minlength=num_labels**2).reshape(num_labels, num_labels)
+
+
+def _drawn(answers: Answers, num_labels: int, resamples: int) -> Iterator[np.ndarray]:
+    """Yields the confusion matrix of each draw of documents, float64 [draws, L, L], some draws at a time."""
+    pair, cells = answers.gold * num_labels + answers.predicted, num_labels**2
+    for drawn in draw(answers.num_documents, resamples):
+        counts = [np.bincount(pair, weights=weights[answers.document], minlength=cells) for weights in drawn]
+        yield np.stack(counts).reshape(-1, num_labels, num_labels)
+
+
+def _class_scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns precision, recall and F1 of each class, float64 [N, L], of N confusion matrices."""
+    right = confusion.diagonal(axis1=1, axis2=2)
+    support, answered = confusion.sum(axis=2), confusion.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        precision, recall, f1 = right / answered, right / support, 2 * right / (support + answered)
+    return np.nan_to_num(precision), np.nan_to_num(recall), np.nan_to_num(f1)
+
+
+def _scores(confusion: np.ndarray) -> np.ndarray:
+    """Returns `SCORES` of N confusion matrices, float64 [3, N]."""
+    support, answered = confusion.sum(axis=2), confusion.sum(axis=1)
+    total, right = support.sum(axis=1), confusion.trace(axis1=1, axis2=2)
+    occurs = (support + answered) > 0
+    macro_f1 = (_class_scores(confusion)[2] * occurs).sum(axis=1) / occurs.sum(axis=1)
+    covariance = right * total - (support * answered).sum(axis=1)
+    spread = (total**2 - (support**2).sum(axis=1)) * (total**2 - (answered**2).sum(axis=1))
+    matthews = np.where(spread > 0, covariance / np.sqrt(np.maximum(spread, 1e-300)), 0.0)
+    return np.stack((right / total, macro_f1, matthews))
