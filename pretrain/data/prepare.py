@@ -140,7 +140,8 @@ def _write_index(
 ) -> DataIndex:
     """Writes statistics, and last the index. Records are in part order."""
     index = _merge(job, tokenizer_path, labels, records)
-    write_statistics(job.folder, collect_statistics(job, index, load_tokenizer(tokenizer_path), records))
+    formats, tokenizer = [file.format for file in job.files], load_tokenizer(tokenizer_path)
+    write_statistics(job.folder, collect_statistics(formats, job.num_bytes, index, tokenizer, records))
     write_index(job.folder, index)
     return index
 

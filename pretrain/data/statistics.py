@@ -1,4 +1,4 @@
-"""What came of a `prepare`, for people and programs: statistics.json, data_card.md and lengths.png.
+"""What came of a `prepare`, or of a conversion, for people and programs: statistics.json, data_card.md and lengths.png.
 
     records of the parts, index, tokenizer -> collect_statistics -> write_statistics
 
@@ -17,7 +17,6 @@ from pretrain.data.filters import EMPTY, REASONS, UNDECODABLE
 from pretrain.data.lengths import add_up, lengths_from_json
 from pretrain.data.output import CARD_NAME, PICTURE_NAME, STATISTICS_NAME
 from pretrain.data.part import PartRecord
-from pretrain.data.prepare_job import PrepareJob
 from pretrain.index import DataIndex
 from pretrain.io import write_file, write_json
 
@@ -32,17 +31,25 @@ def count_left_out(records: Sequence[PartRecord]) -> dict[str, int]:
 
 
 def collect_statistics(
-    job: PrepareJob, index: DataIndex, tokenizer: Tokenizer, records: Sequence[PartRecord]
+    formats: Sequence[str], num_bytes: int, index: DataIndex, tokenizer: Tokenizer, records: Sequence[PartRecord]
 ) -> dict[str, Any]:
-    """Returns the content of statistics.json. Records are in part order."""
+    """Returns the content of statistics.json.
+
+    Args:
+        formats: Of each file of the input.
+        num_bytes: Of these files.
+        index: What came of them.
+        tokenizer: Of the shards.
+        records: In part order.
+    """
     special = sorted((number, token.content) for number, token in tokenizer.get_added_tokens_decoder().items())
-    formats = Counter(file.format for file in job.files)
+    counts = Counter(formats)
     return {
         "kind": index.kind,
         "input": {
-            "num_files": len(job.files),
-            "num_bytes": job.num_bytes,
-            "formats": {name: formats[name] for name in sorted(formats)},
+            "num_files": len(formats),
+            "num_bytes": num_bytes,
+            "formats": {name: counts[name] for name in sorted(counts)},
         },
         "left_out": count_left_out(records),
         "tokenizer": {

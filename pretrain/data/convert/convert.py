@@ -5,6 +5,7 @@
     tokenizer.json                  the one that made the tokens, as it was given
     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
     conversion.json                 the hash of all tokens of the source equals that of the shards (proof.py)
+    statistics.json, data_card.md   what came of it (data/statistics.py)
     index.json                      last: merges the records in part order
 
 A conversion that is killed anywhere is continued by the same command, and gives the same bytes. A source that cannot be
@@ -28,7 +29,8 @@ from pretrain.data.part import PartRecord
 from pretrain.data.pool import num_cores, run_task, telling_what_failed
 from pretrain.data.progress import Progress, no_progress
 from pretrain.data.split import SPLITS, TRAIN
-from pretrain.data.tokenizer import tokenizer_hash
+from pretrain.data.statistics import collect_statistics, write_statistics
+from pretrain.data.tokenizer import load_tokenizer, tokenizer_hash
 from pretrain.errors import ConfigError, DataError
 from pretrain.index import INDEX_NAME, DataIndex, SplitIndex, build_split, write_index
 from pretrain.io import make_dir, write_file, write_json
@@ -103,8 +105,11 @@ def _build(job: Job, progress: Progress, processes: int) -> DataIndex:
     _write_parts(job, records, progress, processes)
     records = output.load_records(folder, job.parts, sha256)
     assert len(records) == len(job.parts), "every part that was written has a record"
-    index = _merge(job, sha256, [records[part.number] for part in job.parts])
+    ordered = [records[part.number] for part in job.parts]
+    index = _merge(job, sha256, ordered)
     _prove(job, index, records, progress)
+    formats, tokenizer = [job.options.kind] * len(job.files), load_tokenizer(folder / output.TOKENIZER_NAME)
+    write_statistics(folder, collect_statistics(formats, job.num_bytes, index, tokenizer, ordered))
     write_index(folder, index)
     return index
 

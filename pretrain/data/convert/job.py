@@ -17,7 +17,7 @@ from pretrain.data.tokenizer.file import parse_tokenizer
 from pretrain.errors import ConfigError, DataError
 
 DEFAULT_SPLIT = "hash:0.01"
-FORMAT = 1
+FORMAT = 2
 """Goes up when the same options would give other bytes."""
 
 _VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")

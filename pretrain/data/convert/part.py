@@ -143,6 +143,7 @@ def write_part(settings: Settings, text_bytes: TextBytes, tokenizer_sha256: str,
         _write(pending, writers)
         for name, writer in writers.items():
             record.splits[name].shards = writer.close()
+            record.splits[name].lengths = writer.lengths.as_json()
     finally:
         for writer in writers.values():
             writer.discard()

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import numpy as np
@@ -33,6 +34,19 @@ def test_index_tokenizer_and_proof_are_written(source, caplog):
         f"token hash before and after: sha256 {expected['sha256']} over {expected['num_tokens']} tokens" in caplog.text
     )
     assert len(list((source / "out/parts").iterdir())) > 4
+
+
+def test_statistics_and_a_data_card_tell_what_came_of_it(source):
+    index = convert(options(source))
+    statistics = json.loads((source / "out/statistics.json").read_text())
+    lengths = [statistics["splits"][name]["lengths"] for name in ("train", "validation")]
+    assert sum(count for one in lengths for _, count in one["histogram"]) == len(DOCUMENTS)
+    assert max(one["longest"] for one in lengths) == max(map(len, DOCUMENTS))
+    assert statistics["splits"]["train"]["num_tokens"] == index.splits["train"].num_tokens
+    assert statistics["input"]["formats"] == {"nanogpt": 2}
+    card = (source / "out/data_card.md").read_text()
+    assert f"| train | {index.splits['train'].num_documents} | " in card and "2 files (2 nanogpt)" in card
+    assert (source / "out/lengths.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_hash_is_that_of_the_shards_as_numpy_reads_them(source):
