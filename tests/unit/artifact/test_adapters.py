@@ -1,0 +1,144 @@
+"""Checkpoints of adapters: merged when they are opened, exported for peft, refused beside other weights."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pretrain.artifact.adapt import Adapted
+from pretrain.artifact.adapters import is_adapter
+from pretrain.artifact.average import average_checkpoints
+from pretrain.artifact.open import open_artifact
+from pretrain.artifact.peft_folder import export_adapter
+from pretrain.artifact.transfer import export_model
+from pretrain.artifact.what import open_what
+from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.checkpoint.state import TrainState
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.load import dump_config, load_config
+from pretrain.dist import World
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.finetune.freeze import train_beside
+from pretrain.finetune.lora import add_adapters
+from pretrain.interop.shapes import parameter_shapes
+from pretrain.model import build_model
+from pretrain.model.init import fill_weights
+from pretrain.types import Batch, Fragment
+from tests.unit.artifact.runs import write_text_run, write_texts
+
+TOKENS = torch.arange(3, 43).view(2, 20)
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+"""Logits are of order 10: fp32 products in another order."""
+
+
+class Trained:
+    """The parameters of a model that are trained, as one rank's fragments."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def owned_fragments(self):
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                yield Fragment(name, 0, tuple(parameter.shape), {"weight": parameter.detach().reshape(-1)})
+
+    def scalars(self):
+        return {}
+
+
+def draw(name: str, shape: torch.Size, base: Adapted) -> torch.Tensor:
+    """The base's weight, or noise that is no adapter's beginning: B is not zeros."""
+    own = name.replace(".base_layer.", ".")
+    if is_adapter(name) or own not in base:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * 0.3
+    return base.read(own)
+
+
+def write_adapters(base: Path, folder: Path, **finetune: object) -> tuple[Path, torch.nn.Module]:
+    """Writes what a LoRA run over `base` leaves; returns it, and the model with its adapters."""
+    folder.mkdir()
+    text = (base / "config.yaml").read_text().replace(f"name: {base.name}", f"name: {folder.name}")
+    values = {"kind": "lora", "rank": 3, **finetune}
+    (folder / "config.yaml").write_text(text)
+    config = load_config(folder / "config.yaml", [f"finetune={json.dumps(values)}", f"init.from={base}"])
+    (folder / "config.yaml").write_text(dump_config(config))
+    shutil.copy(base / "tokenizer.json", folder)
+    source = Adapted(open_what(base), config.model, parameter_shapes(config.model))
+    model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
+    add_adapters(model, config.finetune)
+    train_beside(model, source.anew, config.finetune.also)
+    fill_weights(model, partial(draw, base=source))
+    state = TrainState(step=4, base_hash=source.fingerprint())
+    CheckpointManager(folder / "checkpoints", 2, World(0, 1, 0), {}).save(Trained(model), state)
+    return folder, model.eval()
+
+
+@pytest.fixture(params=["llama-tiny", "gpt2-tiny"])
+def base(request, tmp_path):
+    data = write_texts(tmp_path / "data", ["To be, or not to be, that is the question.", "All the world's a stage."])
+    return write_text_run(tmp_path / "base", data, request.param, "causal")
+
+
+def logits(model, tokens=TOKENS):
+    with torch.no_grad():
+        return model(Batch(tokens, tokens)).logits_BTV[..., : model.vocab_size]
+
+
+def test_a_run_of_adapters_is_opened_and_exported_with_them_merged(base, tmp_path):
+    run, trained = write_adapters(base, tmp_path / "tuned", also=["*.norm.weight"])
+    size = sum(path.stat().st_size for path in (run / "checkpoints/step-00000004").glob("*.safetensors"))
+    whole = sum(path.stat().st_size for path in (base / "checkpoints/step-00000001").glob("*.safetensors"))
+    assert size < whole / 4
+    merged = open_artifact(run).model
+    torch.testing.assert_close(logits(merged), logits(trained), **TOLERANCE)
+    assert (logits(merged) - logits(open_artifact(base).model)).abs().max() > 0.1
+    export_model(run, tmp_path / "released")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "released").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(TOKENS).logits, logits(merged), **TOLERANCE)
+
+
+def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path):
+    from peft import PeftModel
+
+    run, trained = write_adapters(base, tmp_path / "tuned")
+    exported = export_adapter(run, tmp_path / "adapter")
+    assert exported.rank == 3
+    export_model(base, tmp_path / "released")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "released")
+    tuned = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(tuned(TOKENS).logits, logits(trained), **TOLERANCE)
+
+
+def test_what_peft_has_no_place_for_is_refused(base, tmp_path):
+    run, _ = write_adapters(base, tmp_path / "tuned", also=["embedding.weight"])
+    with pytest.raises(
+        ConfigError, match=r"holds adapters alone, and the run has embedding\.weight too; leave --adapter"
+    ):
+        export_adapter(run, tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="has no adapters; leave --adapter out"):
+        export_adapter(base, tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="adapters have no mean that is one; make models of them first"):
+        average_checkpoints([run, run], None, tmp_path / "mean")
+
+
+def test_adapters_are_not_merged_into_other_weights_or_none(base, tmp_path):
+    run, _ = write_adapters(base, tmp_path / "tuned")
+    kept = base.rename(tmp_path / "kept")
+    with pytest.raises(
+        CheckpointError, match=r"holds adapters of .*base, and there is nothing there; put that model back"
+    ):
+        open_what(run)
+    other = write_text_run(tmp_path / "base", tmp_path / "data", _preset(kept), "causal", step=2)
+    assert other == base
+    with pytest.raises(CheckpointError, match=r"adapters were trained beside other weights than those of .*base"):
+        open_what(run)
+
+
+def _preset(run: Path) -> str:
+    return load_config(run / "config.yaml").model.preset
