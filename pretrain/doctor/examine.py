@@ -33,7 +33,8 @@ def examine(config: RunConfig | None, place: Place) -> tuple[Report, bool]:
     folder = Path(config.run.dir) / config.run.name if config else Path("runs")
     if not place.is_started:
         size = place.size or _default_ranks(config)
-        report = look(config, replace(place, size=size, local_size=size), is_quick=False)
+        # The batch is looked at where the user has said how many ranks there will be.
+        report = look(config, replace(place, local_size=size), is_quick=False)
         return replace(report, checks=[*report.checks, *start_ranks(size, engine, folder)]), True
     from pretrain import dist
 

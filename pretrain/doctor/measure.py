@@ -19,7 +19,7 @@ from pretrain import dist
 from pretrain.dist import World
 from pretrain.doctor.check import this_host
 from pretrain.doctor.machine import read_memory
-from pretrain.doctor.ranks import all_reduce_speed, start_group
+from pretrain.doctor.ranks import all_reduce_speed, start_group, take_device
 from pretrain.doctor.torch_checks import build_versions, import_torch
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -77,6 +77,7 @@ def measure(world: World, shape: Shape) -> dict[str, Any]:
     torch = import_torch()
     if shape.device == "cpu":
         torch.set_num_threads(1)
+    take_device(torch, world, shape.device)
     overhead = _used_bytes(torch, shape.device)
     start_group(torch, world, shape.device)
     sizes = _SIZES[shape.device]

@@ -52,6 +52,7 @@ def meet(
     """
     torch = import_torch()
     device = pick_device(torch, engine)
+    take_device(torch, world, device)
     gpus, _ = ask_driver() if world.local_rank == 0 and not (engine and engine.device == "cpu") else ([], "")
     own = check_torch(torch, engine, gpus)
     took = start_group(torch, world, device)
@@ -79,6 +80,12 @@ def pick_device(torch: Any, engine: EngineConfig | None) -> str:
     return "cpu" if (engine and engine.device == "cpu") or not torch.cuda.is_available() else "cuda"
 
 
+def take_device(torch: Any, world: World, device: str) -> None:
+    """Makes a GPU this rank's, before anything is on another's."""
+    if device == "cuda":
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+
+
 def _worst_of(found: list[tuple[str, list[Check]]]) -> list[Check]:
     """Merges the checks of ranks: of each name the worst, with the host that it is of; equal ones are told once."""
     order = {"fail": 0, "warn": 1, "pass": 2}
@@ -96,8 +103,6 @@ def start_group(torch: Any, world: World, device: str) -> float:
     """Sets up the process group; returns the seconds. Raises: LaunchError, which names who could not reach what."""
     begun = time.monotonic()
     backend = "nccl" if device == "cuda" else "gloo"
-    if device == "cuda":
-        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     try:
         torch.distributed.init_process_group(
             backend, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=MEET_WITHIN_S)
