@@ -104,6 +104,9 @@ class Driver:
         if (self._run.launch / CANCELLED).exists():
             return Ending(EXIT_RESUME_ME, "not started", False)
         begun, attempt = time.monotonic(), 0
+        with contextlib.suppress(DiskError):  # of starts that were killed
+            if (self._run.launch / "exits").exists():
+                remove_tree(self._run.launch / "exits")
         if self._spec.site.doctor:
             found = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
             if found is not None:

@@ -33,12 +33,10 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         target: The file that the job reads: the spec, or the list of those of an array.
         count: Elements of an array; 1: none.
     """
-    site, nodes = spec.site, f"1-{spec.nodes}" if spec.elastic and spec.nodes > 1 else str(spec.nodes)
-    tasks = spec.ranks_per_node if spec.mode == "srun" else 1
+    site, tasks = spec.site, spec.ranks_per_node if spec.mode == "srun" else 1
     wanted = {
         "job-name": spec.name if count == 1 else _stem(spec.name),
-        "nodes": nodes,
-        "ntasks-per-node": tasks,
+        **_node_options(spec, tasks),
         "time": format_time(spec.time_s),
         "signal": f"B:USR1@{spec.signal_s}",
         "output": _output(spec, count),
@@ -50,7 +48,6 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         "constraint": site.constraint,
         "reservation": site.reservation,
         "mem": site.mem,
-        "cpus-per-task": site.cpus_per_node and max(1, site.cpus_per_node // tasks),
         "array": f"0-{count - 1}" if count > 1 else None,
         "dependency": "singleton" if spec.singleton else None,
     }
@@ -63,6 +60,14 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     return ["sbatch", "--parsable", *options, *flags, *site.sbatch, str(script_path()), str(target), spec.python,
             *site.modules]  # fmt: skip
+
+
+def _node_options(spec: LaunchSpec, tasks: int) -> dict[str, object]:
+    """Nodes and their CPUs. Of a range of nodes Slurm gives the fewest where it is told the tasks of each."""
+    cpus = spec.site.cpus_per_node
+    if spec.elastic and spec.nodes > 1:
+        return {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
+    return {"nodes": spec.nodes, "ntasks-per-node": tasks, "cpus-per-task": cpus and max(1, cpus // tasks)}
 
 
 def _output(spec: LaunchSpec, count: int) -> str:

@@ -94,7 +94,9 @@ def test_arrays_elastic_jobs_and_singletons_say_so():
     assert "--array=0-2" in found
     assert "--job-name=night" in found
     assert "--output=/data/runs/night-%a/logs/slurm-%A_%a.out" in found
-    assert "--nodes=1-4" in options(spec(elastic=True, node_counts=[1, 2, 4]))
+    elastic = options(spec(elastic=True, node_counts=[1, 2, 4], mode="srun"))
+    assert {"--nodes=1-4", "--mincpus=8"} <= set(elastic)
+    assert not any("tasks" in option for option in elastic)  # Slurm would give the fewest nodes
     assert "--dependency=singleton" in options(spec(singleton=True))
 
 

@@ -1,0 +1,110 @@
+"""`pretrain launch slurm` where there is no Slurm: what it prints, what it refuses, and that a login node is enough."""
+
+import json
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from pretrain import cli
+from pretrain.config.load import load_config
+from tests.helpers.runs import CONFIG
+
+NEEDED = ("--nodes", "2", "--time", "12h")
+
+
+@pytest.fixture
+def launch(tmp_path, corpus, monkeypatch, capsys):
+    """Runs the command on a config in an empty folder; returns exit code, output and errors."""
+    (tmp_path / "a.yaml").write_text(CONFIG.format(runs="runs", data=corpus))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(["launch", "slurm", "a.yaml", *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_dry_run_needs_no_slurm_and_writes_nothing(launch, tmp_path):
+    code, output, errors = launch(*NEEDED, "--dry-run")
+    assert (code, errors) == (0, "")
+    assert output.startswith("#!/bin/bash\n")
+    assert "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --time=0-12:00:00 " in output
+    spec = json.loads(output[output.index("spec.json:\n") + len("spec.json:\n") :])
+    assert (spec["run"], spec["cwd"], spec["nodes"]) == (f"{tmp_path}/runs/run", str(tmp_path), 2)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_slurm_nothing_is_submitted_and_the_command_says_so(launch):
+    code, _, errors = launch(*NEEDED)
+    assert (code, errors) == (
+        69,
+        "error: there is no sbatch on this machine; submit from a login node of a Slurm cluster\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--nodes", "5"), 64, "must be a multiple of seq_len 32 x micro 2 x ranks 5 = 320; use 320 or 640"),
+        (("--mode", "ssh"), 64, "--mode: unknown mode 'ssh'; use torchrun or srun or accelerate or deepspeed"),
+        (("--time", "1m"), 64, "--time: '1m' is 60 s; a job saves 60 s before its end; give at least 2m"),
+        (("--cluster", "nowhere"), 64, "--cluster: there is no cluster 'nowhere'; give a YAML file"),
+        (("--partition", "a b"), 64, "--partition: 'a b' is no name of a partition; see `sinfo`"),
+        (("--vary", "optim.lr"), 64, "--vary: 'optim.lr' names no values"),
+        (("--vary", "optim.lr=1,2", "--jobs", "2"), 64, "--jobs: is not for arrays"),
+        (("run.dir=a%j",), 64, "cannot be told to Slurm; no control characters, % or backslash in paths"),
+        (("data.path=absent",), 65, "absent"),
+        (("run.name=a/b",), 64, "run.name"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_it_is_submitted(launch, tmp_path, arguments, code, message):
+    found, _, errors = launch(*arguments)
+    assert found == code
+    assert message in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_force_submits_what_is_predicted_not_to_fit(launch):
+    code, _, errors = launch("--nodes", "5", "--force", "--dry-run")
+    assert code == 0
+    assert errors.startswith("warning: run: batch.global_tokens=384 must be a multiple of ")
+
+
+def test_an_elastic_run_asks_for_a_range_and_knows_what_divides(launch):
+    _, output, _ = launch("--nodes", "5", "launch.elastic=true", "--dry-run")
+    assert "--nodes=1-5 --mincpus=1" in output
+    assert '"node_counts": [\n    1,\n    2,\n    3\n  ]' in output
+
+
+def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
+    from pretrain.lease import Lease
+
+    lease = Lease(tmp_path / "runs" / "run" / "lease")
+    try:
+        code, _, errors = launch(*NEEDED, "--dry-run")
+        assert (code, "in use by process" in errors) == (73, True)
+        assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 0  # it waits for its turn
+    finally:
+        lease.release()
+
+
+def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
+    code, _, _ = launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")
+    assert code == 69  # no sbatch; what it would have read is there
+    for number, lr in enumerate((1.0e-3, 3.0e-4)):
+        folder = tmp_path / "runs" / f"run-{number}" / "launch"
+        assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
+        assert json.loads((folder / "spec.json").read_text())["name"] == f"run-{number}"
+        assert load_config(folder / "config.yaml").optim.lr == lr
+    listed = json.loads((tmp_path / "runs" / "run-0" / "launch" / "array.json").read_text())
+    assert listed["specs"] == [str(tmp_path / "runs" / f"run-{number}" / "launch" / "spec.json") for number in range(2)]
+
+
+def test_a_login_node_needs_no_torch():
+    modules = "launch.job, launch.node, launch.preflight, launch.submit, pretrain.cli.launch_slurm"
+    code = f"import sys, {modules}\nprint(sorted({{'torch', 'deepspeed', 'transformers', 'numpy'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
