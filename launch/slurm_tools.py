@@ -11,7 +11,9 @@ from pretrain.errors import LaunchError
 TIMEOUT_S = 60.0
 RETRY_S = 3.0
 _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted",
-         "Connection timed out", "Communication connection failure", "Unable to establish")  # fmt: skip
+         "Connection timed out", "Communication connection failure", "Unable to establish",
+         "Unexpected message received")  # fmt: skip
+"""The last is all that `scontrol requeue` says of a controller that is away (22.05)."""
 
 
 @dataclass(frozen=True, slots=True)
