@@ -20,6 +20,7 @@ SCRIPTS = Path(__file__).resolve().parent / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "srun")
 PACKAGES = "slurmctld slurmd slurm-client munge"
 POLL_S = 0.1
+REVOKED_S = 2.0
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
 """States in which a job stays."""
 
@@ -130,11 +131,12 @@ class SlurmLab:
             time.sleep(POLL_S)
 
     def start_now(self, job: int | str) -> None:
-        """Lets a requeued job begin, which would else wait some seconds."""
+        """Lets a requeued job begin, which would else wait some seconds; nodes refuse one of the same second."""
+        time.sleep(REVOKED_S)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now", expect=None)
 
     def expire(self, job: int | str, after_s: int) -> None:
-        """Moves the time limit of a running job; a `--signal=..@N` with N near `after_s` comes at the next tick."""
+        """Moves the time limit of a running job, for all its starts; `--signal=..@N` comes at the next tick."""
         self.run("scontrol", "update", f"JobId={job}", f"EndTime=now+{after_s}")
 
     # Faults
@@ -148,7 +150,7 @@ class SlurmLab:
         return self.node("exec", name, *command)
 
     def crash(self, name: str) -> None:
-        """Power loss: peers hear nothing, Slurm notices within 20 s."""
+        """Power loss: peers hear nothing, Slurm notices within 40 s."""
         self.node("crash", name)
 
     def boot(self, name: str) -> None:
@@ -160,7 +162,7 @@ class SlurmLab:
         self.node("reboot", name)
 
     def kill_slurmd(self, name: str) -> None:
-        """Only the daemon dies; tasks live on, and Slurm gives the node up within 20 s."""
+        """Only the daemon dies; tasks live on, and Slurm gives the node up within 40 s."""
         self.node("kill-slurmd", name)
 
     def start_slurmd(self, name: str) -> None:

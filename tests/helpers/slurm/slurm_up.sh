@@ -180,10 +180,11 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 KillWait=5
+# Longer than KillWait: a kill that a node answers later is sent again, and meets the same step of the next start.
+MessageTimeout=12
 CompleteWait=0
 SlurmctldTimeout=10
-SlurmdTimeout=10
-MessageTimeout=5
+SlurmdTimeout=20
 TCPTimeout=2
 BatchStartTimeout=10
 InactiveLimit=0
