@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def doctor_command(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a built-in one. Default: no run in mind.")
+        str | None, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one. Default: no run in mind.")
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes to start here. Default: GPUs, or 2.")] = None,

@@ -21,7 +21,7 @@ from pretrain.doctor.spawn import run_ranks
 from pretrain.doctor.trial import read_metrics, run_command
 from pretrain.errors import EXIT_OK, ConfigError
 from pretrain.plan.calibration import Calibration, fit_products
-from pretrain.plan.cluster import Cluster
+from pretrain.plan.cluster import Cluster, find_gpu
 from pretrain.plan.gpus import GPUS, Gpu, name_of_device
 from pretrain.plan.layout import Layout, task_of
 from pretrain.plan.rate import predict_rate
@@ -145,9 +145,12 @@ def calibrate(
         The calibration, and what was measured; None on ranks of a job other than 0.
 
     Raises:
-        ConfigError: The device is not known, or the config has no attention.
+        ConfigError: The device or the name is not known, or the config has no attention.
         LaunchError: The ranks do not start.
     """
+    if gpu_name is not None:
+        find_gpu(gpu_name)
+        gpu_name = gpu_name.lower()
     device = asked.cluster.device
     shape = shape_of(asked.loaded, device)
     tell(f"kernels, on {asked.cluster.size} rank{'s' if asked.cluster.size > 1 else ''}")

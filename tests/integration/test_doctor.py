@@ -75,6 +75,11 @@ def test_what_needs_a_config_says_so(option, capsys):
     assert f"{option} needs a CONFIG" in capsys.readouterr().err
 
 
+def test_a_device_that_is_not_known_is_refused_before_it_is_measured(make_run, capsys):
+    assert cli.run(["doctor", str(make_run.config()), "--calibrate", "--gpu", "h10"]) == 64
+    assert "--gpu: unknown GPU 'h10'; use h100" in capsys.readouterr().err
+
+
 def test_ranks_meet_and_see_the_same_folder(ranks, tmp_path):
     """Real ranks over gloo, forked from a process that has imported torch."""
     for found in ranks("tests.integration.doctor_workers:look", 2, {"folders": [str(tmp_path / "run")] * 2}):
