@@ -1,6 +1,5 @@
 """Loading a checkpoint into a model, whatever topology wrote it: each rank reads the ranges that it holds."""
 
-import logging
 from pathlib import Path
 
 from pretrain import dist
@@ -9,8 +8,6 @@ from pretrain.checkpoint.layout import Manifest, load_manifest
 from pretrain.checkpoint.state import TrainState
 from pretrain.errors import CheckpointError, PretrainError
 from pretrain.types import FragmentStore
-
-log = logging.getLogger(__name__)
 
 
 def _check_kind(kind: str, manifest: Manifest) -> None:
@@ -22,37 +19,23 @@ def _check_kind(kind: str, manifest: Manifest) -> None:
         )
 
 
-def load_checkpoint(
-    path: Path,
-    store: FragmentStore,
-    weights_only: bool = False,
-    *,
-    may_lack: tuple[str, ...] = (),
-    leave: tuple[str, ...] = (),
-) -> TrainState:
+def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False) -> TrainState:
     """Fills a model's state from a verified checkpoint, whatever topology wrote it. Collective.
 
     Args:
         path: The checkpoint folder.
         store: Where it goes.
-        weights_only: Leave the moments and the step count as they are (to start a new run from these weights).
-        may_lack: Beginnings of the names of parameters that stay as they are where the checkpoint has none of that
-            shape, which is said.
-        leave: Names of parameters that stay as they are, which is said.
+        weights_only: Leave the moments and the step count as they are.
 
     Raises:
         CheckpointError: It is not of this model; the parameters that differ are named.
     """
     manifest = load_manifest(path)
     reader = FragmentReader(path / record.name for record in manifest.files)
-    problem, anew = None, dict[str, str]()
+    problem = None
     try:
         for fragment in store.held_fragments():
             saved = manifest.shapes.get(fragment.name)
-            lacks = saved != list(fragment.shape) and fragment.name.startswith(may_lack)
-            if lacks or fragment.name in leave:
-                anew[fragment.name] = f"{fragment.name} {list(fragment.shape)}"
-                continue
             if saved != list(fragment.shape):
                 shape = "no such parameter" if saved is None else f"shape {saved}"
                 raise CheckpointError(
@@ -66,16 +49,9 @@ def load_checkpoint(
                 reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
     except PretrainError as error:
         problem = str(error)
-    found = dist.gather_objects((problem, anew))
-    first = next((text for text, _ in found if text), None)
+    first = next((text for text in dist.gather_objects(problem) if text), None)
     if first is not None:
         raise CheckpointError(first)
-    if anew := {name: text for _, part in found for name, text in part.items()}:
-        log.info(
-            "weights are those of %s, but for these, which begin anew: %s",
-            path,
-            ", ".join(anew[n] for n in sorted(anew)),
-        )
     state = TrainState.from_json(manifest.state, str(path))
     store.finish_load(*((0, {}) if weights_only else (state.optimizer_step, manifest.scalars)))
     return state

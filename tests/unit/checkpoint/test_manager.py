@@ -1,7 +1,6 @@
 """Saving and loading: whatever fails, dies or is damaged, a whole checkpoint is loaded, or none, never a mixture."""
 
 import errno
-import logging
 import os
 import random
 import re
@@ -14,7 +13,7 @@ from pretrain import io
 from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, NewerFormatError, list_checkpoints, load_manifest
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.errors import CheckpointError, DiskError
-from tests.unit.checkpoint.stand_in import SHAPES, StandIn, load_newest, manager, save, state_of
+from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 
 
 class Death(BaseException):
@@ -259,26 +258,3 @@ def test_leftovers_of_dead_saves_are_neither_read_nor_kept(tmp_path):
     assert load_newest(tmp_path) == 1
     save(tmp_path, 2)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
-
-
-def test_a_head_that_a_checkpoint_has_not_begins_anew_and_this_is_said(tmp_path, caplog):
-    (path,) = save(tmp_path, 6)
-    engine = StandIn(0, SHAPES | {"head.weight": (2, 4), "head.bias": (2,)})
-    with caplog.at_level(logging.INFO, logger="pretrain"):
-        load_checkpoint(path, engine, weights_only=True, may_lack=("head.", "pooler."))
-    assert f"those of {path}, but for these, which begin anew: head.bias [2], head.weight [2, 4]" in caplog.text
-    found = {name: set(kinds["weight"].tolist()) for name, kinds in engine.tensors.items()}
-    assert found == {"embed": {6.0}, "norm": {6.0}, "head.weight": {0.0}, "head.bias": {0.0}}
-    with pytest.raises(CheckpointError, match=r"head\.weight has shape \[2, 4\] in this model, .*no such parameter"):
-        load_checkpoint(path, engine, weights_only=True)
-
-
-def test_only_what_may_be_lacking_begins_anew(tmp_path):
-    (path,) = save(tmp_path, 6)
-    engine = StandIn(0, {"embed": (3, 5), "norm": (5,)})
-    with pytest.raises(
-        CheckpointError, match=r"embed has shape \[3, 5\] in this model, in the checkpoint shape \[3, 4\]"
-    ):
-        load_checkpoint(path, engine, weights_only=True, may_lack=("head.",))
-    load_checkpoint(path, engine, weights_only=True, may_lack=("embed",), leave=("norm",))
-    assert engine.values() == {0.0}
