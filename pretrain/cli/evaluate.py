@@ -57,12 +57,16 @@ def evaluate_command(
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are read together.")] = 8192,
     output: Annotated[Path | None, typer.Option(help="File for the translations.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval-harness, as in a,b.")] = None,
+    task_path: Annotated[Path | None, typer.Option(help="Folder of task files (YAML), for --tasks.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before a question of a task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
     compare: Annotated[Path | None, typer.Option(help="Another WHAT, to compare with: paired bootstrap.")] = None,
     resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 1000,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure a model: its loss on prepared data, or BLEU and chrF of its translations.
+    """Measure a model: loss and scores on prepared data, BLEU and chrF of its translations, or tasks of lm-eval.
 
     Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
     """
@@ -70,13 +74,20 @@ def evaluate_command(
 
     from pretrain.errors import ConfigError
 
-    if (source is None) != (reference is None) or (source is not None and data):
-        raise ConfigError("not clear what to evaluate on", fix="give --data, or both --source and --reference")
+    ways = [name for name, given in (("--data", data), ("--source", source), ("--tasks", tasks)) if given]
+    if (source is None) != (reference is None) or len(ways) > 1:
+        raise ConfigError("not clear what to evaluate on", fix="give --data, --tasks, or both --source and --reference")
     report: Any
     from pretrain.evaluate.ranks import joined_ranks
 
     with _interruptible(), joined_ranks(device) as (world, device):
-        if source is None or reference is None:
+        if tasks is not None:
+            from pretrain.evaluate.tasks import TaskChoice, evaluate_tasks
+
+            names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+            asked = TaskChoice(names, task_path, num_fewshot, limit, batch_tokens)
+            report = evaluate_tasks(what, asked, other=compare, resamples=resamples, device=device)
+        elif source is None or reference is None:
             from pretrain.evaluate.corpus import Choice
             from pretrain.evaluate.held_out import evaluate_held_out
 

@@ -66,7 +66,7 @@ def test_two_models_are_compared_on_the_same_rows(folder, warm):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["mt", "--source", "test.en"], 64, "not clear what to evaluate on; give --data, or both --source and"),
+        (["mt", "--source", "test.en"], 64, "not clear what to evaluate on; give --data, --tasks, or both --source and"),
         (["mt", *TEST, "--data", "texts"], 64, "not clear what to evaluate on"),
         (["mt", "--source", "test.en", "--reference", "short.de"], 65, "short.de: has 1 lines, test.en has 4"),
         (["mt", "--source", "none.en", "--reference", "test.de"], 64, "none.en: cannot read it: No such file"),
@@ -78,6 +78,7 @@ def test_two_models_are_compared_on_the_same_rows(folder, warm):
         (["gpt", "--data", "mt-data"], 64, "objective.kind=causal on text or records, and the data are pairs"),
         (["gpt", "--split", "test"], 65, "there is no split 'test'"),
         (["gpt", "--compare", "nothing"], 66, "nothing: neither a checkpoint nor a run with one"),
+        (["gpt", "--data", "texts", "--tasks", "arc"], 64, "not clear what to evaluate on"),
         (["gpt", "--device", "tpu"], 64, "--device tpu is unknown"),
     ],
 )

@@ -1,0 +1,182 @@
+"""A decoder as lm-eval-harness sees it: what its own Hugging Face model (`HFLM`) does, with a model of ours.
+
+    context + continuation  ->  ids, cut from the left  ->  sum of log p(continuation), is it likeliest
+    a text                  ->  windows of max_seq_len, each token predicted once  ->  the same, summed
+    context, until          ->  greedy continuation, up to the first stop string
+
+Batches are dealt out to the ranks, and every rank has all answers: to the harness each is alone. Imported only where
+the harness is installed.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pretrain.artifact.open import Artifact
+from pretrain.errors import ConfigError
+from pretrain.evaluate.ranks import collect, deal
+from pretrain.evaluate.translate import plan_batches
+from pretrain.generate.constraints import Constraints
+from pretrain.generate.decode import stream
+from pretrain.types import Batch
+
+_TemplateLM: Any = importlib.import_module("lm_eval.api.model").TemplateLM
+_windows: Any = importlib.import_module("lm_eval.utils")
+_generation: Any = importlib.import_module("lm_eval.models.utils")
+
+MAX_GENERATED = 256
+"""Tokens of an answer where a task does not say: the harness's own."""
+
+
+class HarnessModel(_TemplateLM):
+    """A decoder with its tokenizer.
+
+    Args:
+        artifact: The model, with one stack, causal.
+        batch_tokens: Tokens that are read together; at least one request.
+
+    Raises:
+        ConfigError: No token ends a text, or the model is not a decoder alone.
+    """
+
+    def __init__(self, artifact: Artifact, batch_tokens: int) -> None:
+        super().__init__()
+        self._model, self._codec, self._batch_tokens = artifact.model, artifact.codec, batch_tokens
+        if artifact.model_config.shape != "decoder" or artifact.model.head is None:
+            raise ConfigError(
+                f"--tasks is for models with a decoder alone and its head, this one has {artifact.model_config.shape}",
+                where=str(artifact.path),
+                fix="give --data",
+            )
+        if not self._codec.eos_ids:
+            raise ConfigError("its tokenizer has no end-of-text token", where=str(artifact.path), fix="give --data")
+        self._device = next(artifact.model.parameters()).device
+        bos = artifact.model_config.special_tokens.bos
+        self._prefix = self.eot_token_id if bos is None else bos
+        self._added = self._codec.encode("")
+        (self._prefix_text,) = self._codec.tokens([self._prefix])
+
+    @property
+    def eot_token_id(self) -> int:
+        """Id that ends a text."""
+        return self._codec.eos_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Id that stands before a text without a context: the one that begins texts, or ends them."""
+        return self._prefix
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens that are read."""
+        return self._model.max_seq_len
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Returns ids; None: with what the tokenizer puts before a text, unless the text has it already."""
+        ids, count = self._codec.encode(string), len(self._added)
+        begins = add_special_tokens is None and string.startswith(self._prefix_text)
+        if (begins or add_special_tokens is False) and ids[:count] == self._added:
+            return ids[count:]
+        return ids
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Returns log p of each continuation, and whether it is the likeliest."""
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+        """Returns log p of each text."""
+        pieces, of = [], []
+        for number, request in enumerate(requests):
+            windows = _windows.get_rolling_token_windows(
+                self.tok_encode(request.args[0]), prefix_token=self._prefix, max_seq_len=self.max_length, context_len=1
+            )
+            for window in map(_windows.make_disjoint_window, windows):
+                pieces.append((None, *window))
+                of.append(number)
+        sums = [0.0] * len(requests)
+        for number, (log_prob, _) in zip(of, self._loglikelihood_tokens(pieces), strict=True):
+            sums[number] += log_prob
+        return sums
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        """Returns the same of (anything, context ids, continuation ids)."""
+        rows = [(context + continuation)[-(self.max_length + 1) :] for _, context, continuation in requests]
+        lengths = [len(continuation) for _, _, continuation in requests]
+        inputs = [row[:-1] for row in rows]
+        batches = list(plan_batches(inputs, self._batch_tokens))
+        found: dict[int, tuple[float, bool]] = {}
+        for number in deal(len(batches)):
+            for row, answer in zip(batches[number], self._score(rows, lengths, batches[number]), strict=True):
+                found[row] = answer
+        return [(log_prob, is_greedy) for log_prob, is_greedy in collect(found, len(rows))]
+
+    @torch.no_grad()
+    def _score(self, rows: Sequence[list[int]], lengths: Sequence[int], batch: list[int]) -> list[tuple[float, bool]]:
+        longest = max(len(rows[row]) for row in batch) - 1
+        # Padding comes behind what is read, and a decoder does not see it.
+        padded = [[*rows[row][:-1], *[0] * (longest - len(rows[row]) + 1)] for row in batch]
+        tokens_BT = torch.tensor(padded, device=self._device)
+        hidden_BTD = self._model(Batch(tokens_BT, tokens_BT), logits=False).hidden_BTD
+        found = []
+        for place, row in enumerate(batch):
+            end = len(rows[row]) - 1
+            hidden_1TD = hidden_BTD[place : place + 1, end - lengths[row] : end]
+            targets_T = torch.tensor(rows[row][-lengths[row] :], device=self._device)
+            assert self._model.head is not None
+            log_probs_TV = self._model.head(hidden_1TD)[0].float().log_softmax(dim=-1)
+            of_targets = log_probs_TV.gather(1, targets_T[:, None])
+            is_greedy = bool((log_probs_TV.argmax(dim=-1) == targets_T).all())
+            found.append((float(of_targets.double().sum()), is_greedy))
+        return found
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+        """Returns the greedy continuation of each context, up to what ends it. Raises: ConfigError."""
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(repr(sorted(request.args[1].items())), []).append(number)
+        found: dict[int, str] = {}
+        for numbers in groups.values():
+            settings = _generation.normalize_gen_kwargs(requests[numbers[0]].args[1], MAX_GENERATED)
+            room = self._check(settings)
+            contexts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
+            batches = list(plan_batches(contexts, self._batch_tokens))
+            for place in deal(len(batches)):
+                texts = self._continue([contexts[row] for row in batches[place]], settings)
+                found |= {numbers[row]: text for row, text in zip(batches[place], texts, strict=True)}
+        return [str(text) for text in collect(found, len(requests))]
+
+    def _check(self, settings: dict[str, Any]) -> int:
+        """Returns how many tokens of a context there is room for. Raises: ConfigError: None, or answers are drawn."""
+        if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
+            raise ConfigError(
+                "a task draws its answers, or searches with beams", fix="set do_sample: false in the task"
+            )
+        room = self.max_length - int(settings["max_gen_toks"])
+        if room < 1:
+            raise ConfigError(
+                f"answers of a task have {settings['max_gen_toks']} tokens, model.max_seq_len is {self.max_length}",
+                fix="set generation_kwargs.max_gen_toks in the task",
+            )
+        return room
+
+    def _continue(self, contexts: list[list[int]], settings: dict[str, Any]) -> list[str]:
+        """Returns the continuation of each, cut at the first stop string."""
+        (end,) = self._codec.tokens([self.eot_token_id])
+        stops = [text for text in (*settings["until"], end) if text]
+        limits = Constraints(int(settings["max_gen_toks"]), eos_ids=(self.eot_token_id,))
+        tokens: list[list[int]] = [[] for _ in contexts]
+        is_open = [True] * len(contexts)
+        for step in stream(self._model, contexts, limits):
+            for row, token, _, ends in step:
+                tokens[row] += [] if ends else [token]
+                if ends or any(stop in self._codec.decode(tokens[row]) for stop in stops):
+                    is_open[row] = False
+            if not any(is_open):
+                break
+        texts = [self._codec.decode(ids) for ids in tokens]
+        for stop in stops:
+            texts = [text.split(stop)[0] for text in texts]
+        return texts

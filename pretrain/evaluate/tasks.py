@@ -1,0 +1,221 @@
+"""Tasks of lm-eval-harness: a model of ours on tasks from files or of the harness, and beside another model.
+
+names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> the harness scores -> TaskReport
+"""
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretrain.artifact.open import open_artifact
+from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.evaluate.bootstrap import RESAMPLES, Difference, compare_means
+from pretrain.evaluate.ranks import current
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChoice:
+    """What the command line says of tasks.
+
+    Attributes:
+        names: Tasks, groups or tags.
+        path: Folder of task files (YAML). None: the harness's own tasks only.
+        num_fewshot: Examples before a question. None: what the task says.
+        limit: Only the first documents of each task.
+        batch_tokens: Tokens that are read together.
+    """
+
+    names: tuple[str, ...]
+    path: Path | None = None
+    num_fewshot: int | None = None
+    limit: int | None = None
+    batch_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """One metric of one task.
+
+    Attributes:
+        task: Its name; that of a group too.
+        metric: As the harness names it, its filter behind a comma: `acc,none`.
+        value: The score.
+        stderr: Its standard error; None: the harness has none.
+        baseline: Of the model that it is compared with.
+        difference: The model's score less the baseline's; None where the score is no mean over documents.
+    """
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    baseline: float | None = None
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """Scores of all tasks.
+
+    Attributes:
+        model: As it was given.
+        baseline: The same of the model that it is compared with.
+        harness: Its version.
+        scores: In the order of the harness.
+        num_documents: Of each task.
+    """
+
+    model: str
+    baseline: str | None
+    harness: str
+    scores: list[TaskScore]
+    num_documents: dict[str, int] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values."""
+        named = {"kind": "tasks", "model": self.model, "lm_eval": self.harness, "documents": self.num_documents}
+        if self.baseline is not None:
+            named["baseline"] = self.baseline
+        return {**named, "scores": [asdict(score) for score in self.scores]}
+
+    def lines(self) -> list[str]:
+        """Returns what is printed."""
+        lines = [f"{self.model}: lm-eval-harness {self.harness}"]
+        for score in self.scores:
+            error = "" if score.stderr is None else f" +- {score.stderr:.4f}"
+            lines.append(f"  {score.task:<20} {score.metric:<24} {score.value:.4f}{error}")
+            if score.baseline is not None:
+                told = "no mean over documents: not compared" if score.difference is None else score.difference.line()
+                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {told}")
+        return lines
+
+
+def evaluate_tasks(
+    what: Path, choice: TaskChoice, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
+) -> TaskReport:
+    """Measures a decoder on tasks. Collective; ranks other than 0 return no scores.
+
+    Args:
+        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        choice: Which tasks.
+        other: The baseline to compare with.
+        resamples: Of the bootstrap.
+        device: As of `open_artifact`.
+
+    Raises:
+        LaunchError: The harness is not installed.
+        ConfigError: No such task, or the model cannot do it.
+        DataError: The documents of a task cannot be loaded.
+    """
+    harness = _import_harness()
+    names = None if other is None else str(other)
+    # Refused before a model is loaded; and loaded anew for each: tasks keep the answers.
+    _load(choice)
+    found = [_run(path, choice, resamples, device) for path in (what, *([] if other is None else [other]))]
+    if current()[0] != 0:
+        return TaskReport(str(what), names, harness, [])
+    mine, its = found[0], found[1] if other is not None else None
+    counts = {task: count["effective"] for task, count in mine["n-samples"].items()}
+    return TaskReport(str(what), names, harness, list(_scores(mine, its, resamples)), counts)
+
+
+def _import_harness() -> str:
+    """Returns the version of the harness. Raises: LaunchError."""
+    try:
+        importlib.import_module("lm_eval")
+    except ImportError:
+        raise LaunchError(
+            "--tasks are run by lm-eval-harness, which is not installed",
+            fix="run: python -m pip install 'pretrain[eval]'",
+        ) from None
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    importlib.import_module("datasets").disable_progress_bars()
+    return version("lm_eval")
+
+
+def _load(choice: TaskChoice) -> Any:
+    """Returns the harness's manager of tasks, which knows those asked for. Raises: ConfigError, DataError."""
+    if choice.path is not None and not choice.path.is_dir():
+        raise ConfigError("no such folder", where=f"--task-path {choice.path}", fix="give the folder of task files")
+    manager = importlib.import_module("lm_eval.tasks").TaskManager
+    found = None if choice.path is None else manager(include_path=str(choice.path), include_defaults=False)
+    if found is None or _unknown(found, choice.names):
+        # Thousands of files are read: only where they are asked for.
+        found = manager(include_path=None if choice.path is None else str(choice.path))
+    if unknown := _unknown(found, choice.names):
+        raise ConfigError(f"there is no task {unknown[0]!r}", where="--tasks", fix="give --task-path, or another name")
+    try:
+        found.load(list(choice.names))
+    except Exception as error:  # the harness and its loaders raise nearly anything
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DataError(
+            f"cannot be loaded: {type(error).__name__}: {reason}",
+            where=f"--tasks {','.join(choice.names)}",
+            fix="correct the task's file, or fetch its documents",
+        ) from None
+    return found
+
+
+def _unknown(manager: Any, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in manager.task_index]
+
+
+def _run(path: Path, choice: TaskChoice, resamples: int, device: str) -> Any:
+    """Returns what the harness says of a model; None on ranks other than 0."""
+    harness_model = importlib.import_module("pretrain.evaluate.harness_model").HarnessModel
+    return importlib.import_module("lm_eval").simple_evaluate(
+        model=harness_model(open_artifact(path, device), choice.batch_tokens),
+        tasks=list(choice.names),
+        task_manager=_load(choice),
+        num_fewshot=choice.num_fewshot,
+        limit=choice.limit,
+        bootstrap_iters=resamples,
+        log_samples=True,
+    )
+
+
+def _scores(mine: Any, its: Any, resamples: int) -> list[TaskScore]:
+    """Returns every score of a model, beside a baseline's."""
+    found = []
+    tables = [{**results["results"], **results.get("groups", {})} for results in (mine, its) if results is not None]
+    for task, values in tables[0].items():
+        for metric, value in values.items():
+            name, _, chain = metric.partition(",")
+            if not chain or name.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            stderr = values.get(f"{name}_stderr,{chain}")
+            score = TaskScore(task, metric, float(value), float(stderr) if isinstance(stderr, int | float) else None)
+            if its is not None:
+                baseline = float(tables[1][task][metric])
+                score = TaskScore(
+                    task, metric, score.value, score.stderr, baseline, _difference(mine, its, task, metric, resamples)
+                )
+            found.append(score)
+    return found
+
+
+def _difference(mine: Any, its: Any, task: str, metric: str, resamples: int) -> Difference | None:
+    """Compares two models over a task's documents; None where the score is no mean over them."""
+    columns = []
+    for results in (mine, its):
+        values = _per_document(results, task, metric)
+        if values is None or not np.isclose(values.mean(), results["results"][task][metric], rtol=1e-9, atol=1e-12):
+            return None
+        columns.append(values)
+    return compare_means(columns[1], columns[0], np.ones(len(columns[0])), resamples, "documents")
+
+
+def _per_document(results: Any, task: str, metric: str) -> np.ndarray | None:
+    """Returns a metric of each document, in order; None where it is no number."""
+    name, _, chain = metric.partition(",")
+    samples = [sample for sample in results["samples"].get(task, ()) if sample["filter"] == chain]
+    values = [sample.get(name) for sample in sorted(samples, key=lambda sample: sample["doc_id"])]
+    if not values or not all(isinstance(value, bool | int | float | np.number) for value in values):
+        return None
+    return np.array(values, dtype=np.float64)
