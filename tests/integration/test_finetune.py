@@ -1,0 +1,111 @@
+"""Fine-tuning through the command line: from a run and from a Hugging Face folder, stopped and resumed, exported."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.checkpoint.layout import list_checkpoints
+from tests.helpers.cli import WarmCli
+from tests.helpers.runs import RunMaker, assert_same_run, tensors_of
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "cloud", "ember", "willow", "harbor"]
+BASE = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 16}}
+model: {{preset: llama-tiny, max_seq_len: 64, decoder: {{layers: 2, width: 32, heads: 4, kv_heads: 2, ff_width: 48}}}}
+batch: {{global_tokens: 512, seq_len: 64, micro: 4}}
+optim: {{lr: 3e-3, schedule: {{warmup_steps: 5}}}}
+train: {{steps: 10}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu}}
+tracking: {{wandb: off}}
+"""
+TUNED = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 16, packing: bins}}
+objective: {{kind: supervised}}
+batch: {{global_tokens: 512, seq_len: 64, micro: 4}}
+optim: {{lr: 3e-3, schedule: {{warmup_steps: 2}}}}
+train: {{steps: 8}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu}}
+checkpoint: {{every_steps: 4}}
+tracking: {{wandb: off}}
+"""
+LORA = "finetune={kind: lora, rank: 4, dropout: 0.1, also: [embedding.weight, head.weight]}"
+
+
+def prepare(cli: WarmCli, folder: Path, name: str, lines: list[str], **options: object) -> Path:
+    """Writes a file, and shards of it."""
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    config = {"output": str(folder / name), "split": "hash:0", **options}
+    config["inputs"] = [{"path": str(folder / f"{name}.jsonl"), **(config.pop("input", {}))}]
+    (folder / f"{name}.yaml").write_text(json.dumps(config))
+    assert cli("prepare", str(folder / f"{name}.yaml"), cwd=folder).code == 0
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def cli():
+    with WarmCli() as warm:
+        yield warm
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, cli):
+    """A run over texts, its export, and chats of its tokens and two more."""
+    folder, rng = tmp_path_factory.mktemp("base"), random.Random(0)
+    lines = [json.dumps({"text": " ".join(rng.choices(WORDS, k=rng.randint(5, 30)))}) for _ in range(300)]
+    text = prepare(cli, folder, "text", lines, tokenizer={"kind": "bpe", "vocab_size": 300})
+    runs = RunMaker(folder, text, BASE)
+    assert cli("train", str(runs.config("base")), cwd=folder).code == 0
+    assert cli("export", str(runs.folder("base").path), str(folder / "released"), cwd=folder).code == 0
+    asked = [rng.choices(WORDS, k=3) for _ in range(200)]
+    chats = [json.dumps({"prompt": " ".join(words), "response": " ".join(words[::-1])}) for words in asked]
+    tokenizer = {"kind": "given", "path": str(folder / "released"), "special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    data = prepare(cli, folder, "chat", chats, kind="records", input={"template": "chatml"}, tokenizer=tokenizer)
+    return runs.folder("base").path, folder / "released", data
+
+
+def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported(tmp_path, cli, base):
+    _, released, data = base
+    runs = RunMaker(tmp_path, data, TUNED)
+
+    def train(name: str, *overrides: str) -> str:
+        result = cli("train", str(runs.config(name)), f"init.from={released}", LORA, *overrides, cwd=tmp_path)
+        assert result.code == 0, result.stderr
+        return result.stderr + result.stdout
+
+    output = train("golden")
+    assert "adapters of rank 4 beside 8 layers" in output
+    assert "2 tokens are new to the model of" in output
+    train("stopped", "train.stop_after=3")
+    train("stopped")
+    assert_same_run(runs, "stopped", "golden", 8)
+    saved = tensors_of(list_checkpoints(runs.folder("golden").checkpoints)[-1])
+    names = {key.rpartition("/")[0] for key in saved}
+    assert {"embedding.weight", "head.weight"} < names
+    assert all(".lora_" in name for name in names - {"embedding.weight", "head.weight"})
+    assert cli("export", str(runs.folder("golden").path), str(tmp_path / "out"), cwd=tmp_path).code == 0
+    sizes = [json.loads((folder / "config.json").read_text())["vocab_size"] for folder in (released, tmp_path / "out")]
+    assert sizes[1] == sizes[0] + 2
+
+
+def test_frozen_weights_and_slower_layers_resume_bit_for_bit_and_the_frozen_ones_stay(tmp_path, cli, base):
+    run, _, data = base
+    runs = RunMaker(tmp_path, data, TUNED)
+    options = (f"init={{from: {run}, freeze: ['decoder.blocks.0.*']}}", "optim.layer_decay=0.5")
+    for name, more in (("golden", ()), ("stopped", ("train.stop_after=3",)), ("stopped", ())):
+        result = cli("train", str(runs.config(name)), *options, *more, cwd=tmp_path)
+        assert result.code == 0, result.stderr
+    assert_same_run(runs, "stopped", "golden", 8)
+    before, after = (
+        tensors_of(list_checkpoints(folder / "checkpoints")[-1]) for folder in (run, runs.folder("golden").path)
+    )
+    same = {key for key in after if key.endswith("/weight") and np.array_equal(before[key], after[key])}
+    assert same == {key for key in after if key.startswith("decoder.blocks.0.")}
