@@ -1,0 +1,74 @@
+"""Every recipe under configs/finetune/ trains for two steps, from tiny models of random weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
+from pretrain.data.prepare import prepare
+from tests.helpers.cli import WarmCli
+from tests.repo.source import ROOT
+from tests.unit.artifact.runs import TEXTS, write_pairs, write_run, write_text_run, write_texts
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+RECIPES = sorted(path.stem for path in (ROOT / "configs/finetune").glob("*.yaml"))
+SHORT = ("train.steps=2", "optim.schedule.warmup_steps=1", "eval.every_steps=2", "tracking.wandb=off")
+ROWS = ("batch.global_tokens=128", "batch.seq_len=32", "batch.micro=2")
+CHAT = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It is said."}]
+
+
+def shards(folder: Path, kind: str, run: Path, record: dict, special: tuple[str, ...] = (), **options: object) -> Path:
+    """Shards of one record many times over, with the tokenizer of a run."""
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for _ in range(60)))
+    given = TokenizerConfig(kind="given", path=str(run / "tokenizer.json"), special_tokens=list(special))
+    one = InputConfig(path=str(file), **options)
+    inputs = [one, one.model_copy(update={"split": "validation"})]
+    prepare(PrepareConfig(output=str(folder / "data"), kind=kind, inputs=inputs, tokenizer=given, split="hash:0"))
+    return folder / "data"
+
+
+def arrange(recipe: str, folder: Path) -> list[str]:
+    """Makes the start and the data of a recipe; returns the overrides that name them."""
+    if recipe == "translate":
+        run = write_run(folder / "start", steps=[1])
+        paths = [folder / "start-data", write_pairs(folder / "other", [TEXTS[0]] * 4)]
+        mixture = [{"name": name, "path": str(p), "weight": 1} for name, p in zip("ab", paths, strict=True)]
+        own = [f"data.mixture={json.dumps(mixture)}", "init.check_tokenizer=false"]
+        return [f"init.from={run}", *own, "batch.global_tokens=128", "batch.micro=2"]
+    is_encoder = recipe in ("classify", "tag")
+    texts = write_texts(folder / "texts", TEXTS * 20, roles="bert" if is_encoder else "document")
+    preset, objective = ("bert-tiny", "masked") if is_encoder else ("llama-tiny", "causal")
+    run = write_text_run(folder / "start", texts, preset, objective)
+    start = [f"init.from={run}", *ROWS]
+    if recipe == "continued":
+        mixture = [{"name": name, "path": str(texts), "weight": weight} for name, weight in (("new", 4), ("old", 1))]
+        return [*start, f"data.mixture={json.dumps(mixture)}"]
+    if recipe == "chat":
+        markers = ("<|im_start|>", "<|im_end|>")
+        record, options = {"messages": CHAT}, {"messages_field": "messages", "template": "chatml"}
+        return [*start, f"data.path={shards(folder, 'records', run, record, markers, **options)}"]
+    if is_encoder:
+        record = {"text": TEXTS[0], "label": "a", "tokens": TEXTS[0].split(), "tags": ["a"] * len(TEXTS[0].split())}
+        return [*start, f"data.path={shards(folder, 'classes' if recipe == 'classify' else 'tags', run, record)}"]
+    record = {"prompt": "Say it.", "response": "It is said."}
+    return [*start, f"data.path={shards(folder, 'records', run, record, template='instruction')}"]
+
+
+@pytest.fixture(scope="module")
+def cli():
+    with WarmCli() as warm:
+        yield warm
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains(tmp_path, cli, recipe):
+    overrides = [*arrange(recipe, tmp_path), *SHORT, f"run.dir={tmp_path / 'runs'}"]
+    result = cli("train", f"configs/finetune/{recipe}.yaml", *overrides, cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] > 0 for row in rows if "loss" in row] == [True]
+    assert any("val_loss" in row for row in rows)
