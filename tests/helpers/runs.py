@@ -119,7 +119,11 @@ def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:
 
 def assert_same_run(runs: RunMaker, name: str, golden: str, steps: int) -> None:
     """Ledger and weights of a run equal those of one that nobody interrupted."""
-    ours, expected = runs.folder(name), runs.folder(golden)
+    assert_same_folders(runs.folder(name), runs.folder(golden), steps)
+
+
+def assert_same_folders(ours: RunDir, expected: RunDir, steps: int) -> None:
+    """The same of two run folders, wherever they are."""
     assert compare(expected.audit, ours.audit) is None
     assert [row.step for row in read_audit(ours.audit)] == list(range(1, steps + 1))
     left, right = (tensors_of(list_checkpoints(folder.checkpoints)[-1]) for folder in (expected, ours))

@@ -2,11 +2,15 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from pretrain.rundir import RunDir
+from tests.helpers.runs import RunMaker
 from tests.helpers.slurm_lab import SlurmLab, why_no_slurm
+from tests.helpers.slurm_runs import CONFIG, START_S, SlurmRun, prepare_folder
 
 MAX_FOLDER_LENGTH = 64
 """Unix sockets lie in the folder of a cluster."""
@@ -43,3 +47,32 @@ def start_lab(tmp_path_factory) -> Iterator[Callable[..., SlurmLab]]:
 def lab(start_lab) -> SlurmLab:
     """A cluster of two nodes."""
     return start_lab(nodes=2)
+
+
+@pytest.fixture
+def make_job(tmp_path, corpus) -> Callable[..., SlurmRun]:
+    """Prepares a run for a cluster."""
+
+    def make(lab: SlurmLab, template: str = CONFIG) -> SlurmRun:
+        prepare_folder(tmp_path)
+        runs = RunMaker(tmp_path, corpus, template)
+        return SlurmRun(lab, runs.config(), runs.folder())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory, corpus) -> Callable[[str], RunDir]:
+    """Returns the run of a config that nobody disturbs, on this machine."""
+
+    @cache
+    def run(template: str = CONFIG) -> RunDir:
+        folder = tmp_path_factory.mktemp("golden")
+        prepare_folder(folder)
+        runs = RunMaker(folder, corpus, template)
+        process = runs.start("runs", ranks=1 if "single" in template else 2, PYTHONPATH=str(folder))
+        output, _ = process.communicate(timeout=START_S)
+        assert process.returncode == 0, output[-5000:]
+        return runs.folder("runs")
+
+    return run

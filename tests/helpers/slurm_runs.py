@@ -1,0 +1,222 @@
+"""Runs of a tiny model that are launched over Slurm and wait at chosen steps, so that faults come when they should.
+
+    job = SlurmRun(lab, config, folder); job.hold(30); job.submit("--nodes", "2"); job.wait_held(30)
+    ... break something ...
+    job.release(30); job.wait_end()
+
+A step is held by a file: every rank waits before it until the file is gone (module `held`, named under `extend`).
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from pretrain.rundir import RunDir
+from tests.helpers.slurm_lab import ENDED, SlurmLab
+
+CONFIG = """
+seed: 7
+extend: [held]
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 2, block_samples: 16}}
+model:
+  preset: llama-tiny
+  max_seq_len: 32
+  decoder: {{layers: 1, width: 32, heads: 4, kv_heads: 2, ff_width: 48, dropout: 0.1}}
+batch: {{global_tokens: 256, seq_len: 32, micro: 2}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
+train: {{steps: 80}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 240}}
+checkpoint: {{every_steps: 10}}
+tracking: {{log_every_steps: 5, wandb: off}}
+"""
+"""One rank; `on_two_ranks` makes it two."""
+STEPS = 80
+
+MODULE = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from pretrain.control.progress import Progress
+
+HOLDS = Path(__file__).with_name("holds")
+ENTER = Progress.enter
+
+
+def enter(self, phase, step=None):
+    ENTER(self, phase, step)
+    hold = HOLDS / f"{step}"
+    is_begun = step is not None and phase != "data"
+    while is_begun and hold.exists():
+        hold.with_suffix(".held").touch()
+        time.sleep(0.02)
+    if is_begun and (HOLDS / f"{step}.die").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+Progress.enter = enter
+"""
+SITE = "signal_s: 30\ndoctor: false\nexport: [RES_OPTIONS]\n"
+"""Slurm looks at limits every 30 s; the doctor costs each start seconds; nodes of a lab have no name servers."""
+START_S = 400.0
+"""Ranks import torch, on few cores, beside whatever else goes on there."""
+
+
+def on_two_ranks(zero_stage: int | None) -> str:
+    """Returns `CONFIG` for two ranks: DeepSpeed of a ZeRO stage, or DDP."""
+    kind = "ddp, zero_stage: 0" if zero_stage is None else f"deepspeed, zero_stage: {zero_stage}"
+    return CONFIG.replace("single, zero_stage: 0", kind)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Writes what runs of `CONFIG` need into the folder in which they are started."""
+    (folder / "held.py").write_text(MODULE)
+    (folder / "site.yaml").write_text(SITE)
+    (folder / "holds").mkdir(exist_ok=True)
+
+
+class SlurmRun:
+    """One launched run."""
+
+    def __init__(self, lab: SlurmLab, config: Path, folder: RunDir) -> None:
+        self.lab, self.folder, self._config = lab, folder, config
+        self._folder = config.parent
+        self.job: int | str = 0
+
+    def element(self, task: int) -> "SlurmRun":
+        """An element of this run, submitted as an array."""
+        run = SlurmRun(self.lab, self._config, RunDir(self.folder.path.with_name(f"{self.folder.path.name}-{task}")))
+        run.job = f"{self.job}_{task}"
+        return run
+
+    # Steps
+
+    def hold(self, *steps: int) -> None:
+        """Lets the ranks wait before these steps."""
+        for step in steps:
+            (self._folder / "holds" / f"{step}.held").unlink(missing_ok=True)
+            (self._folder / "holds" / f"{step}").touch()
+
+    def wait_held(self, step: int) -> None:
+        """Waits until a rank waits before a step."""
+        held = self._folder / "holds" / f"{step}.held"
+        self.lab.wait_until(held.exists, f"step {step} is reached", START_S, self.tell)
+
+    def release(self, step: int) -> None:
+        """Lets the ranks go on."""
+        (self._folder / "holds" / f"{step}").unlink()
+
+    def die_at(self, step: int) -> None:
+        """Lets every rank that comes to a step be killed there."""
+        (self._folder / "holds" / f"{step}.die").touch()
+
+    # Commands
+
+    def run(self, *command: str, expect: int | None = 0) -> str:
+        """Runs a command as a user of the cluster does, in the folder of the config; returns what it prints."""
+        path = f"PATH={Path(sys.executable).parent}:{self.lab.env['PATH']}"
+        items = [f"PYTHONPATH={self._folder}", "OMP_NUM_THREADS=1", path]
+        return self.lab.run("env", "-C", str(self._folder), *items, *command, expect=expect, timeout_s=START_S)
+
+    def pretrain(self, *arguments: str, expect: int | None = 0) -> str:
+        """Runs `pretrain ARGUMENTS`; returns what it prints."""
+        return self.run(sys.executable, "-m", "pretrain", *arguments, expect=expect)
+
+    def sbatch(self, *arguments: str) -> int:
+        """Runs sbatch; returns the job's id."""
+        return int(self.run("sbatch", "--parsable", *arguments))
+
+    def submit(self, *options: str) -> int:
+        """Submits the run (`pretrain launch slurm`); returns the job's id."""
+        site = str(self._folder / "site.yaml")
+        command = ("launch", "slurm", str(self._config), "--cluster", site, "--time", "30m", *options)
+        said = self.pretrain(*command)
+        found = re.search(r"submitted .*?job (?:array )?(\d+)", said)
+        assert found, said
+        self.job = int(found[1])
+        return int(self.job)
+
+    def status(self) -> dict[str, Any]:
+        """What `pretrain launch status --json` says."""
+        return json.loads(self.pretrain("launch", "status", str(self.folder.path), "--json"))
+
+    # What becomes of it
+
+    @property
+    def output(self) -> str:
+        """What the job has printed so far, in all its starts."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.logs.glob("slurm-*.out")))
+
+    def tell(self) -> str:
+        """What a failed test should show."""
+        rows = "\n".join(map(str, self.journal()))
+        return f"{self.lab.job(self.job) if self.job else ''}\n{rows}\n{self.output[-6000:]}"
+
+    def journal(self, event: str = "") -> list[dict[str, Any]]:
+        """The rows of the journal, or those of an event."""
+        path = self.folder.launch / "journal.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [row for row in rows if not event or row["event"] == event]
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The attempts in run.json."""
+        return self.folder.read_record()["attempts"]
+
+    def wait_told(self, text: str, count: int = 1) -> None:
+        """Waits until the job has printed something `count` times."""
+        self.lab.wait_until(lambda: self.output.count(text) >= count, f"{text!r} in its output", START_S, self.tell)
+
+    def wait_restart(self, count: int, timeout_s: float = START_S) -> None:
+        """Waits until the driver has begun restart number `count`; cuts short what Slurm would let it wait."""
+
+        def has_begun() -> bool:
+            if len(self.journal("start")) > count:
+                return True
+            self._start_if_waiting()
+            assert self.lab.state(self.job) not in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), self.tell()
+            return False
+
+        self.lab.wait_until(has_begun, f"restart {count}", timeout_s, self.tell)
+
+    def wait_end(self, state: str = "COMPLETED", timeout_s: float = START_S) -> None:
+        """Waits until the job has ended, in this state."""
+        self.lab.wait_until(self._has_ended, "the job has ended", timeout_s, self.tell)
+        assert self.lab.state(self.job) == state, self.tell()
+
+    def _has_ended(self) -> bool:
+        self._start_if_waiting()
+        return self.lab.state(self.job) in ENDED
+
+    def _start_if_waiting(self) -> None:
+        if self.lab.state(self.job) == "PENDING":
+            self.lab.run("scontrol", "update", f"JobId={self.job}", "TimeLimit=30", expect=None)  # `expire` moved it
+            self.lab.start_now(self.job)
+
+    def kill_rank(self, rank: int) -> None:
+        """Kills a rank, on whatever node."""
+        for pid in self.processes("-m pretrain train"):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in environment:
+                os.kill(pid, signal.SIGKILL)
+                return
+        raise AssertionError(f"no rank {rank} runs: {self.tell()}")
+
+    def processes(self, text: str) -> list[int]:
+        """Processes of this job whose command line has a text in it, by their numbers on this machine."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                environment = (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            ours = {f"SLURM_JOB_ID={self.job}".encode(), f"SLURM_CONF={self.lab.env['SLURM_CONF']}".encode()}
+            if text in command and ours <= set(environment):
+                found.append(int(path.name))
+        return found

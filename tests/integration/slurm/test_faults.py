@@ -1,0 +1,169 @@
+"""Faults of a cluster, one at a time: what comes back does so elsewhere or later, and what was cancelled does not."""
+
+import os
+import signal
+
+import pytest
+
+from tests.helpers.documents import read_blocks
+from tests.helpers.runs import assert_same_folders
+from tests.helpers.slurm_runs import STEPS, on_two_ranks
+
+pytestmark = pytest.mark.timeout(900)
+SRUN = ("--mode", "srun")
+"""Without torchrun a start costs half."""
+
+
+def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_job, golden):
+    """The old rank lives on beside the new ones: it may write nothing."""
+    template = on_two_ranks(None)
+    lab = start_lab(nodes=3)
+    job = make_job(lab, template=template)
+    job.hold(25)
+    job.submit("--nodes", "2", *SRUN)
+    job.wait_held(25)
+    _, lost = job.journal("start")[0]["nodes"]
+    lab.kill_slurmd(lost)
+    lab.wait_until(lambda: lab.restarts(job.job) == 1, "given up by Slurm", 90, job.tell)
+    job.release(25)
+    job.wait_restart(1)
+    job.wait_end()
+    assert lost not in job.journal("start")[1]["nodes"]
+    assert [attempt["slurm"]["num_nodes"] for attempt in job.attempts()] == [2, 2]
+    assert_same_folders(job.folder, golden(template), STEPS)
+
+
+def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
+    """Its ranks have saved before they went."""
+    job = make_job(lab)
+    job.hold(25)
+    number = job.submit(*SRUN)
+    job.wait_held(25)
+    lab.run("scancel", str(number))
+    job.release(25)
+    job.wait_end("CANCELLED")
+    assert lab.restarts(number) == 0
+    status = job.status()
+    assert (status["state"], status["queue"], status["restarts"]) == ("cancelled", [], 0)
+    assert status["checkpoint_step"] >= 20
+
+
+def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
+    """`cancel` saves first and does not requeue; `resubmit` goes on where it was; `logs -f` ends with the run."""
+    job = make_job(lab)
+    job.hold(25)
+    number = job.submit(*SRUN)
+    job.wait_held(25)
+    job.release(25)
+    job.hold(45)
+    said = job.pretrain("launch", "cancel", str(job.folder.path))
+    assert said.splitlines() == [f"job {number}: asked to save and end", "run: cancelled"]
+    assert job.status()["state"] == "cancelled"
+    assert job.journal("end")[-1]["decision"] == "end"
+    assert "had ended already" in job.pretrain("launch", "cancel", str(job.folder.path))
+
+    job.release(45)
+    again = job.pretrain("launch", "resubmit", str(job.folder.path))
+    job.job = int(again.split()[-1])
+    assert job.job != number
+    refused = job.pretrain("launch", "resubmit", str(job.folder.path), expect=69)
+    assert f"job {job.job} is" in refused
+    assert "launch: the run is done" in job.pretrain("launch", "logs", "-f", str(job.folder.path))
+    job.wait_end()
+    assert_same_folders(job.folder, golden(), STEPS)
+    shown = job.pretrain("runs", str(job.folder.path.parent))
+    assert "80/80" in shown and "done" in shown
+
+
+def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job, golden):
+    """It is away while the run is asked to stop: the driver keeps on until the requeue is taken."""
+    job = make_job(lab)
+    job.hold(25)
+    number = job.submit(*SRUN)
+    job.wait_held(25)
+    lab.kill_controller()
+    (driver,) = job.processes("-m launch.job")
+    os.kill(driver, signal.SIGUSR1)
+    job.wait_told("asked to stop")
+    job.release(25)
+    job.wait_told("the controller is away")
+    lab.start_controller()
+    job.wait_restart(1)
+    job.wait_end()
+    assert lab.restarts(number) == 1
+    assert [row["exit_code"] for row in job.journal("end")] == [75, 0]
+    assert_same_folders(job.folder, golden(), STEPS)
+
+
+def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job):
+    """Two elements; the second is asked to stop."""
+    job = make_job(lab)
+    job.hold(25)
+    number = job.submit(*SRUN, "--vary", "seed=1,2")
+    elements = [job.element(task) for task in (0, 1)]
+    for element in elements:
+        element.wait_told("ranks on")
+    elements[1].wait_held(25)
+    lab.run("scancel", "--batch", "--signal=USR1", f"{number}_1")
+    elements[1].wait_told("asked to stop")
+    job.release(25)
+    elements[1].wait_restart(1)
+    for element in elements:
+        element.wait_end()
+    assert [lab.restarts(element.job) for element in elements] == [0, 1]
+    assert [len(element.attempts()) for element in elements] == [1, 2]
+    assert [element.attempts()[-1]["slurm"]["array"] for element in elements] == [f"{number}_0", f"{number}_1"]
+    assert [element.status()["state"] for element in elements] == ["done", "done"]
+
+
+def test_three_restarts_without_a_new_checkpoint_end_a_job(lab, make_job):
+    """A rank that always dies at the same step."""
+    job = make_job(lab)
+    job.die_at(8)
+    number = job.submit(*SRUN)
+    for count in (1, 2, 3):
+        job.wait_restart(count)
+    job.wait_end("FAILED")
+    assert lab.restarts(number) == 3
+    ends = job.journal("end")
+    assert [(row["exit_code"], row["decision"]) for row in ends] == [(137, "requeue")] * 3 + [(137, "end")]
+    assert "3 restarts in a row without a new checkpoint" in ends[-1]["reason"]
+    status = job.status()
+    assert (status["state"], status["exit_code"], status["restarts"]) == ("failed", 137, 3)
+
+
+def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab, make_job, golden):
+    """Slurm sends SIGTERM to the ranks, and requeues the job by itself."""
+    lab = start_lab(nodes=1, settings=["SlurmctldParameters=enable_configless"])
+    job = make_job(lab)
+    job.hold(25)
+    number = job.submit(*SRUN)
+    job.wait_held(25)
+    urgent = lab.submit("--partition=urgent", "--exclusive", "--time=1", "--output=none", "--wrap=sleep 1")
+    lab.wait_until(lambda: "SIGTERM" in job.output or lab.restarts(number), "SIGTERM", 60, job.tell)
+    job.release(25)
+    lab.wait_for(urgent, "COMPLETED")
+    job.wait_restart(1)
+    job.wait_end()
+    assert [attempt["exit_code"] for attempt in job.attempts()] == [75, 0]
+    assert job.attempts()[-1]["from_step"] >= 24
+    assert_same_folders(job.folder, golden(), STEPS)
+
+
+def test_the_script_of_the_readme_needs_no_tool(lab, make_job, tmp_path, golden):
+    """Two nodes, plain sbatch; the ranks get the signal, the script requeues."""
+    template = on_two_ranks(None)
+    job = make_job(lab, template=template)
+    (block,) = [block for block in read_blocks("slurm/README.md") if block.file == "own.sbatch"]
+    script = tmp_path / block.file
+    script.write_text(block.text)
+    job.hold(25)
+    job.job = job.sbatch("--nodes=2", "--time=30", f"--output={tmp_path}/own.out", str(script), "runs.yaml")
+    job.wait_held(25)
+    lab.run("scancel", "--signal=USR1", str(job.job))
+    lab.run("sleep", "3")
+    job.release(25)
+    job.wait_end()
+    assert lab.restarts(job.job) == 1
+    assert [attempt["exit_code"] for attempt in job.attempts()] == [75, 0]
+    assert_same_folders(job.folder, golden(template), STEPS)
