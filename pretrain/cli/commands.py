@@ -18,6 +18,7 @@ from pretrain.cli.launch import launch_app
 from pretrain.cli.launch_jobs import cancel_command, logs_command, resubmit_command, status_command
 from pretrain.cli.plan import plan_command
 from pretrain.cli.prepare import prepare_command
+from pretrain.cli.report import report_command
 from pretrain.cli.rollback import rollback_command
 from pretrain.cli.runs import runs_command
 from pretrain.cli.train import config_command, train_command
@@ -51,6 +52,7 @@ launch_app.command("logs")(logs_command)
 launch_app.command("cancel")(cancel_command)
 launch_app.command("resubmit")(resubmit_command)
 app.command("runs")(runs_command)
+app.command("report")(report_command)
 app.add_typer(data_app, name="data")
 app.command("import")(import_command)
 app.command("export")(export_command)
