@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pretrain.config.base import Section
-from pretrain.config.load import load_section
 from pretrain.errors import ConfigError
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,-]{0,127}$")]
@@ -128,6 +127,8 @@ def load_site(name: str | None) -> SiteConfig:
     Raises:
         ConfigError: There is none, or it is wrong: file, line, key and the nearest known one.
     """
+    from pretrain.config.load import load_section  # ranks and drivers, which read a spec, do without it
+
     if name is None:
         return SiteConfig()
     if name.endswith((".yaml", ".yml")) or "/" in name:

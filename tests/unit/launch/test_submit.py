@@ -3,6 +3,7 @@
 import json
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pydantic
@@ -195,6 +196,11 @@ def test_the_script_is_constant_and_sound_bash():
     assert script_path() == ROOT / "slurm" / "train.sbatch.tmpl"
     assert not any(mark in text for mark in ("{{", "}}", "{%", "eval ", "__"))
     subprocess.run(["bash", "-n", str(script_path())], check=True)
+
+
+def test_the_wheel_carries_the_script_to_where_it_is_looked_for():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]["slurm"] == "pretrain/slurm"
 
 
 def test_clusters_that_come_with_the_package_load():

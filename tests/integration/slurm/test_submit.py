@@ -1,0 +1,181 @@
+"""Runs that are submitted to a real Slurm: what they compute, where they meet, and what nobody gets to see.
+
+Seconds were measured on two cores beside other work, at a load of 13: nearly all of them go to importing torch.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.rendezvous import ports_of
+from pretrain import cli
+from pretrain.rundir import RunDir
+from pretrain.tracking.audit import read_audit
+from tests.helpers.hostile_names import hostile_names
+from tests.helpers.runs import assert_same_folders
+from tests.helpers.slurm_runs import SITE, STEPS, SlurmRun, on_two_ranks
+
+pytestmark = pytest.mark.timeout(900)
+SECRETS = {
+    name: f"canary{number}" * 5 for number, name in enumerate(("WANDB_API_KEY", "HF_TOKEN", "MY_LAB_SECRET", "OTHER"))
+}
+
+
+def samples_of(folder: RunDir) -> list[tuple[int, str]]:
+    """Step and digest of its samples, of every step."""
+    return [(row.step, row.digest) for row in read_audit(folder.audit)]
+
+
+def test_two_nodes_train_what_two_local_ranks_do_and_nobody_is_told_a_secret(lab, make_job, golden):
+    """97 s. Secrets reach the ranks in their environment, and are nowhere else."""
+    template = on_two_ranks(2)
+    lab.env.update(SECRETS)
+    job = make_job(lab, template=template)
+    (job.folder.path.parents[1] / "site.yaml").write_text(SITE.replace("[RES_OPTIONS]", "[RES_OPTIONS, MY_LAB_SECRET]"))
+    job.hold(25)
+    number = job.submit("--nodes", "2")
+    job.wait_held(25)
+    ranks = job.processes("-m pretrain train")
+    assert len(ranks) == 2
+    for pid in ranks:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert all(SECRETS[name].encode() in environment for name in ("WANDB_API_KEY", "HF_TOKEN", "MY_LAB_SECRET"))
+        assert SECRETS["OTHER"].encode() not in environment  # no name of it was given
+    seen = [lab.run("scontrol", "show", "job", "-dd", str(number)), lab.run("ps", "-eo", "args", "-ww")]
+    seen.append(lab.run("scontrol", "write", "batch_script", str(number), "-"))
+    assert seen[2].startswith(Path("slurm/train.sbatch.tmpl").read_text())
+    job.release(25)
+    job.wait_end()
+    assert_same_folders(job.folder, golden(template), STEPS)
+    attempt = job.attempts()[-1]
+    assert attempt["slurm"] == {"job": str(number), "array": None, "restart": 0, "nodes": "n[1-2]", "num_nodes": 2}
+    assert (attempt["exit_code"], attempt["reason"]) == (0, "done")
+    assert [row["event"] for row in job.journal()] == ["submit", "start", "end"]
+    assert job.journal("start")[0]["nodes"] == ["n1", "n2"]
+    assert (job.journal("end")[0]["exit_code"], job.journal("end")[0]["step"]) == (0, STEPS)
+    files = [path.read_bytes() for path in job.folder.path.rglob("*") if path.is_file()]
+    texts = [*files, *(text.encode() for text in seen), *(path.read_bytes() for path in (lab.folder / "log").iterdir())]
+    assert not any(secret.encode() in text for text in texts for secret in SECRETS.values())
+
+
+def test_an_elastic_run_goes_on_with_one_node_when_the_other_is_drained(lab, make_job, golden):
+    """180 s. The same samples each step, on two ranks and then on one."""
+    template = on_two_ranks(None)
+    job = make_job(lab, template=template)
+    job.hold(25)
+    number = job.submit("--nodes", "2", "--mode", "srun", "launch.elastic=true")
+    job.wait_held(25)
+    lab.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    lab.run("scancel", "--batch", "--signal=USR1", str(number))
+    job.wait_told("asked to stop by SIGUSR1")
+    job.release(25)
+    job.wait_restart(1)
+    job.wait_end()
+    assert [row["nodes"] for row in job.journal("start")] == [["n1", "n2"], ["n1"]]
+    assert [row["world_size"] for row in job.journal("start")] == [2, 1]
+    assert [row["decision"] for row in job.journal("end")] == ["requeue", "end"]
+    assert samples_of(job.folder) == samples_of(golden(template))
+
+
+def test_nodes_meet_over_ipv6_alone_and_at_another_port_where_the_first_is_in_use(lab, make_job):
+    """75 s. And a network that one node is not part of is named, with both, within a minute."""
+    if not lab.has_own_hosts:
+        pytest.skip("nodes have no networks of their own here")
+    for number in (1, 2):
+        add = (
+            f"ip link add link eth0 name six type macvlan mode bridge && ip -6 addr add fd00::{number}/64 dev six nodad"
+        )
+        lab.on_node(f"n{number}", "sh", "-c", f"{add} && ip link set six up")
+    lab.on_node("n1", "sh", "-c", "ip link add link eth0 name iso type macvlan mode private")
+    lab.on_node("n1", "sh", "-c", "ip addr add 10.9.9.1/24 dev iso && ip link set iso up")
+    job = make_job(lab, template=on_two_ranks(None))
+    site = job.folder.path.parents[1] / "site.yaml"
+    site.write_text(f"{SITE}interface: six\nsbatch: [--hold]\n")
+    first = job.submit("--nodes", "2", "--mode", "srun", "train.stop_after=5")
+    port, other, *_ = ports_of(str(first), 0)
+    listen = f"import socket, time; s = socket.create_server(('', {port})); print('ready', flush=True); time.sleep(900)"
+    command = ["slurm_node", "exec", "n1", sys.executable, "-c", listen]
+    with subprocess.Popen(command, env=lab.env, stdout=subprocess.PIPE, text=True) as taken:
+        try:
+            assert taken.stdout is not None
+            assert taken.stdout.readline() == "ready\n"
+            lab.run("scontrol", "release", str(first))
+            job.wait_end()
+        finally:
+            taken.kill()
+    assert f"meet at [fd00::1]:{other}\n" in job.output
+    assert RunDir(job.folder.path).read_record()["attempts"][-1]["world_size"] == 2
+
+    site.write_text(f"{SITE}interface: iso\n")
+    lonely = SlurmRun(lab, job.folder.path.parents[1] / "runs.yaml", RunDir(job.folder.path.with_name("lonely")))
+    lonely.submit("--nodes", "2", "run.name=lonely")
+    lonely.wait_end("FAILED", timeout_s=100)
+    assert re.search(r"rendezvous: n2 cannot reach n1 \(10\.9\.9\.1:\d+\): ", lonely.journal("end")[0]["reason"])
+    assert (lonely.journal("end")[0]["exit_code"], lonely.journal("end")[0]["decision"]) == (69, "end")
+
+
+def test_hostile_names_are_refused_before_slurm_hears_of_them(lab, make_job, tmp_path, monkeypatch, capsys):
+    """6 s. Names of runs, partitions and clusters, and times; what is refused leaves no run folder."""
+    job = make_job(lab)
+    monkeypatch.chdir(job.folder.path.parents[1])
+    for name, value in lab.env.items():
+        monkeypatch.setenv(name, value)
+    canary, config = tmp_path / "canary", str(job.folder.path.parents[1] / "runs.yaml")
+    before = set(tmp_path.rglob("*"))
+    for text in hostile_names(canary):
+        for arguments in (
+            [f"run.name={json.dumps(text)}"],
+            ["--partition", text],
+            ["--time", text],
+            ["--cluster", f"x{text}"],
+        ):
+            code = cli.run(["launch", "slurm", config, "--nodes", "1", *arguments])
+            assert code == 64, (arguments, capsys.readouterr())
+    assert not canary.exists()
+    assert set(tmp_path.rglob("*")) == before
+    assert lab.run("squeue", "-h") == ""
+
+
+def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_job):
+    """17 s. So does a refusal: a batch that three nodes do not divide, a partition that is not there."""
+    job = make_job(lab)
+    site = str(job.folder.path.parents[1] / "site.yaml")
+    command = ("launch", "slurm", str(job.folder.path.parents[1] / "runs.yaml"), "--cluster", site)
+    said = job.pretrain(*command, "--dry-run")
+    script = Path("slurm/train.sbatch.tmpl").read_text()
+    assert said.startswith(script)
+    assert "$ sbatch --parsable --job-name=run --nodes=1 " in said
+    assert f"{job.folder.path}/launch/spec.json:\n{{\n" in said
+    assert not job.folder.path.exists()
+    said = job.pretrain(*command, "--nodes", "3", "engine.kind=ddp", "engine.zero_stage=0", expect=64)
+    assert "batch.global_tokens=256 must be a multiple of seq_len 32 x micro 2 x ranks 3 = 192; use " in said
+    assert not job.folder.path.exists()
+    said = job.pretrain(*command, "--partition", "nowhere", expect=69)
+    assert "error: sbatch: Slurm refuses the job: invalid partition specified: nowhere" in said
+    assert lab.run("squeue", "-h") == ""
+
+
+def test_jobs_of_a_chain_follow_each_other_where_none_may_requeue_itself(lab, make_job):
+    """198 s. The second goes on where the first was stopped; the third finds the run done."""
+    job = make_job(lab)
+    site = job.folder.path.parents[1] / "site.yaml"
+    site.write_text(f"{SITE}requeue: false\n")
+    job.hold(25)
+    first = job.submit("--jobs", "3", "--mode", "srun", "train.stop_after=30")
+    job.wait_held(25)
+    lab.run("scancel", "--batch", "--signal=USR1", str(first))
+    job.wait_told("asked to stop by SIGUSR1")
+    job.release(25)
+    job.job = first + 2
+    job.wait_end()
+    assert [(row["job"], row["decision"]) for row in job.journal("end")] == [
+        (str(first), "next"),
+        (str(first + 1), "end"),
+    ]
+    assert (lab.state(first), lab.state(first + 1)) == ("FAILED", "COMPLETED")
+    assert [step for step, _ in samples_of(job.folder)] == list(range(1, 31))
+    assert not any((job.folder.launch / "exits").iterdir())
