@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.checkpoint.best import read_best
+from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest, step_name
 from pretrain.errors import CheckpointError
 from pretrain.io import check_file
 from pretrain.rundir import RunDir
@@ -16,6 +17,8 @@ def is_release(what: Path) -> bool:
 def find_checkpoint(what: Path) -> Path:
     """Returns the checkpoint that `what` names: itself, or the newest good one of a run. A model folder is one.
 
+    RUN/best is the one that best.json of the run names (`checkpoint.best`), verified as any.
+
     Raises:
         CheckpointError: There is none, or none that verifies.
     """
@@ -27,6 +30,11 @@ def find_checkpoint(what: Path) -> Path:
     if is_release(what):
         fix = f"make a model folder of it first: pretrain import {what} OUT"
         raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(what), fix=fix)
+    if what.name == "best" and not what.exists():
+        checkpoints = RunDir(what.parent).checkpoints
+        best = read_best(checkpoints)
+        if best is not None:
+            return find_checkpoint(checkpoints / step_name(best.step))
     found = list_checkpoints(RunDir(what).checkpoints)
     if not found:
         raise CheckpointError("neither a checkpoint nor a run with one", where=str(what), fix="check the path")

@@ -3,15 +3,18 @@
     import   Hugging Face folder or name -> config, names and shapes compared -> weights one by one -> model folder
     export   run, checkpoint or model folder -> weights one by one -> Hugging Face folder
 
-Both stream: no model is built, no GPU is asked for, and not much more than one parameter is in memory at a time. A
-checkpoint of any ZeRO stage and world size is read by the ranges of its fragments.
+Both stream: no GPU is asked for, and not much more than one parameter is in memory at a time. A checkpoint of any ZeRO
+stage and world size is read by the ranges of its fragments. Where two models fit into memory, an export is then run
+beside what it was made of, and refused where scores differ (`check_export.py`).
 """
 
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from pretrain.artifact.check_export import check_scores
 from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
 from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.checkpoint.weights import write_weights
@@ -108,7 +111,9 @@ def _with_known_tokens(config: ModelConfig, known: SpecialTokens | None) -> Mode
     return config.model_copy(update={"special_tokens": SpecialTokens(**filled)})
 
 
-def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | None = None) -> Written:
+def export_model(
+    what: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
+) -> Written:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
     Args:
@@ -116,10 +121,11 @@ def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | No
         out: The folder; must not exist, or be empty. It appears when it is whole.
         dtype: fp32 or bf16.
         family: `model_type` to write; None: the first that represents the model exactly.
+        check: Run both models on a few tokens, where there is memory for them, and compare.
 
     Raises:
         ConfigError: No family represents the model exactly: the keys in which the nearest differs are named.
-        CheckpointError: No intact checkpoint.
+        CheckpointError: No intact checkpoint; or transformers gives other scores, and nothing is left under `out`.
         DiskError: The disk refused; nothing is left under `out`.
     """
     described = open_what(what)
@@ -139,6 +145,7 @@ def export_model(what: Path, out: Path, *, dtype: str = "fp32", family: str | No
         generation=described.generation.to_json(config.special_tokens),
         tokenizer_files=described.load_tokenizer_files(),
         about=_about(described, out),
+        check=partial(check_scores, described) if check else None,
     )
     if described.run is not None and not reads_as_written(out):
         log.warning(

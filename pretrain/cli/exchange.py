@@ -34,6 +34,7 @@ def export_command(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Of a LoRA run: the adapters alone, as peft reads them.")
     ] = False,
+    check: Annotated[bool, typer.Option(help="Refuse it where transformers gives other scores for it.")] = True,
     as_json: Json = False,
 ) -> None:
     """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU, whatever trained it.
@@ -50,5 +51,5 @@ def export_command(
         exported = export_adapter(what, out, family=family)
         print_facts({"kind": "adapter", "path": str(out), **asdict(exported)}, as_json)
         return
-    written = export_model(what, out, dtype=dtype, family=family)
+    written = export_model(what, out, dtype=dtype, family=family, check=check)
     print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)

@@ -72,6 +72,7 @@ def write_release(
     generation: Mapping[str, Any] | None = None,
     tokenizer_files: Sequence[tuple[str, bytes]] = (),
     about: About | None = None,
+    check: Callable[[Path, str, torch.dtype], None] | None = None,
 ) -> Written:
     """Writes a folder that `AutoModelFor*.from_pretrained` loads.
 
@@ -85,6 +86,7 @@ def write_release(
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
         about: What the card says of the run.
+        check: Looks at the folder before it appears, given also the class that loads it, and its dtype; may raise.
 
     Raises:
         ConfigError: No family represents the model exactly, the dtype is not known, or `out` holds something.
@@ -108,6 +110,8 @@ def write_release(
             assert _FILE_NAME.fullmatch(name) and not (temporary / name).exists(), name
             write_file(temporary / name, content)
         files = sorted(path.name for path in temporary.iterdir())
+        if check is not None:
+            check(temporary, chosen.architecture(config), _DTYPES[dtype].torch)
     return Written(chosen.model_type, chosen.architecture(config), plan.num_parameters, plan.total_bytes, files)
 
 
