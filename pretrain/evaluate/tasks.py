@@ -3,9 +3,12 @@
 names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> the harness scores -> TaskReport
 """
 
+import contextlib
 import importlib
 import logging
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -169,15 +172,35 @@ def _unknown(manager: Any, names: Sequence[str]) -> list[str]:
 def _run(path: Path, choice: TaskChoice, resamples: int, device: str) -> Any:
     """Returns what the harness says of a model; None on ranks other than 0."""
     harness_model = importlib.import_module("pretrain.evaluate.harness_model").HarnessModel
-    return importlib.import_module("lm_eval").simple_evaluate(
-        model=harness_model(open_artifact(path, device), choice.batch_tokens),
-        tasks=list(choice.names),
-        task_manager=_load(choice),
-        num_fewshot=choice.num_fewshot,
-        limit=choice.limit,
-        bootstrap_iters=resamples,
-        log_samples=True,
-    )
+    model, manager = harness_model(open_artifact(path, device), choice.batch_tokens), _load(choice)
+    with _quiet():
+        return importlib.import_module("lm_eval").simple_evaluate(
+            model=model,
+            tasks=list(choice.names),
+            task_manager=manager,
+            num_fewshot=choice.num_fewshot,
+            limit=choice.limit,
+            bootstrap_iters=resamples,
+            log_samples=True,
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what the harness writes to stderr, bars and what git says of a folder that is none; not on a terminal."""
+    if sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.flush()
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def _scores(mine: Any, its: Any, resamples: int) -> list[TaskScore]:
