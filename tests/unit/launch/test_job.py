@@ -1,0 +1,179 @@
+"""The driver of a job: what it writes down and asks of Slurm once its ranks have ended. `scontrol` is a script."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launch import job as driver
+from launch.exits import Ending
+from launch.journal import append_row, read_journal
+from launch.start import Start
+from launch.submit import CANCELLED
+from pretrain.rundir import begin_attempt
+from tests.unit.launch.test_submit import spec
+
+SCONTROL = """#!/bin/sh
+echo "$@" >> {folder}/asked
+[ -e {folder}/away ] && rm {folder}/away && echo "slurm_requeue error: Unable to contact slurm controller" >&2 && exit 1
+case "$1" in
+    -o) echo "JobId=7 JobState=$(cat {folder}/state) Reason=None Restarts=$(cat {folder}/restarts)";;
+    requeue) [ ! -e {folder}/refuses ] || {{ echo "Requested operation is presently disabled" >&2; exit 1; }};;
+esac
+"""
+
+
+class Desk:
+    """A job, and the Slurm that its driver believes to speak to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec = spec(run=str(folder / "run"), nodes=2, node_counts=[2], site={"doctor": False})
+        self.set("state", "RUNNING")
+        self.set("restarts", "0")
+
+    def set(self, name: str, text: str = "") -> None:
+        """Sets what the script says."""
+        (self.folder / name).write_text(text)
+
+    def drive(self, monkeypatch, *endings: Ending, restart: int = 0, number: str = "7", signals=()) -> int:
+        """Runs one start, whose launches end so."""
+        left = list(endings)
+        monkeypatch.setattr(driver.Driver, "_launch", lambda self, nodes, attempt: left.pop(0))
+        start = Start(number, None, restart, ("n1", "n2"))
+        code = driver.Driver(self.spec, start, [*signals]).drive()
+        assert not left
+        return code
+
+    def save(self, step: int) -> None:
+        """Makes a checkpoint."""
+        folder = self.spec.folder.checkpoints / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+
+    @property
+    def requeues(self) -> int:
+        """How often Slurm was asked to requeue."""
+        path = self.folder / "asked"
+        return path.read_text().splitlines().count("requeue 7") if path.exists() else 0
+
+    def last(self) -> dict:
+        """The last row of the journal, without what differs each time."""
+        row = read_journal(self.spec.folder)[-1]
+        return {key: row[key] for key in ("event", "exit_code", "decision", "reason", "step")}
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A job with two nodes."""
+    script = tmp_path / "bin" / "scontrol"
+    script.parent.mkdir()
+    script.write_text(SCONTROL.format(folder=tmp_path))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(driver, "REQUEUE_S", 0.0)
+    monkeypatch.setattr(driver, "RETRY_S", 0.01)
+    return Desk(tmp_path)
+
+
+def test_a_run_that_is_done_ends_its_job(desk, monkeypatch):
+    assert desk.drive(monkeypatch, Ending(0, "", True)) == 0
+    assert desk.last() == {"event": "end", "exit_code": 0, "decision": "end", "reason": "done", "step": 0}
+    first = read_journal(desk.spec.folder)[0]
+    assert (first["nodes"], first["world_size"], first["step"], first["job"]) == (["n1", "n2"], 16, 0, "7")
+    assert desk.requeues == 0
+
+
+def test_a_run_that_was_stopped_is_requeued_once_all_is_written_down(desk, monkeypatch):
+    assert desk.drive(monkeypatch, Ending(75, "", True), signals=[signal.SIGUSR1]) == 75
+    assert desk.last()["reason"] == "stopped by SIGUSR1"
+    assert (desk.last()["decision"], desk.requeues) == ("requeue", 1)
+
+
+def test_a_requeue_is_tried_until_the_controller_is_back(desk, monkeypatch):
+    def ask_first(*arguments, **options):
+        desk.set("away")
+        monkeypatch.setattr(driver, "run_tool", real)
+        return real(*arguments, **options)
+
+    real = driver.run_tool
+    monkeypatch.setattr(driver, "run_tool", ask_first)
+    desk.drive(monkeypatch, Ending(76, "a rank hung", True))
+    assert desk.requeues == 2
+
+
+def test_a_job_that_slurm_does_not_requeue_leaves_the_run_to_the_next(desk, monkeypatch):
+    desk.set("refuses")
+    assert desk.drive(monkeypatch, Ending(75, "stopped", True)) == 75
+    assert desk.last()["decision"] == "next"
+    assert desk.last()["reason"] == "Slurm does not requeue the job: Requested operation is presently disabled"
+
+
+def test_a_job_that_slurm_requeues_by_itself_is_not_requeued_again(desk, monkeypatch):
+    desk.set("state", "COMPLETING")
+    desk.set("restarts", "1")
+    desk.drive(monkeypatch, Ending(75, "stopped", True))
+    assert (desk.last()["decision"], desk.requeues) == ("requeue", 0)
+
+
+def test_a_job_that_was_cancelled_is_not_requeued(desk, monkeypatch):
+    desk.set("state", "COMPLETING")
+    desk.drive(monkeypatch, Ending(75, "stopped by SIGTERM", True))
+    assert (desk.last()["reason"], desk.requeues) == ("cancelled by the user (stopped by SIGTERM)", 0)
+
+
+def test_a_mark_in_the_run_folder_keeps_a_job_from_starting(desk, monkeypatch):
+    desk.spec.folder.launch.mkdir(parents=True)
+    (desk.spec.folder.launch / CANCELLED).touch()
+    assert desk.drive(monkeypatch) == 75
+    assert (desk.last()["decision"], desk.requeues) == ("end", 0)
+
+
+def test_three_restarts_without_a_checkpoint_end_a_job_with_the_last_reason(desk, monkeypatch):
+    desk.save(20)
+    for restart in range(4):
+        desk.set("restarts", str(restart))
+        code = desk.drive(monkeypatch, Ending(137, f"killed, {restart}", True), restart=restart)
+    assert (code, desk.requeues) == (137, 3)
+    assert desk.last()["reason"] == "3 restarts in a row without a new checkpoint: killed, 3"
+    desk.set("restarts", "4")
+    desk.save(40)  # with a new one there is hope again
+    desk.drive(monkeypatch, Ending(137, "killed", True), restart=4)
+    assert desk.last()["decision"] == "requeue"
+
+
+def test_nodes_that_are_lost_again_and_again_end_a_job_before_its_ranks_start(desk, monkeypatch):
+    for restart in range(4):
+        row = {"event": "start", "chain": desk.spec.chain, "job": "7", "restart": restart, "step": 0}
+        append_row(desk.spec.folder, row)
+    assert desk.drive(monkeypatch, restart=4) == 69
+    assert desk.last()["reason"] == "3 restarts in a row without a new checkpoint: their nodes were lost"
+
+
+def test_the_next_job_of_a_chain_does_not_run_what_has_ended(desk, monkeypatch):
+    assert desk.drive(monkeypatch, Ending(65, "a shard is damaged", True)) == 65
+    assert desk.drive(monkeypatch, number="8") == 65
+    assert len(read_journal(desk.spec.folder)) == 2
+
+
+def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
+    bad = Ending(69, "on n1: torchrun ended with exit code 1 before its ranks", False)
+    assert desk.drive(monkeypatch, bad, bad, Ending(0, "", True)) == 0
+    assert desk.drive(monkeypatch, bad, bad, bad) == 69
+
+
+def test_the_record_of_the_run_tells_the_end_that_rank_0_could_not(desk, monkeypatch):
+    run = desk.spec.folder
+    run.path.mkdir()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    begin_attempt(run, "night", {})
+    desk.drive(monkeypatch, Ending(137, "rank 0 on n1 was killed by SIGKILL", True))
+    attempt = json.loads(run.record.read_text())["attempts"][-1]
+    assert (attempt["exit_code"], attempt["reason"]) == (137, "rank 0 on n1 was killed by SIGKILL")
+    desk.set("restarts", "1")
+    desk.drive(
+        monkeypatch, Ending(65, "bad data", True), restart=1
+    )  # died before it had an attempt: not that of before
+    assert json.loads(run.record.read_text())["attempts"][-1] == attempt
