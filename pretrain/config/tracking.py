@@ -40,7 +40,7 @@ class TrackingConfig(Section):
     """
 
     log_every_steps: int = Field(default=10, ge=1)
-    norms_every_steps: int = Field(default=100, ge=0)
+    norms_every_steps: int = Field(default=200, ge=0)
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
     project: str = "pretrain"
     entity: str | None = None

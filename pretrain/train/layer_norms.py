@@ -27,8 +27,8 @@ from pretrain.engine.engine import Update
 from pretrain.types import FragmentStore
 
 _BLOCK = re.compile(r"(\w+)\.blocks\.(\d+)\.")
-_CHUNK = 2**22
-"""Elements of an update computed at a time: 16 MiB in fp32."""
+_CHUNK = {"cpu": 2**18, "cuda": 2**24}
+"""Elements of an update computed at a time, by device: what a core's cache holds, and what a launch is worth."""
 
 
 def layer_of(name: str, width: int = 1) -> str:
@@ -114,13 +114,13 @@ class LayerNorms:
         if not self._is_armed or not self._has_updates:
             return
         for master, start, end, layer, group in self._stepped(optimizer):
-            for first in range(start, end, _CHUNK):
-                self._add(
-                    1, layer, adamw_update(optimizer.state[master], master, group, first, min(first + _CHUNK, end))
-                )
+            size = _CHUNK.get(master.device.type, _CHUNK["cpu"])
+            for first in range(start, end, size):
+                place = slice(first, min(first + size, end))
+                self._add(1, layer, *adamw_update(optimizer.state[master], master, group, place))
 
-    def _add(self, kind: int, layer: int, values: Tensor) -> None:
-        self._squares.append((kind, layer, torch.linalg.vector_norm(values).double().square()))
+    def _add(self, kind: int, layer: int, values: Tensor, factor: float = 1.0) -> None:
+        self._squares.append((kind, layer, torch.linalg.vector_norm(values).double().mul(factor).square()))
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, int, int, int, dict[str, Any]]]:
         """Yields (tensor, start, end, layer, group) of each piece in the tensors that this step is about."""
@@ -134,22 +134,22 @@ class LayerNorms:
                         yield master, offset - origin, offset - origin + length, layer, group
 
 
-def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any], start: int, end: int) -> Tensor:
-    """Returns what the last step of AdamW has changed a weight by, up to its sign: [end - start], from what is left.
+def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any], place: slice) -> tuple[Tensor, float]:
+    """Returns what the last step of AdamW has changed a weight by, up to its sign: a direction, and its factor.
 
     Args:
         state: Of the weight: `step`, `exp_avg`, `exp_avg_sq`.
         weight: After the step.
         group: Its `lr`, `betas`, `eps` and `weight_decay`, as in the step.
-        start: First element, flattened.
-        end: One after the last.
+        place: Which elements, flattened.
     """
-    (beta1, beta2), rate, decay, step = group["betas"], group["lr"], group["lr"] * group["weight_decay"], state["step"]
-    step = float(step)
-    first, second = (state[key].view(-1)[start:end] for key in ("exp_avg", "exp_avg_sq"))
-    change = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
-    change = torch.div(first, change, out=change).mul_(rate / (1 - beta1**step))
+    (beta1, beta2), step, decay = group["betas"], float(state["step"]), group["lr"] * group["weight_decay"]
+    root = (1 - beta2**step) ** 0.5
+    factor = group["lr"] * root / (1 - beta1**step)
+    first, second = (state[key].view(-1)[place] for key in ("exp_avg", "exp_avg_sq"))
+    change = second.sqrt().add_(group["eps"] * root)  # each pass counts: what is a factor of all is left to the end
+    torch.div(first, change, out=change)
     if decay:
-        # w = (w' + d) / (1 - decay), and the change is decay w + d
-        change.add_(weight.view(-1)[start:end], alpha=decay).div_(1 - decay)
-    return change
+        # w = (w' + d) / (1 - lr decay), and the change is lr decay w + d
+        change.add_(weight.view(-1)[place], alpha=decay / factor)
+    return change, factor / (1 - decay)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import io
-from pretrain.config.tracking import TrackingConfig
+from pretrain.config.tracking import SamplesConfig, TrackingConfig
 from pretrain.errors import DiskError
 from pretrain.tracking import Tracker
 from pretrain.tracking.jsonl import read_rows
@@ -152,3 +152,20 @@ def test_a_rewind_that_fails_is_a_warning(tmp_path, caplog):
 def test_a_run_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     with pytest.raises(DiskError, match=r"metrics\.jsonl: cannot open"):
         make(tmp_path / "nowhere")
+
+
+def test_texts_are_kept_by_step_and_those_after_a_commit_are_forgotten(tmp_path, caplog):
+    config = TrackingConfig(wandb="off", samples=SamplesConfig(prompts=["Once"]))
+    tracker = Tracker(tmp_path, config, rank=0, total_steps=9, run_id="a", run_name="name", run_config={})
+    with caplog.at_level(logging.INFO, logger="pretrain"):
+        for step in (2, 4):
+            tracker.samples(step, [("Once", f" upon {step}\n")])
+    tracker.rewind(3)
+    tracker.close()
+    assert read_rows(tmp_path / "samples.jsonl") == [{"step": 2, "samples": [{"prompt": "Once", "text": " upon 2\n"}]}]
+    assert caplog.messages[0] == r"sample 'Once': ' upon 2\n'"
+
+
+def test_without_prompts_there_is_no_file_for_texts(tmp_path):
+    make(tmp_path).close()
+    assert not (tmp_path / "samples.jsonl").exists()
