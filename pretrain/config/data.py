@@ -37,7 +37,7 @@ class SourceConfig(Section):
         name: What metrics and `data.curriculum` call it.
         path: Folder that `pretrain prepare` wrote.
         weight: Share of the samples, in proportion to the others'; 0: it rests until the curriculum wakes it.
-        repeat: Begin again when it has been read once. False: a run that would is refused at its start.
+        repeat: Begin again when it has been read once. False: it rests from there on, and the others have its share.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")

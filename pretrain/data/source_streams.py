@@ -17,6 +17,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.mixture import MixtureOrder
+from pretrain.data.mixture_end import Ending, end_sources
 from pretrain.data.mixture_stream import MixtureStream
 from pretrain.data.remote.store import ShardStore, open_store
 from pretrain.data.shard_set import ShardSet
@@ -62,8 +63,17 @@ class SourceStreams:
             for source, store in zip(dataset.sources, stores, strict=True)
         ]
         self._mixture: MixtureStream | None = None
+        self._ending = Ending([(0, [1.0])], {}, None)
         if data.mixture:
-            self._mixture = MixtureStream(self._streams, MixtureOrder(_segments(data, lengths.row)))
+            supplies = {
+                number: int(self._samples_per_epoch(stream))
+                for number, (source, stream) in enumerate(zip(dataset.sources, self._streams, strict=True))
+                if not source.repeats
+            }
+            self._ending = end_sources(_segments(data, lengths.row), supplies)
+            if self._ending.end == 0:
+                self.check_supply(1)
+            self._mixture = MixtureStream(self._streams, MixtureOrder(self._ending.segments))
 
     def read(self, positions: range) -> TokenRows | PairRows:
         """Reads the samples at some positions. Raises: DataError: A shard is missing or damaged."""
@@ -86,24 +96,23 @@ class SourceStreams:
         }
         return {name: count for name, count in counts.items() if count}
 
+    def ends(self, num_samples: int) -> dict[str, int]:
+        """Returns after how many samples of the run each source ends, of those that do within `num_samples`."""
+        found = sorted(self._ending.ends.items(), key=lambda item: item[1])
+        return {self._dataset.sources[number].name: end for number, end in found if end < num_samples}
+
     def check_supply(self, num_samples: int) -> None:
-        """Refuses a run of so many samples that a source which does not repeat would have to.
+        """Refuses a run of so many samples for which sources that do not repeat are not enough.
 
         Raises:
-            ConfigError: Names the source, and the samples after which it ends.
+            ConfigError: Names the samples after which the last one ends.
         """
-        for number, source in enumerate(self._dataset.sources):
-            supply = int(self._samples_per_epoch(self._streams[number]))
-            if source.repeats or int(self._counts(num_samples)[number]) <= supply:
-                continue
-            low, high = 0, num_samples
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if int(self._counts(middle)[number]) <= supply else (low, middle - 1)
+        end = self._ending.end
+        if end is not None and num_samples > end:
             raise ConfigError(
-                f"data.mixture: source {source.name!r} does not repeat, and ends after {low} of the run's "
-                f"{num_samples} samples ({low * self._row_len} tokens)",
-                fix="lower train.steps or its weight, or set its repeat=true",
+                f"data.mixture: no source is left after {end} of the run's {num_samples} samples "
+                f"({end * self._row_len} tokens): {', '.join(self.ends(num_samples))} do not repeat",
+                fix="lower train.steps, or set the repeat of a source to true",
             )
 
     def _counts(self, position: int) -> np.ndarray:

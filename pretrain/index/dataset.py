@@ -101,7 +101,29 @@ def check_local(config: DataConfig) -> None:
     """
     for path in config.paths:
         if "://" not in path:
-            check_shards(Path(path), load_index(Path(path)))
+            index = load_index(Path(path))
+            check_shards(Path(path), index)
+            _check_tokenizer(Path(path) / "tokenizer.json", index)
+
+
+def check_tokenizers(dataset: Dataset) -> None:
+    """Checks that the tokenizer of each source is the one that made its shards: what a run keeps, and decodes with.
+
+    Raises:
+        DataError: One is missing, or another.
+    """
+    for source in dataset.sources:
+        _check_tokenizer(source.folder / "tokenizer.json", source.index)
+
+
+def _check_tokenizer(path: Path, index: DataIndex) -> None:
+    wanted, fix = index.tokenizer_sha256, "copy it again or run `pretrain prepare` again"
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+    if found != wanted:
+        raise DataError(f"sha256 is {found[:12]}, the index says {wanted[:12]}", where=str(path), fix=fix)
 
 
 def _open(name: str, folder: Path, repeats: bool) -> Source:

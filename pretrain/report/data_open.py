@@ -2,15 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from pretrain.config.data import DataConfig
 from pretrain.data.remote.store import ShardStore
 from pretrain.data.source_streams import open_stores
-from pretrain.data.tokenizer import tokenizer_hash
-from pretrain.errors import DataError
-from pretrain.index import DataIndex
-from pretrain.index.dataset import Dataset, open_dataset
+from pretrain.index.dataset import Dataset, check_tokenizers, open_dataset
 
 
 @contextlib.contextmanager
@@ -27,23 +23,10 @@ def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore
     try:
         folders = {path: store.folder for path, store in zip(config.paths, stores, strict=True)}
         dataset = open_dataset(config, folders.__getitem__)
-        for store, source in zip(stores, dataset.sources, strict=True):
+        for store in stores:
             store.check()
-            _check_tokenizer(store.folder, source.index)
+        check_tokenizers(dataset)
         yield dataset, stores
     finally:
         for store in stores:
             store.close()
-
-
-def _check_tokenizer(folder: Path, index: DataIndex) -> None:
-    path = folder / "tokenizer.json"
-    fix = "copy it again or run `pretrain prepare` again"
-    try:
-        found = tokenizer_hash(path)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    if found != index.tokenizer_sha256:
-        raise DataError(
-            f"sha256 is {found[:12]}, the index says {index.tokenizer_sha256[:12]}", where=str(path), fix=fix
-        )

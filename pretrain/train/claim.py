@@ -17,7 +17,7 @@ from pretrain.data.remote.store import ShardStore
 from pretrain.data.source_streams import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.errors import ConfigError
-from pretrain.index.dataset import Dataset, open_dataset
+from pretrain.index.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.io import remove_dir, write_file
 from pretrain.lease import Lease
 from pretrain.objective import RowMaker, build_rows
@@ -64,6 +64,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     for store in stores:
         if world.is_main or not store.fetches:  # one rank is enough to ask a server about every shard
             store.check()
+    check_tokenizers(dataset)
     config = fit_config(config, dataset)
     check_packing(dataset.index, config.data)
     try:

@@ -145,6 +145,10 @@ BAD_DATA = {
         lambda f: next((f / "data/validation").glob("*.tar")).unlink(),
         ["data", ".tar is missing", "copy these files again"],
     ),
+    "another tokenizer": (
+        lambda f: (f / "data/tokenizer.json").write_text((f / "data/tokenizer.json").read_text() + " "),
+        ["data/tokenizer.json: sha256 is", "the index says", "copy it again"],
+    ),
 }
 
 

@@ -69,12 +69,28 @@ def test_a_batch_does_not_depend_on_the_number_of_ranks(mixture):
     assert found[0] == found[1] == found[2]
 
 
-def test_a_source_that_would_have_to_repeat_is_refused_by_where_it_ends(mixture):
+def test_a_source_that_does_not_repeat_is_read_once_and_the_others_go_on(mixture):
+    before = source_of(streams(mixture).read(range(49)).sample_ids)
     mixture["mixture"][0]["repeat"] = False
     mixed = streams(mixture)
-    mixed.check_supply(49)
-    with pytest.raises(ConfigError, match=r"source 's0' does not repeat, and ends after 49 of the run's 60 samples"):
-        mixed.check_supply(60)
+    assert mixed.ends(100) == {"s0": 49} and mixed.ends(49) == {}
+    mixed.check_supply(10_000)
+    ids = mixed.read(range(100)).sample_ids
+    assert np.array_equal(source_of(ids)[:45], before[:45])  # the last period looks beyond its end
+    first = ids[source_of(ids) == 0].tolist()
+    assert len(first) == len(set(first)) == 36 and 600 // 16 == 37, "all but one at most"
+    assert mixed.epochs(100)["s0"] == 36 / (600 / 16)
+    assert set(source_of(ids)[50:].tolist()) == {1}
+
+
+def test_a_run_that_no_source_lasts_for_is_refused(mixture):
+    for source in mixture["mixture"]:
+        source["repeat"] = False
+    mixed = streams(mixture)
+    end = 600 // 16 + 900 // 16 - 1  # a source may keep one sample
+    mixed.check_supply(end)
+    with pytest.raises(ConfigError, match=rf"no source is left after {end} of the run's 100 samples .*s0, s1 do not"):
+        mixed.check_supply(100)
 
 
 def test_pairs_that_no_row_holds_are_counted(tmp_path):
