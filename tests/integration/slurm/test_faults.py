@@ -1,4 +1,7 @@
-"""Faults of a cluster, one at a time: what comes back does so elsewhere or later, and what was cancelled does not."""
+"""Faults of a cluster, one at a time: what comes back does so elsewhere or later, and what was cancelled does not.
+
+Seconds were measured on two cores at a load of 13 to 19, where importing torch took 100 s; it takes 7 s of CPU.
+"""
 
 import os
 import signal
@@ -15,7 +18,7 @@ SRUN = ("--mode", "srun")
 
 
 def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_job, golden):
-    """The old rank lives on beside the new ones: it may write nothing."""
+    """240 s. The old rank lives on beside the new ones: it may write nothing."""
     template = on_two_ranks(None)
     lab = start_lab(nodes=3)
     job = make_job(lab, template=template)
@@ -34,7 +37,7 @@ def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_
 
 
 def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
-    """Its ranks have saved before they went."""
+    """92 s. Its rank has saved before it went."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -49,7 +52,7 @@ def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
 
 
 def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
-    """`cancel` saves first and does not requeue; `resubmit` goes on where it was; `logs -f` ends with the run."""
+    """270 s. `cancel` saves and does not requeue, `resubmit` goes on where it was, `logs -f` ends with the run."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -76,7 +79,7 @@ def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
 
 
 def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job, golden):
-    """It is away while the run is asked to stop: the driver keeps on until the requeue is taken."""
+    """439 s. It is away while the run is asked to stop: the driver keeps on until the requeue is taken."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -96,7 +99,7 @@ def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job,
 
 
 def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job):
-    """Two elements; the second is asked to stop."""
+    """268 s. Two elements; the second is asked to stop."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN, "--vary", "seed=1,2")
@@ -117,7 +120,7 @@ def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job)
 
 
 def test_three_restarts_without_a_new_checkpoint_end_a_job(lab, make_job):
-    """A rank that always dies at the same step."""
+    """240 s. A rank that always dies at the same step."""
     job = make_job(lab)
     job.die_at(8)
     number = job.submit(*SRUN)
@@ -140,7 +143,8 @@ def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab
     number = job.submit(*SRUN)
     job.wait_held(25)
     urgent = lab.submit("--partition=urgent", "--exclusive", "--time=1", "--output=none", "--wrap=sleep 1")
-    lab.wait_until(lambda: "SIGTERM" in job.output or lab.restarts(number), "SIGTERM", 60, job.tell)
+    said, log = f"job_signal: 15 of running JobId={number} ", lab.folder / "log" / "slurmctld.log"
+    lab.wait_until(lambda: said in log.read_text(), "SIGTERM", 60, job.tell)
     job.release(25)
     lab.wait_for(urgent, "COMPLETED")
     job.wait_restart(1)
