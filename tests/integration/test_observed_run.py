@@ -21,7 +21,7 @@ seed: 7
 run: {{dir: runs, name: run}}
 data: {{mixture: [{{name: most, path: {data}, weight: 3}}, {{name: few, path: {data}, weight: 1}}], lanes: 3}}
 model: {{preset: llama-tiny, max_seq_len: 32, decoder: {{width: 32, heads: 4, kv_heads: 2, ff_width: 48}}}}
-batch: {{global_tokens: 512, seq_len: 32, micro: 8}}
+batch: {{global_tokens: 512, seq_len: 32, micro: 16}}
 optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
 train: {{steps: 12}}
 eval: {{every_steps: 6, max_tokens: 256}}
@@ -33,8 +33,11 @@ tracking:
   wandb: offline
   artifacts: references
   samples: {{prompts: ["alpha ", "be"], max_tokens: 8}}
-profile: {{steps: [3, 4]}}
+profile: {{steps: [3, 3]}}
 """
+
+
+pytestmark = pytest.mark.timeout(400)  # wandb, a profile and a run, in one process
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("observed")
     (folder / "config.yaml").write_text(CONFIG.format(data=corpus))
     away = {name: "" for name in os.environ if name.startswith("WANDB_")}
-    done = run_cli("train", "config.yaml", cwd=folder, timeout_s=170, SLURM_JOB_ID="4711", **away)
+    done = run_cli("train", "config.yaml", cwd=folder, timeout_s=350, SLURM_JOB_ID="4711", **away)
     assert done.code == 0, done.stderr
     return RunDir(folder / "runs" / "run"), done
 
@@ -90,9 +93,9 @@ def test_samples_follow_each_evaluation_and_are_logged(run):
 
 def test_a_profile_has_the_operations_of_its_steps(run):
     folder, _ = run
-    trace = json.loads(gzip.decompress((folder.path / "profile" / "steps-3-4-rank-0.json.gz").read_bytes()))
+    trace = json.loads(gzip.decompress((folder.path / "profile" / "steps-3-3-rank-0.json.gz").read_bytes()))
     assert any("Backward" in event.get("name", "") for event in trace["traceEvents"])
-    table = (folder.path / "profile" / "steps-3-4-rank-0.txt").read_text()
+    table = (folder.path / "profile" / "steps-3-3-rank-0.txt").read_text()
     assert "aten::" in table and "Self CPU" in table
 
 
