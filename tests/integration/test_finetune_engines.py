@@ -42,6 +42,7 @@ def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_p
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("finetune", ["freeze", "lora"])
 @pytest.mark.parametrize(
     ("cases", "tolerance"),
@@ -49,5 +50,6 @@ def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_p
     [pytest.param(FP32, 1e-5, id="fp32"), pytest.param(BF16, 2e-2, id="bf16")],
 )
 def test_every_stage_takes_the_same_steps_and_loads_what_another_saved(tmp_path, cases, tolerance, finetune):
-    found, _ = run_in_ranks(WORKER, 2, {"cases": cases, "folder": str(tmp_path), "finetune": finetune})
+    arguments = {"cases": cases, "folder": str(tmp_path), "finetune": finetune}
+    found, _ = run_in_ranks(WORKER, 2, arguments, timeout_s=500)
     check(found, cases, tmp_path, finetune, tolerance)

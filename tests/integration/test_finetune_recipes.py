@@ -9,7 +9,7 @@ from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.data.prepare import prepare
 from tests.helpers.cli import WarmCli
 from tests.repo.source import ROOT
-from tests.unit.artifact.runs import TEXTS, write_pairs, write_run, write_text_run, write_texts
+from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -19,10 +19,12 @@ ROWS = ("batch.global_tokens=128", "batch.seq_len=32", "batch.micro=2")
 CHAT = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It is said."}]
 
 
-def shards(folder: Path, kind: str, run: Path, record: dict, special: tuple[str, ...] = (), **options: object) -> Path:
-    """Shards of one record many times over, with the tokenizer of a run."""
+def shards(
+    folder: Path, kind: str, run: Path, records: list[dict], special: tuple[str, ...] = (), **options: object
+) -> Path:
+    """Shards of a few records many times over, with the tokenizer of a run."""
     file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for _ in range(60)))
+    file.write_text("".join(json.dumps(record) + "\n" for record in records * 40))
     given = TokenizerConfig(kind="given", path=str(run / "tokenizer.json"), special_tokens=list(special))
     one = InputConfig(path=str(file), **options)
     inputs = [one, one.model_copy(update={"split": "validation"})]
@@ -34,10 +36,9 @@ def arrange(recipe: str, folder: Path) -> list[str]:
     """Makes the start and the data of a recipe; returns the overrides that name them."""
     if recipe == "translate":
         run = write_run(folder / "start", steps=[1])
-        paths = [folder / "start-data", write_pairs(folder / "other", [TEXTS[0]] * 4)]
+        paths = [folder / "start-data", shards(folder, "pairs", run, [{"source": "A man.", "target": "a MAN"}])]
         mixture = [{"name": name, "path": str(p), "weight": 1} for name, p in zip("ab", paths, strict=True)]
-        own = [f"data.mixture={json.dumps(mixture)}", "init.check_tokenizer=false"]
-        return [f"init.from={run}", *own, "batch.global_tokens=128", "batch.micro=2"]
+        return [f"init.from={run}", f"data.mixture={json.dumps(mixture)}", "batch.global_tokens=128", "batch.micro=2"]
     is_encoder = recipe in ("classify", "tag")
     texts = write_texts(folder / "texts", TEXTS * 20, roles="bert" if is_encoder else "document")
     preset, objective = ("bert-tiny", "masked") if is_encoder else ("llama-tiny", "causal")
@@ -48,13 +49,16 @@ def arrange(recipe: str, folder: Path) -> list[str]:
         return [*start, f"data.mixture={json.dumps(mixture)}"]
     if recipe == "chat":
         markers = ("<|im_start|>", "<|im_end|>")
-        record, options = {"messages": CHAT}, {"messages_field": "messages", "template": "chatml"}
-        return [*start, f"data.path={shards(folder, 'records', run, record, markers, **options)}"]
+        records, options = [{"messages": CHAT}], {"messages_field": "messages", "template": "chatml"}
+        return [*start, f"data.path={shards(folder, 'records', run, records, markers, **options)}"]
     if is_encoder:
-        record = {"text": TEXTS[0], "label": "a", "tokens": TEXTS[0].split(), "tags": ["a"] * len(TEXTS[0].split())}
-        return [*start, f"data.path={shards(folder, 'classes' if recipe == 'classify' else 'tags', run, record)}"]
-    record = {"prompt": "Say it.", "response": "It is said."}
-    return [*start, f"data.path={shards(folder, 'records', run, record, template='instruction')}"]
+        records = [
+            {"text": text, "label": str(number), "tokens": text.split(), "tags": ["a", *["b"] * text.count(" ")]}
+            for number, text in enumerate(TEXTS[:2])
+        ]
+        return [*start, f"data.path={shards(folder, 'classes' if recipe == 'classify' else 'tags', run, records)}"]
+    records = [{"prompt": "Say it.", "response": "It is said."}]
+    return [*start, f"data.path={shards(folder, 'records', run, records, template='instruction')}"]
 
 
 @pytest.fixture(scope="module")
