@@ -71,10 +71,15 @@ def test_facts_stand_beside_the_config(python, tmp_path):
 
 def test_a_run_that_sends_no_rows_is_told_once(python, tmp_path):
     done = python("""
+        import threading
+        import pretrain.tracking.wandb_tracker as module
+
+        sent, alert = threading.Event(), module._alert
+        module._alert = lambda run, **text: (alert(run, **text), sent.set())
         m = mirror(stall_alert_s=0.2)
         m.log(3, {"loss": 1.0})
-        wait_for_children()
-        time.sleep(1.5)
+        assert sent.wait(60)
+        time.sleep(1.0)
         m.close()
     """)
     assert (done.returncode, done.stderr) == (0, "")
@@ -134,7 +139,7 @@ def test_a_bad_server_means_offline_and_no_row_is_lost(python, tmp_path, bad_ser
         WANDB_BASE_URL=bad_server,
     )
     assert (done.returncode, done.stdout) == (0, "trained on\n")
-    assert done.stderr.count("\n") == 1
-    assert "wandb: cannot start online: " in done.stderr
+    assert done.stderr.count("WARNING wandb: cannot start online: ") == 1
+    assert "cannot log" not in done.stderr and "Traceback" not in done.stderr
     assert KEY not in done.stderr
     assert len(read_history(tmp_path / "run")) == 1000
