@@ -17,7 +17,7 @@ def steps_of(path):
 
 @pytest.mark.timeout(1800)
 def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, golden):
-    """ZeRO-2 on two nodes: time limit, preemption, reboot, a killed rank, a node taken down, and the limit again."""
+    """ZeRO-2 on two nodes: time limit, preemption, reboot, a killed rank, a node taken down, and a signal."""
     lab = start_lab(nodes=3)
     job = make_job(lab, template=ZERO_2)
     job.hold(15)
@@ -40,9 +40,11 @@ def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, g
 
     job.hold(35)
     job.wait_held(35)
-    lab.reboot(job.journal("start")[-1]["nodes"][1])
+    rebooted = job.journal("start")[-1]["nodes"][1]
+    lab.reboot(rebooted)
     job.release(35)
     job.wait_restart(3)
+    lab.resume(rebooted)  # Slurm has seen only by now that it was gone
 
     job.hold(45)
     job.wait_held(45)
