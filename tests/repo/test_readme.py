@@ -16,10 +16,16 @@ DOCUMENTS = [
     "docs/checkpoints.md",
     "docs/attention.md",
     "docs/data.md",
+    "docs/doctor.md",
+    "docs/evaluate.md",
+    "docs/finetune.md",
     "docs/guard.md",
     "docs/objectives.md",
+    "docs/observability.md",
+    "docs/optimizers.md",
     "docs/plan.md",
     "docs/reliability.md",
+    "docs/scale.md",
     "slurm/README.md",
 ]
 MAX_README_LINES = 230
@@ -43,7 +49,7 @@ def test_every_path_that_a_document_names_exists(document):
     links = {match.group(1) for match in LINK.finditer(text_of(document))}
     missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
     missing += [link for link in sorted(links) if not ((ROOT / document).parent / link).exists()]
-    assert paths and missing == []
+    assert (paths or links) and missing == []
 
 
 @pytest.mark.parametrize(("document", "count"), [("README.md", 5), ("slurm/README.md", 4)])
