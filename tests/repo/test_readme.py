@@ -6,6 +6,7 @@ import pytest
 
 from pretrain import cli, errors
 from pretrain.config.load import known_keys, load_config
+from pretrain.config.prepare import PrepareConfig
 from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
 
 DOCUMENTS = [
@@ -76,8 +77,10 @@ def test_every_config_key_that_a_document_names_exists(document):
     named = {key for key in named if key.partition(".")[0] in sections and not key.endswith((".json", ".yaml"))}
     assert named <= keys
     for line in read_commands(document):
-        overrides = [word for word in pretrain_arguments(line) or [] if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
-        assert {word.partition("=")[0] for word in overrides} <= keys, line
+        words = pretrain_arguments(line) or []
+        overrides = [word for word in words if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
+        known = set(known_keys(PrepareConfig)) if words[:1] == ["prepare"] else keys
+        assert {word.partition("=")[0] for word in overrides} <= known, line
 
 
 def test_the_config_in_the_readme_is_valid(tmp_path):
