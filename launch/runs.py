@@ -137,9 +137,13 @@ class _Read:
             owner = None  # its job is over, and has not released the run: it was killed
         last_job = (job.element if job else None) or (self.jobs[-1] if self.jobs else None)
         ended = next((start for start in reversed(self.starts) if start["exit_code"] is not None), None)
-        metrics = _last_row(self.run.metrics)
+        metrics = _last_values(self.run.metrics, "step", "loss", "tokens_per_s")
         checkpoint = _newest_checkpoint(self.run)
-        steps = [metrics.get("step"), _last_row(self.run.audit).get("step"), checkpoint[0] if checkpoint else None]
+        steps = [
+            metrics.get("step"),
+            _last_values(self.run.audit, "step").get("step"),
+            checkpoint[0] if checkpoint else None,
+        ]
         return RunFacts(
             path=self.run.path,
             name=str(self.record.get("name") or self.spec.get("name") or self.run.path.name),
@@ -231,14 +235,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _last_row(path: Path) -> dict[str, Any]:
-    """Returns the last whole row of a file of JSON lines; nothing where there is none."""
+def _last_values(path: Path, *names: str) -> dict[str, Any]:
+    """Returns the last value of each name in the whole rows of a file of JSON lines; not every row has all."""
+    found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = [line for line in file.read().split(b"\n")[:-1] if line]
-        row = json.loads(lines[-1]) if lines else {}
-        return row if isinstance(row, dict) else {}
-    return {}
+        for line in reversed(file.read().split(b"\n")[:-1]):
+            row = json.loads(line)
+            found = {**row, **found} if isinstance(row, dict) else found
+            if found.keys() >= set(names):
+                break
+    return found
 
 
 def _number(value: Any) -> float | None:

@@ -136,7 +136,7 @@ def test_three_restarts_without_a_new_checkpoint_end_a_job(lab, make_job):
 
 
 def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab, make_job, golden):
-    """Slurm sends SIGTERM to the ranks, and requeues the job by itself."""
+    """289 s. Slurm sends SIGTERM to the ranks, and requeues the job by itself."""
     lab = start_lab(nodes=1, settings=["SlurmctldParameters=enable_configless"])
     job = make_job(lab)
     job.hold(25)
@@ -155,7 +155,7 @@ def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab
 
 
 def test_the_script_of_the_readme_needs_no_tool(lab, make_job, tmp_path, golden):
-    """Two nodes, plain sbatch; the ranks get the signal, the script requeues."""
+    """169 s. Two nodes, plain sbatch; the ranks get the signal, the script requeues."""
     template = on_two_ranks(None)
     job = make_job(lab, template=template)
     (block,) = [block for block in read_blocks("slurm/README.md") if block.file == "own.sbatch"]

@@ -76,8 +76,9 @@ def journal(run: RunDir, *rows: dict) -> None:
 def train_a_little(run: RunDir, steps: int = 40) -> None:
     """Writes what a run writes."""
     run.config.write_text("train: {steps: 160}\n")
-    row = {"step": steps, "loss": 2.5, "tokens_per_s": 1234.5}
-    run.metrics.write_text(json.dumps({**row, "step": 10}) + "\n" + json.dumps(row) + '\n{"step": 9')
+    row = {"step": steps - 5, "loss": 2.5, "tokens_per_s": 1234.5}
+    rows = [{**row, "step": 10, "loss": 3}, row, {"step": steps, "save_s": 1.5}]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9')
     (run.checkpoints / f"step-{steps:08d}").mkdir(parents=True)
     (run.checkpoints / f"step-{steps:08d}" / "manifest.json").write_text("{}")
     (run.checkpoints / f".tmp-step-{2 * steps:08d}").mkdir()
