@@ -5,9 +5,9 @@ python -m benchmarks.finetune classify|prompt [--output runs/finetune] [--data D
 classify   which package of the standard library a sentence of its documentation is from; files are held out, so that
            no sentence's neighbours are known. all-MiniLM-L6-v2 with a new head, and logistic regression over the
            words' tf-idf, with the penalty that is best on a tenth of the training sentences
-prompt     a decoder of 1M parameters, trained for 150 steps on the quickstart's corpus (`--data`, a folder that
+prompt     a decoder of 1M parameters, trained for 100 steps on the quickstart's corpus (`--data`, a folder that
            `pretrain prepare` wrote), answers an instruction, to name a function by its body: untouched, in full, and by
-           LoRA, each at two rates; held out by file
+           LoRA, without and with the head; held out by file
 """
 
 import argparse
@@ -29,7 +29,13 @@ from benchmarks.pretraining import functions, pretrain, train, write_task
 
 PER_CLASS, TEST_PER_CLASS, CLASSES = 120, 60, 12
 SMALL = "{preset: llama-tiny, max_seq_len: 256, decoder: {layers: 4, width: 128, heads: 4, kv_heads: 2, ff_width: 256}}"
-RATES = {"full": (3e-4, 1e-3), "lora": (3e-3, 1e-2)}
+BASE_STEPS = 100
+ARMS: dict[str, tuple[str, tuple[float, ...], list[str]]] = {
+    "full": ("instruction", (1e-3,), []),
+    "lora": ("instruction_lora", (1e-2, 3e-2), []),
+    "lora and head": ("instruction_lora", (3e-3,), ["finetune.also=[head.weight]"]),
+}
+"""Recipe, rates and further overrides of each arm."""
 
 
 def sentences() -> Iterator[tuple[str, str, str]]:
@@ -119,7 +125,8 @@ def prompts() -> Iterator[dict[str, str]]:
 def prompt(folder: Path, corpus: Path, steps: int) -> dict[str, Any]:
     """Tunes the decoder in full and by LoRA; returns losses, held out, and what a checkpoint weighs."""
     base, corpus_options = folder / "base", [f"data.path={corpus}", f"model={SMALL}", "batch.global_tokens=2048"]
-    held = train(folder, "base", "configs/run/quickstart.yaml", *corpus_options, f"train.steps={max(steps, 150)}")
+    rarely = [f"eval.every_steps={BASE_STEPS}", "eval.max_tokens=8192"]
+    held = train(folder, "base", "configs/run/quickstart.yaml", *corpus_options, f"train.steps={BASE_STEPS}", *rarely)
     data = folder / "prompts-data"
     if not (data / "index.json").exists():
         write_task(folder / "prompts", prompts())
@@ -131,11 +138,11 @@ def prompt(folder: Path, corpus: Path, steps: int) -> dict[str, Any]:
     still = ["train.steps=1", "optim.lr=1e-12", "optim.schedule.warmup_steps=0"]
     untouched = train(folder, "untouched", "configs/finetune/instruction.yaml", *common, *still)
     found: dict[str, Any] = {"steps": steps, "base": held["val_loss"], "untouched": untouched["val_loss"]}
-    for arm, recipe in (("full", "instruction"), ("lora", "instruction_lora")):
+    for arm, (recipe, rates, more) in ARMS.items():
         tried = []
-        for lr in RATES[arm]:
-            name = f"{arm}-{lr:g}"
-            options = [*common, f"train.steps={steps}", f"optim.lr={lr}"]
+        for lr in rates:
+            name = f"{arm.replace(' ', '-')}-{lr:g}"
+            options = [*common, *more, f"train.steps={steps}", f"optim.lr={lr}"]
             held = train(folder, name, f"configs/finetune/{recipe}.yaml", *options)
             last = sorted((folder / name / "checkpoints").glob("step-*"))[-1]
             size = sum(path.stat().st_size for path in last.iterdir())

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs/finetune").glob("*.yaml"))
 SHORT = ("train.steps=2", "optim.schedule.warmup_steps=1", "eval.every_steps=2", "tracking.wandb=off")
-ROWS = ("batch.global_tokens=128", "batch.seq_len=32", "batch.micro=2")
+ROWS = ("batch.global_tokens=256", "batch.seq_len=64", "batch.micro=2")
 CHAT = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It is said."}]
 
 
