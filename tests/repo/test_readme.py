@@ -26,6 +26,7 @@ DOCUMENTS = [
     "docs/optimizers.md",
     "docs/plan.md",
     "docs/reliability.md",
+    "docs/report.md",
     "docs/scale.md",
     "slurm/README.md",
 ]
