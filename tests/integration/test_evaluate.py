@@ -66,7 +66,7 @@ def test_two_models_are_compared_on_the_same_rows(folder, warm):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["mt", "--source", "test.en"], 64, "not clear what to evaluate on; give --data, --tasks, or both --source and"),
+        (["mt", "--source", "test.en"], 64, "not clear what to evaluate on; give --data, --tasks, or both --source"),
         (["mt", *TEST, "--data", "texts"], 64, "not clear what to evaluate on"),
         (["mt", "--source", "test.en", "--reference", "short.de"], 65, "short.de: has 1 lines, test.en has 4"),
         (["mt", "--source", "none.en", "--reference", "test.de"], 64, "none.en: cannot read it: No such file"),
