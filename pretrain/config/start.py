@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.merge import merge
-from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import ConfigError
 
 Read = Callable[[Path], dict[str, Any]]
@@ -22,6 +21,8 @@ _OWN_HEAD = ("head", "tied_embeddings")
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
+    from pretrain.config.yaml_nodes import read_yaml  # the command line imports this file before it knows its command
+
     return dict(read_yaml(folder / "config.yaml").values["model"])
 
 

@@ -12,10 +12,10 @@ import pytest
 from pretrain.config.load import load_config
 from tests.helpers.cli import ROOT, run_cli
 
-COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "status"],
-            ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"], ["inspect"], ["generate"],
-            ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"], ["data", "verify"],
-            ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"], ["report"]]  # fmt: skip
+COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "slurm"],
+            ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"], ["inspect"],
+            ["generate"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"], ["data", "verify"],
+            ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"], ["doctor"], ["report"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")
@@ -77,7 +77,7 @@ def test_what_a_login_node_runs_imports_nothing_slow(tmp_path, slow, arguments, 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["prepar"], "pretrain: No such command 'prepar'. Did you mean 'prepare'?; see `pretrain --help`"),
+        (["generat"], "pretrain: No such command 'generat'. Did you mean 'generate'?; see `pretrain --help`"),
         (["config"], "pretrain config: Missing argument 'CONFIG'; see `pretrain config --help`"),
         (["prepare"], "pretrain prepare: Missing option '--output'; see `pretrain prepare --help`"),
         (
@@ -108,7 +108,7 @@ def test_no_command_at_all_gets_the_help(tmp_path, command):
     [
         ("pretrain ", {" ".join(words) for words in COMMANDS if len(words) == 1}),
         ("pretrain pre", {"prepare"}),
-        ("pretrain launch ", {"local"}),
+        ("pretrain launch ", {"local", "slurm", "status", "logs", "cancel", "resubmit"}),
         ("pretrain launch local x --ra", {"--ranks"}),
         ("pretrain prepare --tok", {"--tokenizer"}),
     ],
