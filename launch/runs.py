@@ -44,6 +44,7 @@ class RunFacts:
         tokens_per_s: Of the last row of metrics.
         checkpoint_step: The newest committed checkpoint's.
         checkpoint_age_s: How long ago it was committed.
+        best: The checkpoint that is the best by a metric (`checkpoint.best`): metric, value and step.
         job: Id of the last Slurm job, `job_task` for an element of an array.
         queue: What Slurm says of the run's jobs that wait or run, running ones first.
         slurm_answers: Whether Slurm could be asked at all.
@@ -63,6 +64,7 @@ class RunFacts:
     tokens_per_s: float | None
     checkpoint_step: int | None
     checkpoint_age_s: float | None
+    best: dict[str, Any] | None
     job: str | None
     queue: list[Job]
     slurm_answers: bool
@@ -154,6 +156,7 @@ class _Read:
             tokens_per_s=_number(metrics.get("tokens_per_s")),
             checkpoint_step=checkpoint[0] if checkpoint else None,
             checkpoint_age_s=checkpoint[1] if checkpoint else None,
+            best=_best_checkpoint(self.run),
             job=last_job,
             queue=queued,
             slurm_answers=queue is not None,
@@ -216,6 +219,16 @@ def _newest_checkpoint(run: RunDir) -> tuple[int, float] | None:
         if step := newest_step(run):
             written = (run.checkpoints / f"step-{step:08d}" / "manifest.json").stat().st_mtime
             return step, max(0.0, time.time() - written)
+    return None
+
+
+def _best_checkpoint(run: RunDir) -> dict[str, Any] | None:
+    """Returns what best.json says, where its checkpoint is there."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        raw = _read_json(run.checkpoints / "best.json")
+        best = {"metric": str(raw["metric"]), "value": float(raw["value"]), "step": int(raw["step"])}
+        if (run.checkpoints / f"step-{best['step']:08d}" / "manifest.json").is_file():
+            return best
     return None
 
 

@@ -58,6 +58,8 @@ def show_run(run: RunFacts, console: Console) -> None:
         table.add_row("loss", f"{_loss(run)}{speed}")
     if run.checkpoint_step is not None:
         table.add_row("checkpoint", f"step {run.checkpoint_step}, {span(run.checkpoint_age_s or 0)} ago")
+    if run.best is not None:
+        table.add_row("best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}")
     for job in run.queue:
         nodes = f" on {job.nodes}" if job.nodes else ""
         table.add_row("job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}")

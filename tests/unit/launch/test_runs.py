@@ -109,6 +109,15 @@ def test_a_local_run_needs_no_slurm(run, squeue):
     assert [(start["world_size"], start["nodes"]) for start in facts.starts] == [(2, [socket.gethostname()])]
 
 
+def test_the_best_checkpoint_is_named_while_it_is_there(run, squeue):
+    train_a_little(run)
+    best = {"metric": "val_loss", "value": 1.25, "step": 40}
+    (run.checkpoints / "best.json").write_text(json.dumps(best))
+    assert read_run(run.path).best == best == read_run(run.path).facts()["best"]
+    (run.checkpoints / "best.json").write_text(json.dumps(best | {"step": 41}))
+    assert read_run(run.path).best is None
+
+
 @pytest.mark.parametrize(
     ("lease", "state"),
     [
