@@ -13,9 +13,10 @@ from pretrain.config.load import load_config
 from tests.helpers.cli import ROOT, run_cli
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "slurm"],
-            ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"], ["inspect"],
-            ["generate"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"], ["data", "verify"],
-            ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"], ["doctor"], ["report"]]  # fmt: skip
+            ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
+            ["inspect"], ["generate"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"],
+            ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"], ["doctor"],
+            ["report"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")

@@ -154,7 +154,7 @@ def test_a_step_without_targets_is_counted_and_leaves_the_model_finite(runs):
     assert runs.state("empty")["empty_steps"] == 1
     assert len(runs.state("empty")["losses"]) == 4
     metrics = [json.loads(line) for line in runs.at("empty").metrics.read_text().splitlines()]
-    assert [row.get("empty_steps") for row in metrics] == [None, None, 1.0, 1.0, 1.0]
+    assert [row.get("empty_steps") for row in metrics if "loss" in row] == [None, None, 1.0, 1.0, 1.0]
 
 
 # --- spikes ----------------------------------------------------------------------------------------------------------
@@ -206,8 +206,8 @@ def test_a_spike_rolls_a_run_back_and_the_samples_since_the_checkpoint_are_left_
     assert record["skips"] == runs.state("back")["skips"] == [[32, 36]]
     assert [(entry["to"], entry["automatic"]) for entry in record["rollbacks"]] == [(8, True)]
     assert len(record["attempts"]) == 1
-    steps = [json.loads(line)["step"] for line in runs.at("back").metrics.read_text().splitlines()]
-    assert steps == list(range(1, 13))
+    metrics = [json.loads(line) for line in runs.at("back").metrics.read_text().splitlines()]
+    assert [row["step"] for row in metrics if "loss" in row] == list(range(1, 13))
     # A run that is told to by hand, and starts anew, does the same.
     runs.train("by-hand", 8, *options, **environment)
     assert runs("rollback", "runs/by-hand", "--to", "8", "--skip-tokens", "1").code == 0

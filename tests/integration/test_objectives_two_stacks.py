@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pretrain.config.prepare import PrepareConfig
+from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
@@ -201,6 +202,9 @@ def test_what_cannot_be_trained_is_one_line_before_anything_is_written(runs, war
 def test_pairs_that_would_be_cut_are_refused(runs, warm, tmp_path, texts):
     workers.write_pairs(tmp_path / "pairs")
     shutil.copy(texts / "tokenizer.json", tmp_path / "pairs")
+    index = json.loads((tmp_path / "pairs/index.json").read_text())
+    index["tokenizer_sha256"] = tokenizer_hash(texts / "tokenizer.json")
+    (tmp_path / "pairs/index.json").write_text(json.dumps(index))
     objective = "objective={kind: seq2seq, span: {density: 0.15, mean_length: 3.0}}"
     overrides = [f"data.path={tmp_path / 'pairs'}", "engine={kind: single, zero_stage: 0}", objective]
     found = warm("train", str(runs.config("refused")), *overrides, cwd=tmp_path)
