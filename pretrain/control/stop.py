@@ -3,6 +3,7 @@
     SIGTERM | SIGUSR1 | SIGINT  ->  flag set  ->  OR-ed over the ranks with the step's values  ->  commit, exit 75
     before the first step       ->  the process ends at once with 75: there is nothing to save yet
     a second signal             ->  the process ends at once; the last commit stays valid
+    SIGTERM after SIGUSR1       ->  the end that the first announced: what is left until SIGKILL is used to commit
     after the last commit       ->  the process ends at once with its outcome
 
 A signal only sets the flag: saving inside a handler is how checkpoints get torn. A thread takes the signals: a handler
@@ -36,6 +37,8 @@ class StopFlag:
         self.farewell: Callable[[int, str], object] = lambda exit_code, reason: None
         """Called with exit code and reason before a signal ends the process at once; no reason: all is noted."""
         self._first_at = 0.0
+        self._is_announced = False
+        """The first signal was SIGUSR1, and the SIGTERM that follows at a job's limit has not come yet."""
         self._ends_with: int | None = EXIT_RESUME_ME
         self._is_done = False
         self._installed = False
@@ -83,7 +86,9 @@ class StopFlag:
             os._exit(self._ends_with)
         elif self.signal_name is None:
             self.signal_name = name
-            self._first_at = now
+            self._first_at, self._is_announced = now, number == signal.SIGUSR1
+        elif self._is_announced and number == signal.SIGTERM:
+            self._first_at, self._is_announced = now, False
         elif now - self._first_at > SAME_REQUEST_S:
             os._exit(128 + number)
 

@@ -65,6 +65,21 @@ def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(st
     process.send_signal(number)
     assert process.stdout.readline() == f"{number.name}\n"
     time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[0] == ""
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_the_end_that_usr1_has_announced_is_not_a_second_request(start):
+    """Slurm sends SIGTERM at the limit, and SIGKILL some time later: that time is for the commit."""
+    process = start("flag.install(); flag.arm()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "SIGUSR1\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=10)[0] == ""
     assert process.returncode == 128 + signal.SIGTERM
