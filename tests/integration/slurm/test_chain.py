@@ -17,7 +17,7 @@ def steps_of(path):
 
 @pytest.mark.timeout(1800)
 def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, golden):
-    """314 s on two cores at a load of 5; 26 min at 13 to 20. Seven starts of two ranks, 15 s of CPU each.
+    """164 s on two cores, beside another test. Seven starts of two ranks.
 
     ZeRO-2 on two nodes: time limit, preemption, reboot, a killed rank, a node taken down, and a signal.
     """

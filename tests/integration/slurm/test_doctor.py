@@ -21,7 +21,7 @@ def srun(lab, *command, expect=0):
 
 
 def test_ranks_of_two_nodes_meet_and_one_report_tells_of_both(lab, make_run):
-    """21 s, most of it two imports of torch."""
+    """3 s, most of it two imports of torch."""
     output = srun(lab, "-m", "pretrain", "doctor", str(make_run.config()), "--json")
     (report,) = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     checks = {check["name"]: check for check in report["checks"]}
@@ -33,7 +33,7 @@ def test_ranks_of_two_nodes_meet_and_one_report_tells_of_both(lab, make_run):
 
 
 def test_a_node_with_another_package_is_named_by_the_quick_look(lab, make_run, tmp_path):
-    """13 s on a busy machine. Fault 28, without torch: what the head of a job does."""
+    """2 s. Fault 28, without torch: what the head of a job does."""
     if not lab.has_own_hosts:
         pytest.skip("the nodes of this cluster share a name")
     folder = tmp_path / "packages" / "numpy-1.0.999.dist-info"

@@ -1,6 +1,6 @@
 """Faults of a cluster, one at a time: what comes back does so elsewhere or later, and what was cancelled does not.
 
-Seconds were measured on two cores at a load of 13 to 19, where importing torch took 100 s; it takes 7 s of CPU.
+Seconds were measured on two cores, two tests at a time.
 """
 
 import os
@@ -18,7 +18,7 @@ SRUN = ("--mode", "srun")
 
 
 def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_job, golden):
-    """240 s. The old rank lives on beside the new ones: it may write nothing."""
+    """70 s. The old rank lives on beside the new ones: it may write nothing."""
     template = on_two_ranks(None)
     lab = start_lab(nodes=3)
     job = make_job(lab, template=template)
@@ -37,7 +37,7 @@ def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_
 
 
 def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
-    """92 s. Its rank has saved before it went."""
+    """9 s. Its rank has saved before it went."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -52,7 +52,7 @@ def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
 
 
 def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
-    """270 s. `cancel` saves and does not requeue, `resubmit` goes on where it was, `logs -f` ends with the run."""
+    """36 s. `cancel` saves and does not requeue, `resubmit` goes on where it was, `logs -f` ends with the run."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -79,7 +79,7 @@ def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
 
 
 def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job, golden):
-    """439 s. It is away while the run is asked to stop: the driver keeps on until the requeue is taken."""
+    """86 s. It is away while the run is asked to stop: the driver keeps on until the requeue is taken."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -99,7 +99,7 @@ def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job,
 
 
 def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job):
-    """268 s. Two elements; the second is asked to stop."""
+    """25 s. Two elements; the second is asked to stop."""
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN, "--vary", "seed=1,2")
@@ -120,7 +120,7 @@ def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job)
 
 
 def test_three_restarts_without_a_new_checkpoint_end_a_job(lab, make_job):
-    """240 s. A rank that always dies at the same step."""
+    """50 s. A rank that always dies at the same step."""
     job = make_job(lab)
     job.die_at(8)
     number = job.submit(*SRUN)
@@ -136,7 +136,7 @@ def test_three_restarts_without_a_new_checkpoint_end_a_job(lab, make_job):
 
 
 def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab, make_job, golden):
-    """289 s. Slurm sends SIGTERM to the ranks, and requeues the job by itself."""
+    """24 s. Slurm sends SIGTERM to the ranks, and requeues the job by itself."""
     lab = start_lab(nodes=1, settings=["SlurmctldParameters=enable_configless"])
     job = make_job(lab)
     job.hold(25)
@@ -155,7 +155,7 @@ def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab
 
 
 def test_the_script_of_the_readme_needs_no_tool(lab, make_job, tmp_path, golden):
-    """169 s. Two nodes, plain sbatch; the ranks get the signal, the script requeues."""
+    """31 s. Two nodes, plain sbatch; the ranks get the signal, the script requeues."""
     template = on_two_ranks(None)
     job = make_job(lab, template=template)
     (block,) = [block for block in read_blocks("slurm/README.md") if block.file == "own.sbatch"]

@@ -13,7 +13,7 @@ def write_job(folder, *lines):
 
 
 def test_a_job_runs_on_every_node(lab, tmp_path):
-    """3 s."""
+    """2 s."""
     job = lab.submit("--nodes=2", "--time=1", write_job(tmp_path, "srun --ntasks-per-node=1 hostname"))
     assert lab.wait_for(job) == "COMPLETED"
     hosts = sorted((tmp_path / "out.txt").read_text().split())
@@ -21,7 +21,7 @@ def test_a_job_runs_on_every_node(lab, tmp_path):
 
 
 def test_a_job_comes_back_on_another_node_after_one_was_rebooted(start_lab, tmp_path):
-    """10 s."""
+    """8 s."""
     lab: SlurmLab = start_lab(nodes=2)
     job = lab.submit("--requeue", "--time=5", write_job(tmp_path, "echo on $SLURMD_NODENAME", "exec sleep 60"))
     lab.wait_for(job, "RUNNING")
@@ -39,7 +39,7 @@ def test_a_job_comes_back_on_another_node_after_one_was_rebooted(start_lab, tmp_
 
 @pytest.mark.parametrize("how", ["kill_controller", "stop_controller"])
 def test_a_job_outlives_its_controller(lab, tmp_path, how):
-    """12 s: the state is saved every five."""
+    """11 s: the state is saved every five."""
     job = lab.submit("--time=5", write_job(tmp_path, "sleep 9"))
     lab.wait_for(job, "RUNNING")
     lab.run("sleep", "6")

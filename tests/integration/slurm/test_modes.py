@@ -12,7 +12,7 @@ STEPS = 20
 
 
 def test_srun_accelerate_and_deepspeed_start_the_same_run(lab, make_job, golden):
-    """195 s, beside other work at a load of 13. Side by side on two nodes; none needs ssh."""
+    """33 s. Side by side on two nodes; none needs ssh."""
     template = on_two_ranks(None)
     job = make_job(lab, template=template)
     jobs = {}

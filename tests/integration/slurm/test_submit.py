@@ -31,7 +31,7 @@ def samples_of(folder: RunDir) -> list[tuple[int, str]]:
 
 
 def test_two_nodes_train_what_two_local_ranks_do_and_nobody_is_told_a_secret(lab, make_job, golden):
-    """97 s. Secrets reach the ranks in their environment, and are nowhere else."""
+    """37 s. Secrets reach the ranks in their environment, and are nowhere else."""
     template = on_two_ranks(2)
     lab.env.update(SECRETS)
     job = make_job(lab, template=template)
@@ -63,7 +63,7 @@ def test_two_nodes_train_what_two_local_ranks_do_and_nobody_is_told_a_secret(lab
 
 
 def test_an_elastic_run_goes_on_with_one_node_when_the_other_is_drained(lab, make_job, golden):
-    """180 s. The same samples each step, on two ranks and then on one."""
+    """23 s. The same samples each step, on two ranks and then on one."""
     template = on_two_ranks(None)
     job = make_job(lab, template=template)
     job.hold(25)
@@ -82,7 +82,7 @@ def test_an_elastic_run_goes_on_with_one_node_when_the_other_is_drained(lab, mak
 
 
 def test_nodes_meet_over_ipv6_alone_and_at_another_port_where_the_first_is_in_use(lab, make_job):
-    """75 s. And a network that one node is not part of is named, with both, within a minute."""
+    """15 s. And a network that one node is not part of is named, with both, within a minute."""
     if not lab.has_own_hosts:
         pytest.skip("nodes have no networks of their own here")
     for number in (1, 2):
@@ -119,7 +119,7 @@ def test_nodes_meet_over_ipv6_alone_and_at_another_port_where_the_first_is_in_us
 
 
 def test_hostile_names_are_refused_before_slurm_hears_of_them(lab, make_job, tmp_path, monkeypatch, capsys):
-    """6 s. Names of runs, partitions and clusters, and times; what is refused leaves no run folder."""
+    """11 s. Names of runs, partitions and clusters, and times; what is refused leaves no run folder."""
     job = make_job(lab)
     monkeypatch.chdir(job.folder.path.parents[1])
     for name, value in lab.env.items():
@@ -141,7 +141,7 @@ def test_hostile_names_are_refused_before_slurm_hears_of_them(lab, make_job, tmp
 
 
 def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_job):
-    """17 s. So does a refusal: a batch that three nodes do not divide, a partition that is not there."""
+    """3 s. So does a refusal: a batch that three nodes do not divide, a partition that is not there."""
     job = make_job(lab)
     site = str(job.folder.path.parents[1] / "site.yaml")
     command = ("launch", "slurm", str(job.folder.path.parents[1] / "runs.yaml"), "--cluster", site)
@@ -160,7 +160,7 @@ def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_
 
 
 def test_jobs_of_a_chain_follow_each_other_where_none_may_requeue_itself(lab, make_job):
-    """198 s. The second goes on where the first was stopped; the third finds the run done."""
+    """19 s. The second goes on where the first was stopped; the third finds the run done."""
     job = make_job(lab)
     site = job.folder.path.parents[1] / "site.yaml"
     site.write_text(f"{SITE}requeue: false\n")
