@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from launch.preflight import signal_for
 from launch.queue import Job
-from launch.runs import RunFacts, mark_of_cancel, read_run
+from launch.runs import RunFacts, last_save_s, mark_of_cancel, read_run
 from launch.slurm_tools import ask
 from launch.spec import load_spec, new_chain, rewrite_spec
 from launch.submit import submit
@@ -68,7 +69,11 @@ def resubmit(run: Path) -> str:
             f"job {job.element} is {job.state}", where=str(run), fix="wait, or cancel it: pretrain launch cancel"
         )
     refuse_if_owned(RunDir(run).lease)
-    spec = load_spec(spec_path).model_copy(update={"chain": new_chain()})
+    spec = load_spec(spec_path)
+    signal_s, save_s = spec.signal_s, last_save_s(RunDir(run))
+    if spec.site.signal_s is None and save_s is not None:  # now it is known how long a save takes
+        signal_s = max(signal_s, min(signal_for(save_s), spec.time_s // 2))
+    spec = spec.model_copy(update={"chain": new_chain(), "signal_s": signal_s})
     rewrite_spec(spec)
     return submit(spec)
 

@@ -1,8 +1,10 @@
 """What is refused before a job is submitted: what would end it in its first minute, after days in the queue."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
+from launch.runs import last_save_s
 from launch.site import SiteConfig
 from launch.spec import LaunchSpec, Mode, new_chain
 from pretrain.config.data import plan_batch
@@ -16,6 +18,7 @@ from pretrain.plan.course import parse_time
 from pretrain.plan.fits import Problem, check_fits
 from pretrain.plan.layout import known_model
 from pretrain.plan.params import count_parameters
+from pretrain.rundir import RunDir
 
 MIN_SIGNAL_S = 60
 MARGIN_S = 30
@@ -57,12 +60,24 @@ def plan_ranks(config: RunConfig, request: Request) -> tuple[int, int]:
     return request.ranks_per_node or max(1, gpus), gpus
 
 
-def plan_signal(config: RunConfig, site: SiteConfig) -> int:
-    """Returns how many seconds before its limit a job is asked to save: some saves, never less than a minute."""
+def plan_signal(config: RunConfig, site: SiteConfig, save_s: float | None = None) -> int:
+    """Returns how many seconds before its limit a job is asked to save: some saves, never less than a minute.
+
+    Args:
+        config: The run.
+        site: May say how many.
+        save_s: How long the run's last save took. None: it has not saved yet, and that is predicted.
+    """
     if site.signal_s is not None:
         return site.signal_s
-    num_bytes = 12 * count_parameters(known_model(config.model))
-    return min(65_535, max(MIN_SIGNAL_S, round(SAVES * num_bytes / SAVE_BYTES_S) + MARGIN_S))
+    if save_s is None:
+        save_s = 12 * count_parameters(known_model(config.model)) / SAVE_BYTES_S
+    return signal_for(save_s)
+
+
+def signal_for(save_s: float) -> int:
+    """Returns how many seconds before its limit a job is asked to save whose saves take `save_s`."""
+    return min(65_535, max(MIN_SIGNAL_S, round(SAVES * save_s) + MARGIN_S))
 
 
 def plan_time(text: str, signal_s: int) -> int:
@@ -112,7 +127,7 @@ def plan_job(
         ConfigError: The time is none, or leaves no time to train.
     """
     ranks, gpus = plan_ranks(config, request)
-    signal_s = plan_signal(config, site)
+    signal_s = plan_signal(config, site, last_save_s(RunDir(Path(run))))
     counts = node_counts(config, request.nodes, ranks, config.launch.elastic)
     spec = LaunchSpec(
         name=config.run.name,

@@ -186,6 +186,11 @@ class _Read:
         return "stopped" if last["exit_code"] == EXIT_RESUME_ME else "failed"
 
 
+def last_save_s(run: RunDir) -> float | None:
+    """Returns how long the run's last save took to be written; None where none is known of."""
+    return _number(_last_values(run.metrics, "checkpoint_write_s").get("checkpoint_write_s"))
+
+
 def mark_of_cancel(run: RunDir) -> Path:
     """Returns the file whose presence says that the user has cancelled the run's jobs, and submitted none since."""
     return run.launch / "cancelled"

@@ -37,6 +37,16 @@ def test_a_larger_model_is_asked_to_save_earlier():
     assert small == 60
     assert 200 < large < 1000
     assert plan_signal(config(), SiteConfig(signal_s=45)) == 45
+    assert plan_signal(config(), SiteConfig(), 2.0) == 60 and plan_signal(config(), SiteConfig(), 100.0) == 330
+
+
+def test_the_signal_before_the_limit_leaves_time_for_saves_as_long_as_the_last_one(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 5, "checkpoint_write_s": 50.0}\n{"step": 10, "checkpoint_write_s": 200.0}\n{"step": 11, "loss": 1}\n'
+    )
+    request = Request(nodes=1, time="2h")
+    spec, _ = plan_job(config(), request, SiteConfig(), str(tmp_path), "/work", "/usr/bin/python3")
+    assert spec.signal_s == 630
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1x", "x-5", "1:2:3:4", "1d; rm", "$(x)", "0", "80s", "60d"])
