@@ -26,6 +26,7 @@ def run(make_run, warm, tmp_path):
     return make_run.folder()
 
 
+@pytest.mark.long
 def test_an_average_is_used_like_any_model(run, make_run, corpus, warm, tmp_path):
     done = warm("average", str(run.path), "--last", "3", "--output", "mean", "--json", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")

@@ -173,6 +173,7 @@ def test_bf16_stages_agree_with_each_other_and_follow_fp32(reference):
     assert (np.abs(losses - losses[0]) / losses[0]).max() < 1e-2, losses
 
 
+@pytest.mark.long
 def test_a_non_finite_gradient_on_one_rank_changes_nothing_on_any():
     cases = [*STAGES_FP32, *STAGES_BF16, ["ddp", 0, "fp32"], OFFLOADED[1], OFFLOADED[4]]
     cases += [["deepspeed", 3, "bf16", "muon"], ["deepspeed", 2, "fp32", "adafactor"]]

@@ -19,6 +19,7 @@ def check_state(world_size, cases):
             assert (deep - shallow) / (many - few) == pytest.approx(planned, rel=0.02), (kind, stage, precision)
 
 
+@pytest.mark.long
 def test_two_ranks_hold_what_is_planned():
     check_state(2, [["deepspeed", 2, "bf16"]])
 
