@@ -12,13 +12,12 @@ what a source's samples are (stream.py), and its epochs: those follow from the c
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import pairwise
 from math import floor, lcm
 
 import numpy as np
 
-from pretrain.data.mixture_due import Shares, deal
+from pretrain.data.mixture_due import Shares, deal, rates_of
 from pretrain.errors import ConfigError
 
 MAX_PERIOD = 1_000_000
@@ -33,9 +32,7 @@ def period_counts(weights: Sequence[float]) -> list[int]:
     Raises:
         ConfigError: They need a period beyond `MAX_PERIOD`.
     """
-    parts = [Fraction(str(weight)) for weight in weights]
-    total = sum(parts)
-    shares = [part / total for part in parts]
+    shares = rates_of(weights)
     period = lcm(*(share.denominator for share in shares))
     if period > MAX_PERIOD:
         raise ConfigError(
@@ -64,7 +61,7 @@ class MixtureOrder:
         assert segments and segments[0][0] == 0 and all(a[0] < b[0] for a, b in pairwise(segments))
         starts = [start for start, _ in segments]
         counts = [period_counts(weights) for _, weights in segments]
-        self._shares = Shares(starts, [[Fraction(one, sum(row)) for one in row] for row in counts])
+        self._shares = Shares(starts, [rates_of(weights) for _, weights in segments])
         self._starts: list[int] = []
         self._stretches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for start, stop, row in zip(starts, [*starts[1:], None], counts, strict=True):

@@ -20,6 +20,16 @@ import numpy as np
 NEVER = inf
 
 
+def rates_of(weights: Sequence[float]) -> list[Fraction]:
+    """Returns the share of one sample that each source has, by weights: the decimals that they are written as.
+
+    They sum to 1, or are all 0 where no source has a weight.
+    """
+    parts = [Fraction(str(weight)) for weight in weights]
+    total = sum(parts) or Fraction(1)
+    return [part / total for part in parts]
+
+
 class Shares:
     """The shares of all sources, by the samples before.
 

@@ -7,10 +7,10 @@ of them but for one at most. That is known before the run begins, and so the ord
 """
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from itertools import pairwise
-from math import floor
 from typing import NamedTuple
+
+from pretrain.data.mixture_due import NEVER, Shares, rates_of
 
 Segment = tuple[int, list[float]]
 """First position, and weight of each source from there on."""
@@ -40,8 +40,9 @@ def end_sources(segments: Sequence[tuple[int, Sequence[float]]], supplies: Mappi
     found: list[Segment] = [(start, list(weights)) for start, weights in segments]
     ends: dict[int, int] = {}
     while True:
-        lasting = {source: _last_position(found, source, supplies[source]) for source in supplies.keys() - ends.keys()}
-        known = {source: position for source, position in lasting.items() if position is not None}
+        shares = Shares([start for start, _ in found], [rates_of(weights) for _, weights in found])
+        over = {source: shares.opening(source, supplies[source]) for source in supplies.keys() - ends.keys()}
+        known = {source: int(place) - 1 for source, place in over.items() if place != NEVER}
         if not known:
             break
         source = min(known, key=lambda one: (known[one], one))
@@ -51,17 +52,6 @@ def end_sources(segments: Sequence[tuple[int, Sequence[float]]], supplies: Mappi
         found = found[: next((n + 1 for n, (_, weights) in enumerate(found) if not any(weights)), len(found))]
     *rest, (last, weights) = found
     return Ending(found, ends, None) if any(weights) else Ending(rest, ends, last)
-
-
-def _last_position(segments: Sequence[Segment], source: int, supply: int) -> int | None:
-    """Returns the last position up to which a source's shares are at most `supply`; None where they always are."""
-    had = Fraction(0)
-    for (start, weights), stop in zip(segments, [*(start for start, _ in segments[1:]), None], strict=True):
-        rate = Fraction(str(weights[source])) / (sum(Fraction(str(weight)) for weight in weights) or 1)
-        if rate and (stop is None or had + rate * (stop - start) > supply):
-            return start + floor((supply - had) / rate)
-        had += rate * (stop - start) if stop is not None else 0
-    return None
 
 
 def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:
