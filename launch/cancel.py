@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from launch.journal import mark_of_cancel
 from launch.preflight import signal_for
 from launch.queue import Job
-from launch.runs import RunFacts, last_save_s, mark_of_cancel, read_run
+from launch.runs import RunFacts, last_save_s, read_run
 from launch.slurm_tools import ask
 from launch.spec import load_spec, new_chain, rewrite_spec
 from launch.submit import submit

@@ -24,7 +24,7 @@ from types import FrameType
 from launch.decide import Decision, Outcome, decide
 from launch.examine import examine_nodes
 from launch.exits import Ending, read_ending
-from launch.journal import append_row, count_idle_restarts, last_end, newest_step, read_journal
+from launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
 from launch.modes import Meeting, hostfile_text
 from launch.rendezvous import find_meeting_point
 from launch.slurm_tools import run_tool, show_job
@@ -39,7 +39,6 @@ from launch.start import (
     step_command,
     was_cancelled,
 )
-from launch.submit import CANCELLED
 from pretrain.errors import EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, LaunchError, PretrainError
 from pretrain.io import make_dir, remove_tree, write_file
 
@@ -101,7 +100,7 @@ class Driver:
             world_size = len(nodes) * self._spec.ranks_per_node
             row = {"array": self._start.array, "nodes": nodes, "world_size": world_size, "step": before}
             append_row(self._run, {"event": "start", **self._facts, **row})
-        if (self._run.launch / CANCELLED).exists():
+        if mark_of_cancel(self._run).exists():
             return Ending(EXIT_RESUME_ME, "not started", False)
         begun, attempt = time.monotonic(), 0
         with contextlib.suppress(DiskError):  # of starts that were killed
@@ -168,7 +167,7 @@ class Driver:
     def _finish(self, ending: Ending, before: int) -> int:
         spec, step = self._spec, newest_step(self._run)
         job = show_job(self._start.handle)
-        cancelled = (self._run.launch / CANCELLED).exists() or was_cancelled(job, self._start.restart)
+        cancelled = mark_of_cancel(self._run).exists() or was_cancelled(job, self._start.restart)
         reason = note_attempt(spec, self._start, ending.code, ending.reason)
         if not reason:
             reason = "done" if ending.code == 0 else f"stopped by {self._asked() if self._signals else 'a signal'}"
@@ -197,7 +196,7 @@ class Driver:
     def _requeue(self, step: int) -> int:
         """Puts the job back into the queue, which ends this process; returns where that cannot be, or is done."""
         waited = False
-        while not (self._run.launch / CANCELLED).exists():
+        while not mark_of_cancel(self._run).exists():
             if is_requeued(show_job(self._start.handle), self._start.restart):
                 self._rest(REQUEUE_S)
                 return EXIT_RESUME_ME

@@ -28,6 +28,11 @@ def journal_path(run: RunDir) -> Path:
     return run.launch / "journal.jsonl"
 
 
+def mark_of_cancel(run: RunDir) -> Path:
+    """Returns the file whose presence says that the user has cancelled the run's jobs, and submitted none since."""
+    return run.launch / "cancelled"
+
+
 def newest_step(run: RunDir) -> int:
     """Returns the step of the newest committed checkpoint, unverified; 0 where there is none."""
     if not run.checkpoints.is_dir():

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.journal import newest_step, read_journal
+from launch.journal import mark_of_cancel, newest_step, read_journal
 from launch.queue import Job, find_jobs
 from launch.starts import job_of, merge_starts
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
-from pretrain.lease.owner import LEASE_S, Owner, find_owner, highest_number, path_of, this_process
+from pretrain.lease.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
 from pretrain.rundir import RunDir
 
 MAX_DEPTH = 4
@@ -191,11 +191,6 @@ def last_save_s(run: RunDir) -> float | None:
     return _number(_last_values(run.metrics, "checkpoint_write_s").get("checkpoint_write_s"))
 
 
-def mark_of_cancel(run: RunDir) -> Path:
-    """Returns the file whose presence says that the user has cancelled the run's jobs, and submitted none since."""
-    return run.launch / "cancelled"
-
-
 def live_owner(run: RunDir) -> Owner | None:
     """Returns the process that works on a run, None where none has given a sign of life for a minute."""
     with contextlib.suppress(OSError):
@@ -203,19 +198,9 @@ def live_owner(run: RunDir) -> Owner | None:
         found = find_owner(path_of(run.lease, number)) if number else None
         if found and found.owner and not found.owner.released:
             is_young = time.time() - found.heartbeat_ns / 1e9 < LEASE_S
-            if is_young and not (found.owner.machine == this_process().machine and _is_dead(found.owner.pid)):
+            if is_young and not (found.owner.machine == this_process().machine and not is_alive(found.owner)):
                 return found.owner
     return None
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _newest_checkpoint(run: RunDir) -> tuple[int, float] | None:

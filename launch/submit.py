@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from launch.journal import append_row
+from launch.journal import append_row, mark_of_cancel
 from launch.site import EXPORTED, slurm_folder
 from launch.slurm_tools import submit_job
 from launch.spec import LaunchSpec
 from pretrain.io import make_dir, write_json
 from pretrain.rundir import RunDir
 
-CANCELLED = "cancelled"
 """File in the launch folder that keeps a job from coming back."""
 
 
@@ -110,7 +109,7 @@ def submit_array(specs: list[LaunchSpec]) -> str:
 
 def _prepare(spec: LaunchSpec) -> None:
     make_dir(spec.folder.logs)
-    (spec.folder.launch / CANCELLED).unlink(missing_ok=True)
+    mark_of_cancel(spec.folder).unlink(missing_ok=True)
 
 
 def array_path(first: RunDir) -> Path:

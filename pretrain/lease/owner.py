@@ -171,7 +171,8 @@ def _start_by_ps(pid: int) -> str:
     return run.stdout.strip()
 
 
-def _is_alive(owner: Owner) -> bool:
+def is_alive(owner: Owner) -> bool:
+    """Returns whether the process of an owner on this machine lives; not another one that has got its number."""
     start = _process_start(owner.pid)
     return start is not None and (start == owner.process_start or not (start and owner.process_start))
 
@@ -192,7 +193,7 @@ def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
         if owner.job and owner.job == us.job and owner.restart < us.restart:
             return f"{owner} was an earlier start of this Slurm job"
         if owner.machine == us.machine:
-            if _is_alive(owner):
+            if is_alive(owner):
                 raise _locked(folder, owner)
             return f"{owner} is dead"
     return _watch(folder, number, found, us)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from launch.cancel import cancel, resubmit
-from launch.runs import mark_of_cancel
-from launch.submit import CANCELLED
+from launch.journal import mark_of_cancel
 from pretrain.errors import LaunchError
 from pretrain.rundir import RunDir, begin_attempt
 
@@ -43,7 +42,7 @@ def test_a_run_without_a_job_is_not_cancelled(tmp_path):
 def test_a_run_is_marked_even_where_slurm_does_not_answer(run):
     with pytest.raises(LaunchError, match=r"Slurm does not answer about job 7; try again where squeue works"):
         cancel(run.path, 0, print)
-    assert mark_of_cancel(run) == run.launch / CANCELLED
+    assert mark_of_cancel(run) == run.launch / "cancelled"
     assert mark_of_cancel(run).is_file()
 
 

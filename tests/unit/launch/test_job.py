@@ -9,9 +9,8 @@ import pytest
 
 from launch import job as driver
 from launch.exits import Ending
-from launch.journal import append_row, read_journal
+from launch.journal import append_row, mark_of_cancel, read_journal
 from launch.start import Start
-from launch.submit import CANCELLED
 from pretrain.rundir import begin_attempt
 from tests.unit.launch.test_submit import spec
 
@@ -126,7 +125,7 @@ def test_a_job_that_was_cancelled_is_not_requeued(desk, monkeypatch):
 
 def test_a_mark_in_the_run_folder_keeps_a_job_from_starting(desk, monkeypatch):
     desk.spec.folder.launch.mkdir(parents=True)
-    (desk.spec.folder.launch / CANCELLED).touch()
+    mark_of_cancel(desk.spec.folder).touch()
     assert desk.drive(monkeypatch) == 75
     assert (desk.last()["decision"], desk.requeues) == ("end", 0)
 
