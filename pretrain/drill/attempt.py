@@ -116,16 +116,17 @@ class Attempts:
     def _run(self, name: str, wait: Callable[[subprocess.Popen[bytes], Watch], bool]) -> Ended:
         run = self._folder.run(name)
         watch = Watch(run)
-        process = self._launch(name)
         try:
+            process = self._launch(name)
             is_killed = wait(process, watch)
             ended = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_WITHIN_S)
             left = wait_until_gone(self._mark, GONE_WITHIN_S)
-        finally:
+        finally:  # also where a Ctrl-C falls into the launch: the mark finds what `process` does not name yet
             kill(list(marked(self._mark)))
-            exit_code = process.wait()
+            wait_until_gone(self._mark, GONE_WITHIN_S)
+        exit_code = process.wait()
         now = time.monotonic()
         return Ended(
             exit_code=exit_code,

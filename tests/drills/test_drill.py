@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from pretrain.drill.leftovers import CACHES
 from pretrain.drill.processes import MARK, marked
 from pretrain.errors import EXIT_RESUME_ME, EXIT_USAGE
 from tests.helpers.cli import Result, run_cli
@@ -121,9 +123,10 @@ def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_p
 def _mark_of_children(pid: int) -> str | None:
     """The mark that a drill has given to its launcher, if it has started one."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            if item.startswith(MARK.encode() + b"="):
-                return item.partition(b"=")[2].decode()
+        with suppress(OSError):  # a short-lived one, of an import
+            for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                if item.startswith(MARK.encode() + b"="):
+                    return item.partition(b"=")[2].decode()
     return None
 
 
@@ -135,4 +138,5 @@ def test_twenty_five_kills_of_a_tiny_run_change_nothing(make_run, tmp_path):
     assert done.code == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
     assert facts["kills"] == 25 and set(facts["phases"]) == {"start-up", "steps", "save"}
-    assert list((tmp_path / "drill" / "tmp").iterdir()) == []
+    left = [path.name for path in (tmp_path / "drill" / "tmp").iterdir()]
+    assert [name for name in left if not name.startswith(CACHES)] == [], "besides the caches of compilers"
