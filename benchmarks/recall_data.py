@@ -1,9 +1,10 @@
 """Associative recall: rows that ask for what was said some way back (as Ba et al. 2016, 4.1; Arora et al. 2023, 3).
 
-    k17 v3  k52 v60  k8 v41 ...  f9 f30 f2 ...  k52  ->  v60
+    k17 v3  k52 v60  k8 v41 ...  f9 f30 k52 v60 f2 ...  k8 v41  f7 ...
 
-A document is some pairs of key and value, filler, one of the keys again, its value, and the end. Only the value has a
-loss. The distance is that from the key to its second time, and the same number of documents has each distance.
+A document is some pairs of key and value, then filler in which each key comes once more, followed by its value, and the
+end. Only those second values have a loss. The distance of a question is that from the key to its second time: drawn
+evenly on a logarithmic scale, so that neither the place of a question nor the distance tells which pair it asks for.
 
     python -m benchmarks.recall_data --output data/recall
 """
@@ -11,7 +12,7 @@ loss. The distance is that from the key to its second time, and the same number 
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 
 import numpy as np
@@ -22,26 +23,36 @@ from pretrain.data.tokenizer import EOS, UNK, dump_tokenizer
 from pretrain.index import DataIndex, SplitIndex, build_split, write_index
 
 DISTANCES = (16, 32, 64, 128, 256, 512)
+"""In the middle of each class on a logarithmic scale; questions are from the first to the last."""
 PAIRS = 8
 SYMBOLS = 64
 """Keys, values and fillers, of each so many."""
+EOS_ID = 0
 FIRST_KEY, FIRST_VALUE, FIRST_FILLER = 2, 2 + SYMBOLS, 2 + 2 * SYMBOLS
 DOCUMENTS_A_SHARD = 20_000
 
 
-def draw_documents(rng: np.random.Generator, distance: int, count: int) -> np.ndarray:
-    """Returns int64 [count, any]: documents of one distance; the last three tokens are the key, its value, the end.
+def draw_document(rng: np.random.Generator) -> tuple[np.ndarray, dict[int, int]]:
+    """Returns int64 tokens [any], and the distance of each question by the place of its value: that is learned."""
+    keys = rng.permutation(SYMBOLS)[:PAIRS] + FIRST_KEY
+    values = rng.integers(SYMBOLS, size=PAIRS) + FIRST_VALUE
+    questions: dict[int, int] = {}  # place of the key's second time: which pair
+    for pair in rng.permutation(PAIRS).tolist():
+        place = -1
+        while place < 2 * PAIRS or any(abs(place - other) < 2 for other in questions):
+            place = 2 * pair + round(DISTANCES[0] * (DISTANCES[-1] / DISTANCES[0]) ** rng.random())
+        questions[place] = pair
+    document = rng.integers(SYMBOLS, size=max(questions) + 3) + FIRST_FILLER
+    document[: 2 * PAIRS] = np.stack((keys, values), axis=1).reshape(-1)
+    for place, pair in questions.items():
+        document[place : place + 2] = keys[pair], values[pair]
+    document[-1] = EOS_ID
+    return document, {place + 1: place - 2 * pair for place, pair in questions.items()}
 
-    Rows differ in length with the place of the pair that is asked for, so all ask for one place, drawn.
-    """
-    place = int(rng.integers(max(0, PAIRS - distance // 2), PAIRS))
-    keys = rng.permuted(np.tile(np.arange(SYMBOLS), (count, 1)), axis=1)[:, :PAIRS] + FIRST_KEY
-    values = rng.integers(SYMBOLS, size=(count, PAIRS)) + FIRST_VALUE
-    pairs = np.stack((keys, values), axis=2).reshape(count, 2 * PAIRS)
-    filler = rng.integers(SYMBOLS, size=(count, distance - 2 * (PAIRS - place))) + FIRST_FILLER
-    end = np.zeros(count, dtype=np.int64)
-    asked = np.stack((keys[:, place], values[:, place], end), axis=1)
-    return np.concatenate((pairs, filler, asked), axis=1)
+
+def class_of(distance: int) -> int:
+    """Returns the one of DISTANCES that is nearest on a logarithmic scale."""
+    return min(DISTANCES, key=lambda middle: abs(math.log(distance / middle)))
 
 
 def build_tokenizer() -> Tokenizer:
@@ -53,21 +64,16 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _documents(rng: np.random.Generator, count: int) -> Iterator[np.ndarray]:
-    """Yields `count` documents, the distances in turn."""
-    for number in range(count):
-        yield draw_documents(rng, DISTANCES[number % len(DISTANCES)], 1)[0]
-
-
 def _write_split(folder: Path, split: str, count: int, seed: int) -> SplitIndex:
     (folder / split).mkdir(parents=True)
     rng, shards = np.random.default_rng(seed), []
     for first in range(0, count, DOCUMENTS_A_SHARD):
         name = f"part-00000-{len(shards):04d}.tar"
         writer = ShardWriter(folder / split / name, "uint16", kind="records")
-        for document in _documents(rng, min(DOCUMENTS_A_SHARD, count - first)):
+        for _ in range(min(DOCUMENTS_A_SHARD, count - first)):
+            document, questions = draw_document(rng)
             learned = np.zeros(len(document), dtype=bool)
-            learned[-2] = True
+            learned[list(questions)] = True
             writer.add_document(document, loss=learned)
         shards.append(writer.close())
     return build_split(shards, num_bytes_text=0)
@@ -78,12 +84,12 @@ def write_recall(folder: Path, num_documents: int, seed: int = 0) -> DataIndex:
     folder.mkdir(parents=True)
     content = dump_tokenizer(build_tokenizer())
     (folder / "tokenizer.json").write_bytes(content)
-    held = max(len(DISTANCES), num_documents // 100)
+    held = max(8, num_documents // 100)
     index = DataIndex(
         tokenizer_sha256=hashlib.sha256(content).hexdigest(),
         vocab_size=2 + 3 * SYMBOLS,
         dtype="uint16",
-        eos_id=0,
+        eos_id=EOS_ID,
         splits={
             "train": _write_split(folder, "train", num_documents, seed),
             "validation": _write_split(folder, "validation", held, seed + 1),

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, measure, time_once
-from benchmarks.recall_data import DISTANCES, draw_documents, write_recall
+from benchmarks.recall_data import DISTANCES, class_of, draw_document, write_recall
 from pretrain.artifact import open_artifact
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.objective import ObjectiveConfig
@@ -135,15 +135,18 @@ def train_for(
     }
 
 
-def measure_recall(run: str, rows: int) -> dict[int, float]:
-    """Returns the share of keys that a trained model recalls at each distance."""
-    model, shares = open_artifact(Path(run)).model, {}
-    for distance in DISTANCES:
-        documents = torch.from_numpy(draw_documents(np.random.default_rng(10_000 + distance), distance, rows))
+def measure_recall(run: str, num_documents: int) -> dict[int, float]:
+    """Returns the share of keys that a trained model recalls, by class of distance, of documents that it never read."""
+    model, rng = open_artifact(Path(run)).model, np.random.default_rng(10_000)
+    recalled: dict[int, list[bool]] = {distance: [] for distance in DISTANCES}
+    for _ in range(num_documents):
+        document, questions = draw_document(rng)
+        tokens_BT = torch.from_numpy(document[None, :-1])
         with torch.no_grad():
-            logits_BTV = model(Batch(documents[:, :-2], documents[:, :-2])).logits_BTV
-        shares[distance] = float((logits_BTV[:, -1].argmax(-1) == documents[:, -2]).float().mean())
-    return shares
+            best_T = model(Batch(tokens_BT, tokens_BT)).logits_BTV[0].argmax(-1)
+        for place, distance in questions.items():
+            recalled[class_of(distance)].append(int(best_T[place - 1]) == document[place])
+    return {distance: float(np.mean(found)) for distance, found in recalled.items()}
 
 
 def run_arms(
@@ -186,11 +189,11 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         if not folder.exists():
             write_recall(folder, arguments.documents)
         arms = plan_arms(arguments.arms, load_index(folder).vocab_size, RECALL_ROW, arguments.width)
-        config = _common(folder, RECALL_ROW, 64, 32) | {"objective": {"kind": "supervised"}}
+        config = _common(folder, RECALL_ROW, 16, 16) | {"objective": {"kind": "supervised"}}
         config["data"] |= {"packing": "padded"}
         found = run_arms(arms, config, arguments, arguments.output / "recall")
         for arm in found.values():
-            arm["recall"] = measure_recall(arm["run"], arguments.recall_rows)
+            arm["recall"] = measure_recall(arm["run"], arguments.recall_documents)
         figures = {"arms": found}
     sizes = {name: count_parameters(parse_model(section)) for name, section in arms.items()}
     return {"question": arguments.question, **figures, "parameters": sizes}
@@ -209,7 +212,7 @@ def main() -> None:
     parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3])
     parser.add_argument("--documents", type=int, default=300_000, help="recall: of the data")
-    parser.add_argument("--recall-rows", type=int, default=500, help="recall: asked at each distance")
+    parser.add_argument("--recall-documents", type=int, default=500, help="recall: asked")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048])
     parser.add_argument("--tokens", type=int, default=4096, help="speed: of a step")
     parser.add_argument("--rounds", type=int, default=7)
@@ -219,7 +222,7 @@ def main() -> None:
     if arguments.quick:
         arguments.output /= "quick"
         arguments.width, arguments.budget_s, arguments.probe_steps, arguments.lr = 32, 0.5, 4, [3e-3]
-        arguments.documents, arguments.recall_rows, arguments.lengths = 2000, 20, [32, 64]
+        arguments.documents, arguments.recall_documents, arguments.lengths = 2000, 20, [32, 64]
         arguments.tokens, arguments.rounds, arguments.vocab_size = 256, 2, 256
         if arguments.question != "speed":
             arguments.arms = [TRANSFORMER, "lstm x1"]

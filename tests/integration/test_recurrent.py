@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.recall_data import draw_documents, write_recall
+from benchmarks.recall_data import DISTANCES, EOS_ID, PAIRS, class_of, draw_document, write_recall
 from pretrain.tracking.audit import compare, read_audit
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.runs import RunMaker
@@ -98,24 +98,35 @@ def test_a_run_stops_and_goes_on_bit_for_bit_and_generates(tmp_path, corpus):
         export_model(golden.path, tmp_path / "exported")
 
 
-@pytest.mark.parametrize("distance", [16, 32, 512])
-def test_recall_asks_for_a_key_at_the_distance_and_learns_its_value_alone(distance):
-    for seed in range(5):
-        for document in draw_documents(np.random.default_rng(seed), distance, 4):
-            *text, key, value, end = document.tolist()
-            assert end == 0
-            assert text.count(key) == 1
-            place = text.index(key)
-            assert text[place + 1] == value
-            assert len(text) - place == distance
+def test_recall_asks_for_each_key_once_at_the_distance_that_it_says_and_learns_its_value_alone():
+    rng, distances = np.random.default_rng(0), []
+    for _ in range(200):
+        document, questions = draw_document(rng)
+        keys = document[: 2 * PAIRS : 2].tolist()
+        assert document[-1] == EOS_ID
+        assert len(questions) == len(set(keys)) == PAIRS
+        for place, distance in questions.items():
+            first = place - 1 - distance
+            assert first in range(0, 2 * PAIRS, 2)
+            assert document[place - 1] == document[first]
+            assert document[place] == document[first + 1]
+        assert sorted(document.tolist().count(key) for key in keys) == [2] * PAIRS
+        distances += questions.values()
+    assert min(distances) == 16
+    assert max(distances) == 512
+    found = [sum(class_of(each) == middle for each in distances) for middle in DISTANCES]
+    # A fifth each, half of that at the ends: within 4 standard deviations of 1,600 draws, but for the near ones, which
+    # have less room beside the pairs.
+    assert all(abs(count - 320) < 65 for count in found[1:-1])
+    assert abs(found[-1] - 160) < 50
 
 
 def test_a_recurrent_model_trains_on_recall(tmp_path):
     index = write_recall(tmp_path / "recall", 60)
-    assert {name: split.num_documents for name, split in index.splits.items()} == {"train": 60, "validation": 6}
+    assert {name: split.num_documents for name, split in index.splits.items()} == {"train": 60, "validation": 8}
     overrides = ("batch={global_tokens: 4352, seq_len: 544, micro: 8}", "model.max_seq_len=544")
     recall = ("data.packing=padded", "data.lanes=1", "objective.kind=supervised", "train.steps=2", *overrides)
     runs = RecurrentRuns(tmp_path, tmp_path / "recall")
     runs.complete("recall", *recall, ranks=1)
     rows = read_audit(runs.folder("recall").audit)
-    assert [row.tokens for row in rows] == [8, 8], "one target a document"
+    assert [row.tokens for row in rows] == [8 * PAIRS] * 2, "its keys once each"
