@@ -200,9 +200,14 @@ class AtomicWriter:
         _unlink(self._temporary)
 
 
+def json_bytes(value: Any) -> bytes:
+    """Returns what `write_json` writes: indented JSON with sorted keys, and a newline."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> FileRecord:
-    """Writes `value` as indented JSON with sorted keys, atomically. Raises: DiskError."""
-    return write_file(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+    """Writes `json_bytes(value)`, atomically. Raises: DiskError."""
+    return write_file(path, json_bytes(value))
 
 
 def publish_dir(temporary: Path, final: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import CheckpointError
-from pretrain.io import FileRecord, rename_dir
+from pretrain.io import FileRecord, json_bytes, rename_dir
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -97,7 +97,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Reads the manifest of a checkpoint folder.
+    """Reads the manifest of a checkpoint folder, of which no byte may be other than it was written.
 
     Raises:
         CheckpointError: Missing, not JSON, damaged, or with fields missing or file names that leave the folder.
@@ -105,7 +105,8 @@ def load_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        envelope = json.loads(file.read_text(encoding="utf-8"))
+        written = file.read_bytes()
+        envelope = json.loads(written)
         raw = envelope["content"]
         if envelope["crc32"] != _crc32(raw):
             raise ValueError("its CRC32 does not match")
@@ -115,11 +116,13 @@ def load_manifest(path: Path) -> Manifest:
                 where=str(file),
                 fix="update pretrain",
             )
+        if written != json_bytes(envelope):  # the CRC is of what it says, and a last newline that is gone says nothing
+            raise ValueError("it says the same, and is not as it was written")
         files = [FileRecord(**record) for record in raw.pop("files")]
         manifest = Manifest(files=files, **raw)
     except FileNotFoundError:
         raise CheckpointError("not a checkpoint (no manifest.json)", where=str(path), fix="check the path") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the manifest is damaged ({reason})", where=str(file), fix="use another one") from None
     if not all(isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for record in manifest.files):

@@ -77,11 +77,25 @@ def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path, name):
         b'{"content": 1, "crc32": 2}',
         b"\xff",
         b"{" * 1000,
+        b"[" * 1_000_000,
         json.dumps(GOOD.to_json() | {"crc32": 1}).encode(),
     ],
 )
 def test_what_is_not_a_manifest_is_called_damaged(tmp_path, content):
     (tmp_path / MANIFEST).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"manifest.json: the manifest is damaged \(.*\); use another one"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [(b"}\n", b"}"), (b"\n", b"\r\n"), (b"1e-05", b"1E-05"), (b"{\n", b"\xef\xbb\xbf{\n"), (b": ", b":")],
+)
+def test_a_manifest_that_says_the_same_and_is_not_as_it_was_written_is_damaged(tmp_path, here, there):
+    write_manifest(tmp_path, topology={"seconds": 1e-05})
+    path = tmp_path / MANIFEST
+    load_manifest(tmp_path)
+    path.write_bytes(there.join(path.read_bytes().rsplit(here, 1)))
     with pytest.raises(CheckpointError, match=r"manifest.json: the manifest is damaged \(.*\); use another one"):
         load_manifest(tmp_path)
 

@@ -11,7 +11,6 @@ import torch
 
 from pretrain import io
 from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, NewerFormatError, list_checkpoints, load_manifest
-from pretrain.checkpoint.load import load_checkpoint
 from pretrain.errors import CheckpointError, DiskError
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 
@@ -162,8 +161,6 @@ def test_every_truncation_and_any_flipped_bit_is_found_and_the_older_checkpoint_
     for path in sorted(new.iterdir()):
         content = path.read_bytes()
         for number, damaged in enumerate(damages(content, rng, num_flips=200)):
-            if damaged == content[:-1] and path.name == MANIFEST:
-                continue  # the newline after the JSON: nothing is lost
             path.write_bytes(damaged)
             assert manager(tmp_path).verify(new) is not None
             if number % 20 == 0:
@@ -236,19 +233,6 @@ def test_a_checkpoint_of_another_model_names_the_parameter(tmp_path, shapes, mes
     save(tmp_path, 1)
     with pytest.raises(CheckpointError, match=f"{message}; use the config that the checkpoint was trained with"):
         manager(tmp_path).load_newest(StandIn(0, shapes))
-
-
-def test_weights_alone_leave_moments_and_step_count(tmp_path):
-    (path,) = save(tmp_path, 6)
-    engine = StandIn(0)
-    load_checkpoint(path, engine, weights_only=True)
-    for kinds in engine.tensors.values():
-        assert {kind: set(tensor.tolist()) for kind, tensor in kinds.items()} == {
-            "weight": {6.0},
-            "exp_avg": {0.0},
-            "exp_avg_sq": {0.0},
-        }
-    assert (engine.finished_with, engine.loaded_scalars) == (0, {})
 
 
 def test_leftovers_of_dead_saves_are_neither_read_nor_kept(tmp_path):

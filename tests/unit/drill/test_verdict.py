@@ -11,6 +11,7 @@ from pretrain.checkpoint.weights import write_weights
 from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, State
 from pretrain.drill.leftovers import find_shared_memory, find_temporary
 from pretrain.drill.verdict import judge
+from pretrain.io import write_json
 
 ENTRY = {"number": 0, "phase": "save", "target": "rank", "steps_lost": 2, "first_step_s": 1.0, "gone_s": 0.5}
 
@@ -70,7 +71,7 @@ def test_another_training_state_is_named_by_its_keys(folder, state):
     path = folder.run(KILLED).checkpoints / step_name(2)
     manifest = load_manifest(path)
     changed = replace(manifest, state={**manifest.state, "position": 1, "tokens": 1})
-    (path / MANIFEST).write_text(json.dumps(changed.to_json()))
+    write_json(path / MANIFEST, changed.to_json())
     assert judge(folder, state, []).problems == ["the training state differs in position, tokens"]
 
 
