@@ -19,13 +19,12 @@ def _check_kind(kind: str, manifest: Manifest) -> None:
         )
 
 
-def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False) -> TrainState:
+def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
     """Fills a model's state from a verified checkpoint, whatever topology wrote it. Collective.
 
     Args:
         path: The checkpoint folder.
         store: Where it goes.
-        weights_only: Leave the moments and the step count as they are.
 
     Raises:
         CheckpointError: It is not of this model; the parameters that differ are named.
@@ -43,8 +42,7 @@ def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False
                     where=str(path),
                     fix="use the config that the checkpoint was trained with",
                 )
-            kinds = [kind for kind in fragment.tensors if kind == "weight" or not weights_only]
-            for kind in kinds:
+            for kind in fragment.tensors:
                 _check_kind(kind, manifest)
                 reader.read_into(fragment.name, kind, fragment.offset, fragment.tensors[kind])
     except PretrainError as error:
@@ -53,5 +51,5 @@ def load_checkpoint(path: Path, store: FragmentStore, weights_only: bool = False
     if first is not None:
         raise CheckpointError(first)
     state = TrainState.from_json(manifest.state, str(path))
-    store.finish_load(*((0, {}) if weights_only else (state.optimizer_step, manifest.scalars)))
+    store.finish_load(state.optimizer_step, manifest.scalars)
     return state

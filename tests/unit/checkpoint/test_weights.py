@@ -35,12 +35,17 @@ def test_a_tensor_is_asked_for_only_when_the_file_before_it_is_written(tmp_path)
     assert written == [0, 0, 1, 2]
 
 
-def test_a_model_that_trains_can_be_started_from_them(tmp_path):
+def test_a_part_of_a_parameter_is_read_alone(tmp_path):
     write_weights(tmp_path, WEIGHTS.items(), {})
-    store = StandIn(step=7)
-    load_checkpoint(tmp_path, store, weights_only=True)
-    assert all(torch.equal(store.tensors[name]["weight"], weight.flatten()) for name, weight in WEIGHTS.items())
-    assert (store.tensors["norm"]["exp_avg"] == 7).all()
+    part = torch.empty(4)
+    WeightReader(tmp_path).read_part("embed", 5, part)
+    assert torch.equal(part, WEIGHTS["embed"].flatten()[5:9])
+
+
+def test_they_are_no_state_to_resume_from(tmp_path):
+    write_weights(tmp_path, WEIGHTS.items(), {})
+    with pytest.raises(CheckpointError, match=r"weights alone, and no exp_avg; use the optim.kind"):
+        load_checkpoint(tmp_path, StandIn(step=7))
 
 
 def test_a_file_that_is_missing_is_named(tmp_path):
