@@ -122,14 +122,21 @@ def record_attention(model: Transformer, batch: Batch) -> list[AttentionMap]:
     return maps
 
 
-def choose_heads(maps: Sequence[AttentionMap], kind: str | None, layers: str, heads: str) -> list[list[HeadMap]]:
+def choose_heads(
+    maps: Sequence[AttentionMap],
+    kind: str | None,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    most: int | None = None,
+) -> list[list[HeadMap]]:
     """Returns the heads that are asked for, one list a layer, in the order of the forward.
 
     Args:
         maps: All that there are.
         kind: One of `KINDS`; None: `cross` where there is any, else `self`.
-        layers: `all`, or numbers from 0 with commas between.
+        layers: Numbers from 0, upwards; None: all.
         heads: The same.
+        most: Where numbers are None: so many at most, evenly spread. None: no limit.
 
     Raises:
         ConfigError: The model has no such kind, layer or head.
@@ -143,31 +150,41 @@ def choose_heads(maps: Sequence[AttentionMap], kind: str | None, layers: str, he
             f"--kind {kind}: the model has no such attention",
             fix=f"use {' or '.join(name for name in KINDS if name in present)}",
         )
-    wanted = _parse_numbers(layers, 1 + max(each.layer for each in chosen), "layer")
-    rows = []
-    for each in chosen:
-        if each.layer in wanted:
-            numbers = _parse_numbers(heads, len(each.weights_NTS), "head")
-            rows.append(
-                [
-                    HeadMap(each.stack, each.kind, each.layer, number, each.weights_NTS[number], each.allowed_TS)
-                    for number in numbers
-                ]
-            )
-    return rows
+    wanted = _choose_numbers(layers, 1 + max(each.layer for each in chosen), "layer", most)
+    return [
+        [
+            HeadMap(each.stack, each.kind, each.layer, number, each.weights_NTS[number], each.allowed_TS)
+            for number in _choose_numbers(heads, len(each.weights_NTS), "head", most)
+        ]
+        for each in chosen
+        if each.layer in wanted
+    ]
 
 
-def _parse_numbers(text: str, count: int, name: str) -> list[int]:
-    """Returns the numbers below `count` that `text` names, upwards. Raises: ConfigError."""
-    if text == "all":
+def _choose_numbers(numbers: Sequence[int] | None, count: int, name: str, most: int | None) -> Sequence[int]:
+    """Returns the numbers below `count` that are wanted. Raises: ConfigError."""
+    if numbers is None:
+        return spread(count, count if most is None else most)
+    if max(numbers) >= count:
+        raise ConfigError(f"--{name} {max(numbers)}: there are {count}", fix=f"use 0 to {count - 1}")
+    return numbers
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Returns at most `most` numbers below `count`, evenly spread: the first and the last among them, of 2 or more."""
+    if count <= most:
         return list(range(count))
+    return [number * (count - 1) // max(1, most - 1) for number in range(most)]
+
+
+def parse_numbers(text: str, name: str) -> list[int] | None:
+    """Returns the numbers of a text such as `0,3`, upwards; None for `all`. Raises: ConfigError."""
+    if text == "all":
+        return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and part.isascii() for part in parts):
         raise ConfigError(f"--{name} {text!r} is neither `all` nor numbers", fix=f"use --{name} 0 or --{name} 0,1")
-    numbers = sorted({int(part) for part in parts})
-    if numbers[-1] >= count:
-        raise ConfigError(f"--{name} {numbers[-1]}: there are {count}", fix=f"use 0 to {count - 1}")
-    return numbers
+    return sorted({int(part) for part in parts})
 
 
 def summarize_head(head: HeadMap, keys: Sequence[str]) -> dict[str, Any]:

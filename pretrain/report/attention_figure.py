@@ -104,7 +104,13 @@ def draw_attention(sections: Sequence[Section], path: Path) -> None:
         ConfigError: Another suffix, or more tokens than can be read in one picture.
         DiskError: The disk refused.
     """
-    image_format = check_format(path)
+    content = render_attention(sections, check_format(path))
+    make_dir(path.parent)
+    write_file(path, content)
+
+
+def render_attention(sections: Sequence[Section], image_format: str) -> bytes:
+    """Returns the picture of maps, in one of the formats. Raises: ConfigError, for more tokens than can be read."""
     layout = plan_layout([section.shape for section in sections])
     import matplotlib
 
@@ -114,8 +120,7 @@ def draw_attention(sections: Sequence[Section], path: Path) -> None:
         matplotlib.rcParams["svg.hashsalt"] = "attention"
         content = io.BytesIO()
         draw_figure(sections, layout).savefig(content, format=image_format, metadata=_NO_DATE[image_format])
-    make_dir(path.parent)
-    write_file(path, content.getvalue())
+    return content.getvalue()
 
 
 def draw_figure(sections: Sequence[Section], layout: Layout) -> "Figure":

@@ -13,10 +13,11 @@ import torch
 from pretrain.artifact import Artifact
 from pretrain.errors import ConfigError
 from pretrain.generate import generate
+from pretrain.generate.codec import Codec
 from pretrain.generate.feed import check_prompt
 from pretrain.generate.options import Options
 from pretrain.model import Transformer
-from pretrain.report.attention import choose_heads, record_attention, summarize_head
+from pretrain.report.attention import choose_heads, parse_numbers, record_attention, summarize_head
 from pretrain.report.attention_figure import build_sections, check_format, draw_attention
 from pretrain.report.attention_layout import MAX_TOKENS
 from pretrain.report.token_labels import spell_tokens
@@ -75,36 +76,76 @@ def see_attention(artifact: Artifact, request: Request) -> dict[str, Any]:
         raise ConfigError("a recurrent model has no heads to draw", fix="give a Transformer")
     ids = _read_text(artifact, request)
     tokens = {stack: spell_tokens(artifact.codec, numbers) for stack, numbers in ids.items()}
-    maps = record_attention(artifact.model, _build_batch(ids, artifact.model))
-    rows = choose_heads(maps, request.kind, request.layers, request.heads)
+    maps = record_attention(artifact.model, build_row(ids, artifact.model))
+    layers, heads = parse_numbers(request.layers, "layer"), parse_numbers(request.heads, "head")
+    rows = choose_heads(maps, request.kind, layers, heads)
     if request.out is not None:
         draw_attention(build_sections(rows, tokens), request.out)
-    heads = [
+    summaries = [
         summarize_head(head, tokens["encoder" if head.kind == "cross" else head.stack]) for row in rows for head in row
     ]
-    return {"tokens": tokens, "heads": heads, "out": None if request.out is None else str(request.out)}
+    return {"tokens": tokens, "heads": summaries, "out": None if request.out is None else str(request.out)}
 
 
 def _read_text(artifact: Artifact, request: Request) -> dict[str, list[int]]:
     """Returns the ids that each stack reads."""
     model, codec = artifact.model, artifact.codec
-    text = codec.encode(request.text)
-    _check(text, model, "--text")
+    has_answer = request.target is None and model.encoder is not None and model.decoder is not None
+    if not has_answer:
+        return encode_texts(model, codec, request.text, request.target)
+    text, start = _encode_source(model, codec, request.text, "--text"), _start_of(model)
+    target = [start, *_answer(artifact, text)]
+    _check(target, model, "--target")
+    return {"encoder": text, "decoder": target}
+
+
+def encode_texts(
+    model: Transformer,
+    codec: Codec,
+    text: str,
+    target: str | None,
+    *,
+    options: tuple[str, str] = ("--text", "--target"),
+) -> dict[str, list[int]]:
+    """Returns the ids that each stack reads, by its name.
+
+    Args:
+        model: The model.
+        codec: Its tokenizer.
+        text: What the model reads; with two stacks, what its encoder reads.
+        target: What the decoder of two stacks reads after its start token; None with one stack.
+        options: What errors call text and target.
+
+    Raises:
+        ConfigError: A text is empty or too long, or a target is not for this model.
+    """
+    ids = _encode_source(model, codec, text, options[0])
     if model.encoder is None or model.decoder is None:
-        if request.target is not None:
-            raise ConfigError("--target is for models of two stacks", fix="leave it out, or put it behind --text")
-        return {"decoder" if model.encoder is None else "encoder": text}
-    start = model.special_tokens.start
-    if start is None:
+        if target is not None:
+            raise ConfigError(
+                f"{options[1]} is for models of two stacks", fix=f"leave it out, or put it behind {options[0]}"
+            )
+        return {"decoder" if model.encoder is None else "encoder": ids}
+    start = _start_of(model)
+    assert target is not None, "the decoder of two stacks reads something"
+    read = codec.encode_target(target)
+    # What ends a text is only ever said, never read.
+    read = read[:-1] if read and read[-1] in codec.eos_ids else read
+    _check([start, *read], model, options[1])
+    return {"encoder": ids, "decoder": [start, *read]}
+
+
+def _encode_source(model: Transformer, codec: Codec, text: str, where: str) -> list[int]:
+    ids = codec.encode(text)
+    _check(ids, model, where)
+    return ids
+
+
+def _start_of(model: Transformer) -> int:
+    """Returns what a decoder of two stacks reads first."""
+    if model.special_tokens.start is None:
         raise ConfigError("the decoder's first token is not known", fix="set model.special_tokens.start")
-    if request.target is None:
-        target = _answer(artifact, text)
-    else:
-        target = codec.encode_target(request.target)
-        # What ends a text is only ever said, never read.
-        target = target[:-1] if target and target[-1] in codec.eos_ids else target
-    _check([start, *target], model, "--target")
-    return {"encoder": text, "decoder": [start, *target]}
+    return model.special_tokens.start
 
 
 def _answer(artifact: Artifact, text: Sequence[int]) -> list[int]:
@@ -123,7 +164,8 @@ def _check(ids: Sequence[int], model: Transformer, where: str) -> None:
         )
 
 
-def _build_batch(ids: dict[str, list[int]], model: Transformer) -> Batch:
+def build_row(ids: dict[str, list[int]], model: Transformer) -> Batch:
+    """Returns what `encode_texts` returned as a batch of one row, on the model's device."""
     rows = {stack: torch.tensor([numbers], device=model.embedding.weight.device) for stack, numbers in ids.items()}
     if len(rows) == 2:
         return Batch(rows["decoder"], rows["decoder"], source=Source(rows["encoder"]))

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from pretrain.errors import ConfigError
-from pretrain.report.attention import AttentionMap, choose_heads, record_attention, summarize_head
+from pretrain.report.attention import (
+    AttentionMap,
+    choose_heads,
+    parse_numbers,
+    record_attention,
+    spread,
+    summarize_head,
+)
 from tests.unit.model.tiny import build, encoder_config, random_batch, random_pairs, tiny_config, two_stacks_config
 
 DECODER = build(tiny_config())
@@ -110,20 +117,20 @@ def test_what_is_recorded_is_what_the_model_computes_with():
 def test_heads_are_chosen_by_kind_layer_and_head():
     maps = record_attention(TWO_STACKS, pair())
     names = {
-        kind: [(row[0].stack, row[0].kind, row[0].layer) for row in choose_heads(maps, kind, "all", "all")]
+        kind: [(row[0].stack, row[0].kind, row[0].layer) for row in choose_heads(maps, kind, None, None)]
         for kind in (None, "self", "encoder", "decoder")
     }
     assert names[None] == [("decoder", "cross", 0), ("decoder", "cross", 1)]
     assert names["encoder"] == [("encoder", "self", 0), ("encoder", "self", 1)]
     assert names["decoder"] == [("decoder", "self", 0), ("decoder", "self", 1)]
     assert names["self"] == names["encoder"] + names["decoder"]
-    ((first, second),) = choose_heads(maps, "cross", "1", "3, 0")
+    ((first, second),) = choose_heads(maps, "cross", [1], parse_numbers("3, 0", "head"))
     assert (first.layer, first.head, second.head) == (1, 0, 3)
     assert torch.equal(second.weights_TS, maps[-1].weights_NTS[3])
 
 
 def test_one_stack_shows_its_self_attention():
-    assert [row[0].kind for row in choose_heads(decoder_maps(), None, "all", "all")] == ["self", "self"]
+    assert [row[0].kind for row in choose_heads(decoder_maps(), None, None, None)] == ["self", "self"]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +148,22 @@ def test_one_stack_shows_its_self_attention():
 )
 def test_what_the_model_does_not_have_is_refused(kind, layers, heads, message):
     with pytest.raises(ConfigError) as error:
-        choose_heads(decoder_maps(), kind, layers, heads)
+        choose_heads(decoder_maps(), kind, parse_numbers(layers, "layer"), parse_numbers(heads, "head"))
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"),
+    [(3, 4, [0, 1, 2]), (4, 4, [0, 1, 2, 3]), (12, 4, [0, 3, 7, 11]), (5, 2, [0, 4]), (7, 1, [0])],
+)
+def test_few_of_many_are_spread_evenly_from_the_first_to_the_last(count, most, expected):
+    assert spread(count, most) == expected
+
+
+def test_of_many_heads_so_many_are_drawn_as_are_wanted_and_named_ones_all():
+    maps = decoder_maps()
+    assert [[head.head for head in row] for row in choose_heads(maps, None, None, None, 2)] == [[0, 3], [0, 3]]
+    assert [[head.head for head in row] for row in choose_heads(maps, None, [1], [0, 1, 2], 2)] == [[0, 1, 2]]
 
 
 def test_summary_of_even_and_of_sharp_attention():
@@ -150,7 +171,7 @@ def test_summary_of_even_and_of_sharp_attention():
     sharp[:, 5] = 1
     weights_NTS = torch.stack((even, sharp))
     maps = [AttentionMap("encoder", "self", 0, weights_NTS, torch.ones(8, 8, dtype=torch.bool))]
-    ((first, second),) = choose_heads(maps, None, "all", "all")
+    ((first, second),) = choose_heads(maps, None, None, None)
     tokens = list("abcdefgh")
     assert summarize_head(first, tokens)["entropy_bits"] == math.log2(8)
     assert summarize_head(second, tokens) == {

@@ -33,7 +33,7 @@ def attention_map(stack="decoder", kind="self", layer=0, *, heads=2, queries=5, 
     return AttentionMap(stack, kind, layer, weights_NTS, allowed_TS)
 
 
-def sections(maps, kind=None, layers="all", heads="all"):
+def sections(maps, kind=None, layers=None, heads=None):
     return build_sections(choose_heads(maps, kind, layers, heads), {"encoder": SOURCE, "decoder": TARGET})
 
 
@@ -101,7 +101,7 @@ def test_only_the_outer_panels_of_a_grid_are_labelled():
 
 
 def test_tokens_stand_on_both_axes_targets_down_and_sources_across():
-    figure = figure_of(sections(two_stacks(), heads="1"))
+    figure = figure_of(sections(two_stacks(), heads=[1]))
     axes = figure.axes[0]
     assert axes.get_title() == "layer 0 head 1"
     assert shown(axes.get_yticklabels()) == ["<pad>", "\u2423La", "\u2423casa", "\u2423internazio\u2026", "."]
@@ -117,7 +117,7 @@ def test_both_stacks_are_drawn_below_each_other_with_their_own_tokens():
 
 def test_one_small_map_has_its_weights_written_and_a_grid_has_not():
     maps = [attention_map()]
-    (axes, _) = figure_of(sections(maps, heads="0")).axes
+    (axes, _) = figure_of(sections(maps, heads=[0])).axes
     expected = [f"{weight:.2f}" for weight in maps[0].weights_NTS[0].flatten().tolist() if weight >= 0.005]
     assert [f"{float(text.get_text()):.2f}" for text in axes.texts] == expected
     assert [len(axes.texts) for axes in figure_of(sections(maps)).axes] == [0, 0, 0]
@@ -127,7 +127,7 @@ def test_a_weight_of_zero_is_white_and_what_is_forbidden_is_not():
     weights_NTS = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]])
     allowed_TS = torch.ones(3, 3, dtype=torch.bool).tril()
     maps = [AttentionMap("decoder", "self", 0, weights_NTS, allowed_TS)]
-    built = build_sections(choose_heads(maps, None, "all", "all"), {"decoder": list("abc")})
+    built = build_sections(choose_heads(maps, None, None, None), {"decoder": list("abc")})
     figure = figure_of(built)
     axes = figure.axes[0]
     assert (cell_pixels(figure, axes, 2, 0) == 255).all()
@@ -139,7 +139,7 @@ def test_a_weight_of_zero_is_white_and_what_is_forbidden_is_not():
 
 def test_a_mathematical_token_is_not_typeset():
     maps = [attention_map(queries=2, keys=2)]
-    figure = figure_of(build_sections(choose_heads(maps, None, "all", "all"), {"decoder": ["$x_1$", "$\\frac$"]}))
+    figure = figure_of(build_sections(choose_heads(maps, None, None, None), {"decoder": ["$x_1$", "$\\frac$"]}))
     figure.canvas.draw()
     assert shown(figure.axes[0].get_yticklabels()) == ["$x_1$", "$\\frac$"]
 
