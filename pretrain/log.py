@@ -5,9 +5,11 @@
     redact(text)              ->  values of secret environment variables and wandb keys become ***
 
 Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted, tracebacks too. A
-closed or broken stderr never raises: the run goes on without it. Metrics are not logged here, see `pretrain.tracking`.
+closed or broken stderr never raises: the run goes on without it. Nor does a full disk: lines are missing in the file
+then. Metrics are not logged here, see `pretrain.tracking`.
 """
 
+import contextlib
 import functools
 import logging
 import netrc
@@ -121,10 +123,41 @@ def _stderr_handler() -> logging.Handler:
     return handler
 
 
+class _FileHandler(logging.FileHandler):
+    """Goes on where the disk refuses, which it says once; writes again when there is room, from that line on."""
+
+    _has_said = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line; what the disk refuses is let go, so that none waits in memory, and its place is marked."""
+        try:
+            if self.stream is None:
+                self.stream = self._open()
+                self.stream.write("\n(lines are missing here: the disk refused them)\n")
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        stream, self.stream = self.stream, None
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()
+        if not self._has_said:
+            self._has_said = True
+            what = f"{self.baseFilename}: cannot be written: {error.strerror}; lines are missing there until it can be"
+            with contextlib.suppress(OSError, ValueError):  # a stderr that is gone
+                print(redact(what), file=sys.stderr, flush=True)
+
+
 def _file_handler(log_file: Path, rank: int, world_size: int) -> logging.Handler:
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(log_file, encoding="utf-8")
+        handler = _FileHandler(log_file, encoding="utf-8")
     except OSError as error:
         raise DiskError(
             f"cannot open the log file: {error.strerror}", where=str(log_file), fix="free space or fix permissions"

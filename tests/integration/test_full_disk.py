@@ -89,6 +89,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_again_when_there_is_r
     assert " bytes needed, " in output
     assert "training goes on, the next save is in 20 steps at the latest" in output
     assert "rows of the ledger wait in memory until it can be written" in output
+    assert "Traceback" not in output and "Logging error" not in output
     run = maker.folder("full")
     assert [step_of(path) for path in list_checkpoints(run.checkpoints)] == [60, STEPS]
     assert [row.step for row in read_audit(run.audit)] == list(range(1, STEPS + 1))

@@ -25,9 +25,13 @@ def _restore_logging():
     logging.captureWarnings(False)
 
 
-def run_python(code: str, **kwargs) -> subprocess.CompletedProcess:
+def run_python(code: str, arguments: tuple = (), **kwargs) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, **kwargs
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **kwargs,
     )
 
 
@@ -208,6 +212,48 @@ def test_on_a_terminal_records_are_redacted_and_a_hang_up_changes_nothing(break_
         os.close(master)
         assert "key ***" in shown
         assert SECRET not in shown
+
+
+def test_a_disk_that_is_full_for_a_while_is_said_once_in_one_line_and_the_file_goes_on_when_there_is_room(tmp_path):
+    done = run_python(
+        """
+        import logging, resource, sys
+        from pathlib import Path
+        from pretrain.log import setup_logging
+        setup_logging(1, 2, Path(sys.argv[1]))
+        log = logging.getLogger("pretrain")
+        log.info("before")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        for number in range(1000):
+            log.info("refused %d", number)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.info("after")
+        log.info("at the end")
+        """,
+        arguments=(tmp_path / "rank1.log",),
+    )
+    assert done.returncode == 0
+    assert (
+        done.stderr
+        == f"{tmp_path}/rank1.log: cannot be written: File too large; lines are missing there until it can be\n"
+    )
+    lines = (tmp_path / "rank1.log").read_text().splitlines()
+    assert lines[0].endswith("before")
+    assert lines[-3] == "(lines are missing here: the disk refused them)"
+    assert [line.split(": ")[1] for line in lines[-2:]] == ["after", "at the end"]
+
+
+def test_a_log_file_whose_folder_is_gone_stops_nothing(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    log.setup_logging(1, 2, tmp_path / "logs" / "rank1.log")
+    (handler,) = [found for found in logging.getLogger().handlers if hasattr(found, "installed_by_pretrain")]
+    handler.close()
+    (tmp_path / "logs" / "rank1.log").unlink()
+    (tmp_path / "logs").rmdir()
+    for _ in range(3):
+        logging.getLogger("pretrain").info("lost")
+    assert capsys.readouterr().err.count("cannot be written: No such file or directory") == 1
 
 
 def test_importing_it_loads_nothing_heavy():
