@@ -28,6 +28,7 @@ _TABLE = {
         guard.{max_skips,max_rollbacks,check_replicas_every}
         tracking.{log_every_steps,norms_every_steps,wandb,project,entity,alerts,stall_alert_s,artifacts}
         tracking.samples.{prompts,every_evals,max_tokens,temperature}
+        tracking.attention.{text,target,every_evals,kind,layers,heads}
         profile.{steps,ranks,memory_history}
         init.check_tokenizer
         resume.allow

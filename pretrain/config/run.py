@@ -14,6 +14,7 @@ from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.recurrent import ModelSection
 from pretrain.config.tracking import ProfileConfig, TrackingConfig
+from pretrain.config.tracking_rules import check_tracking
 from pretrain.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -74,6 +75,7 @@ class RunConfig(Section):
             )
         check_training(self.optim, self.engine, self.model, self.train.steps, self.batch.global_tokens)
         check_best(self.checkpoint, self.eval, self.objective, self.data)
+        check_tracking(self.tracking, self.eval, self.model)
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """`tracking:` and `profile:` -- where metrics go, what else is shown of a run, and which steps are looked into."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,26 @@ class SamplesConfig(Section):
     temperature: float = Field(default=0.0, ge=0)
 
 
+class AttentionConfig(Section):
+    """A picture of what heads attend to, drawn while the run goes on: `attention/`, and an image in Weights & Biases.
+
+    Attributes:
+        text: What the model reads; of an encoder-decoder, the source. None: no pictures.
+        target: What the decoder of an encoder-decoder reads.
+        every_evals: Every so many evaluations (`eval.every_steps`).
+        kind: `self`, `cross`, or the self-attention of one stack. None: `cross` where there is any, else `self`.
+        layers: Numbers from 0. None: at most four, from the first to the last.
+        heads: The same.
+    """
+
+    text: str | None = None
+    target: str | None = None
+    every_evals: int = Field(default=1, ge=1)
+    kind: Literal["self", "cross", "encoder", "decoder"] | None = None
+    layers: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
+    heads: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
+
+
 class TrackingConfig(Section):
     """Where metrics go, besides `metrics.jsonl` and the console (docs/observability.md).
 
@@ -37,6 +57,7 @@ class TrackingConfig(Section):
             far at least. 0: never.
         artifacts: What Weights & Biases is told of checkpoints: nothing, where they lie, or all their bytes.
         samples: Texts that are generated.
+        attention: Pictures that are drawn.
     """
 
     log_every_steps: int = Field(default=10, ge=1)
@@ -48,6 +69,7 @@ class TrackingConfig(Section):
     stall_alert_s: float = Field(default=600.0, ge=0)
     artifacts: Literal["none", "references", "files"] = "none"
     samples: SamplesConfig = SamplesConfig()
+    attention: AttentionConfig = AttentionConfig()
 
     def measures_norms(self, step: int) -> bool:
         """Returns whether the row of a step has norms by layer: the first one at or after each interval."""

@@ -1,0 +1,67 @@
+"""Texts and pictures that a run could not show are refused when its config loads."""
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.config.presets import expand_preset
+from pretrain.config.recurrent import parse_model
+from pretrain.config.tracking import AttentionConfig, SamplesConfig, TrackingConfig
+from pretrain.config.tracking_rules import check_tracking
+from pretrain.config.train import EvalConfig
+from pretrain.errors import ConfigError
+
+DECODER, ENCODER, TWO_STACKS = (
+    parse_model(expand_preset({"preset": preset, "vocab_size": 100}))
+    for preset in ("llama-tiny", "bert-tiny", "t5-v1.1-tiny")
+)
+RECURRENT = parse_model({"kind": "recurrent", "decoder": {"layers": 1, "width": 8}})
+NONE, PROMPTS = SamplesConfig(), SamplesConfig(prompts=["a"])
+
+
+def check(model=DECODER, every=10, samples=NONE, **attention):
+    tracking = TrackingConfig(samples=samples, attention=AttentionConfig(**attention))
+    check_tracking(tracking, EvalConfig(every_steps=every), model)
+
+
+def test_what_can_be_shown_is_taken():
+    check(every=0)
+    check(RECURRENT, samples=PROMPTS)
+    for kind in (None, "self", "decoder"):
+        check(samples=PROMPTS, text="a", kind=kind)
+    check(ENCODER, text="a", kind="encoder")
+    for kind in (None, "self", "encoder", "decoder", "cross"):
+        check(TWO_STACKS, samples=PROMPTS, text="a", target="b", kind=kind)
+    last = {"layers": [DECODER.decoder.layers - 1], "heads": [DECODER.decoder.heads - 1]}
+    check(text="a", **last)
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "message"),
+    [
+        (
+            DECODER,
+            {"samples": PROMPTS, "every": 0},
+            r"tracking\.samples\.prompts: .* set eval\.every_steps, which is 0",
+        ),
+        (DECODER, {"text": "a", "every": 0}, r"tracking\.attention\.text: nothing is shown without evaluations"),
+        (ENCODER, {"samples": PROMPTS}, "a model without a decoder generates no text; remove tracking.samples.prompts"),
+        (RECURRENT, {"text": "a"}, "model.kind=recurrent has no heads to draw; remove tracking.attention"),
+        (TWO_STACKS, {"text": "a"}, r"what the encoder reads; set tracking\.attention\.target, too"),
+        (DECODER, {"text": "a", "target": "b"}, r"tracking\.attention\.target is for models of two stacks; leave it"),
+        (DECODER, {"text": "a", "kind": "cross"}, "kind=cross: the model has none; use self or decoder"),
+        (ENCODER, {"text": "a", "kind": "decoder"}, "kind=decoder: the model has none; use self or encoder"),
+        (DECODER, {"text": "a", "layers": [0, 99]}, r"layers=\[0, 99\]: there are \d+; use 0 to \d+"),
+        (DECODER, {"text": "a", "heads": [99]}, r"tracking\.attention\.heads=\[99\]: there are \d+; use 0 to \d+"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(model, values, message):
+    with pytest.raises(ValueError, match=message):
+        check(model, **values)
+
+
+def test_a_recipe_meets_the_rules_when_it_is_loaded():
+    overrides = ["eval.every_steps=10", 'tracking.attention={text: "a", target: "b"}']
+    with pytest.raises(ConfigError, match="target is for models of two stacks; leave it out"):
+        load_config("configs/run/quickstart.yaml", overrides)
+    with pytest.raises(ConfigError, match=r"tracking\.attention\.layers\.0.*-1"):
+        load_config("configs/run/quickstart.yaml", ["tracking.attention={text: a, layers: [-1]}"])
