@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ from pretrain.io import write_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
 _RECORD_KEYS = {"id", "name", "created", "attempts"}
+_CHANGING = threading.Lock()
+"""Held while run.json is changed: the thread that saves notes a commit there, and another may note the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,20 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
 
 def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
     """Notes how the last attempt ended (exit code, reason, step)."""
-    record = run.read_record()
-    record["attempts"][-1] |= {"ended": _now(), **outcome}
-    write_json(run.record, record)
+    add_to_attempt(run, {"ended": _now(), **outcome})
+
+
+def add_to_attempt(run: RunDir, facts: dict[str, Any], *, once: bool = False) -> None:
+    """Adds facts to the last attempt in run.json. Any thread may.
+
+    Args:
+        run: The run folder, owned by the caller.
+        facts: To add; they replace those of the same names.
+        once: Where the attempt has them already, whatever they are, they stay.
+    """
+    with _CHANGING:
+        record = run.read_record()
+        attempt = record["attempts"][-1]
+        if not (once and facts.keys() <= attempt.keys()):
+            attempt |= facts
+            write_json(run.record, record)

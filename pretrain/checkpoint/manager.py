@@ -104,20 +104,27 @@ class CheckpointManager:
 
         self._place.token = agree(sweep)[0]
 
-    def begin(self, store: FragmentStore, state: TrainState, before_commit: Callable[[], None] | None = None) -> Save:
+    def begin(
+        self,
+        store: FragmentStore,
+        state: TrainState,
+        before_commit: Callable[[], None] = nothing,
+        after_commit: Callable[[], None] = nothing,
+    ) -> Save:
         """Copies this rank's fragments to host memory and begins to write them. Collective the first time only.
 
         Args:
             store: May be changed once this has returned and `hold` was called.
             state: Of the step that has just ended.
             before_commit: See `Save`.
+            after_commit: See `Save`.
 
         Raises:
             DiskError: The folder of checkpoints cannot be made.
         """
         assert self._in_flight is None or self._in_flight.is_finished, "one save at a time: they share their buffers"
         self._begin_attempt()
-        self._in_flight = Save(self._place, Snapshot(store, self._host), state, before_commit or nothing)
+        self._in_flight = Save(self._place, Snapshot(store, self._host), state, before_commit, after_commit)
         return self._in_flight
 
     def note_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> None:

@@ -3,7 +3,7 @@
     write    every rank: its file, with CRCs, fsynced             the ranks vote: one that failed, and nothing is
                                                                   committed
     commit   rank 0: ledger, manifest, fence, one rename          all are told
-    re-read  every rank: its file, from the disk again            all are told
+    re-read  every rank: its file, from the disk again            all are told; what is not seen is no damage
     retain   rank 0: what is beyond `keep` is removed
 
 Work is done in a thread, which calls no collective. Between two phases the ranks call `advance` together, when all of
@@ -72,6 +72,7 @@ class Save:
         state: The state of the step that is saved.
         before_commit: Called by rank 0 before the manifest is written: what must be durable by then, and may fail by a
             DiskError.
+        after_commit: Called by rank 0 when the checkpoint is there, before anything older is removed; must not raise.
 
     Attributes:
         path: The checkpoint that it makes.
@@ -79,8 +80,16 @@ class Save:
         is_finished: Whether nothing is left to do.
     """
 
-    def __init__(self, place: Place, snapshot: Snapshot, state: TrainState, before_commit: Callable[[], None]) -> None:
-        self._place, self._snapshot, self._state, self._before_commit = place, snapshot, state, before_commit
+    def __init__(
+        self,
+        place: Place,
+        snapshot: Snapshot,
+        state: TrainState,
+        before_commit: Callable[[], None],
+        after_commit: Callable[[], None],
+    ) -> None:
+        self._place, self._snapshot, self._state = place, snapshot, state
+        self._before_commit, self._after_commit = before_commit, after_commit
         self._is_main = place.world.is_main
         self.step = state.step
         self.path = place.folder / step_name(state.step)
@@ -138,12 +147,12 @@ class Save:
         reading = Task(self._read_again)
         yield reading
         try:
-            agree(reading.result)
+            unseen = next((text for text in agree(reading.result) if text), None)
         except DiskError:
             self.is_committed = False
             agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
-        retaining = Task(self._retain if self._is_main else nothing)
+        retaining = Task(partial(self._retain, unseen) if self._is_main else nothing)
         yield retaining
         agree(retaining.result)
 
@@ -162,6 +171,7 @@ class Save:
     def _write(self) -> dict[str, Any] | None:
         """Writes this rank's file; returns its vote, or None on rank 0 where the step is committed already."""
         if self._is_main and self._is_there():
+            self._after_commit()  # which may have failed, or not been reached, at the time
             return None
         snapshot = self._snapshot
         try:
@@ -195,6 +205,7 @@ class Save:
             publish_dir(self._temporary, self.path)
         except DiskError as error:
             raise self._not_saved(error) from error
+        self._after_commit()
 
     def _not_saved(self, error: DiskError, num_bytes: int | None = None) -> DiskError:
         """Returns the error with what a user needs to know: which save, which rank, how much room there is."""
@@ -206,12 +217,22 @@ class Save:
         what = f"checkpoint of step {self.step} not saved: rank {rank}: {error.where}: {error.what}{free}"
         return DiskError(what, fix=error.fix)
 
-    def _read_again(self) -> None:
-        """Compares this rank's file on the disk with what was meant to be there; rank 0 the manifest too."""
+    def _read_again(self) -> str | None:
+        """Compares this rank's file on the disk with what was meant to be there; rank 0 the manifest too.
+
+        Returns:
+            Why that was not possible, where this node does not see the files under the name that rank 0 gave them.
+
+        Raises:
+            DiskError: It is not what was written.
+        """
         path = self.path / self._file_name
+        if not self._is_main:
+            try:
+                wait_until_visible(self.path, [MANIFEST, self._file_name])
+            except CheckpointError as error:
+                return str(error)
         try:
-            if not self._is_main:
-                wait_until_visible(self.path, [MANIFEST, self._file_name])  # under the name that rank 0 gave it
             _drop_from_cache(path)
             records = {record.name: record for record in load_manifest(self.path).files}
             problem = check_file(path, records[self._file_name])
@@ -220,12 +241,20 @@ class Save:
         if problem is not None:
             what = f"checkpoint of step {self.step} was committed, but is not what was written ({problem}): set aside"
             raise DiskError(what, where=str(self.path), fix="check the file system")
+        return None
 
-    def _retain(self) -> None:
-        """Removes what is beyond `keep`. What the disk refuses here is said: the checkpoint is no less good for it."""
+    def _retain(self, unseen: str | None) -> None:
+        """Removes what is beyond `keep`. What the disk refuses here is said: the checkpoint is no less good for it.
+
+        Args:
+            unseen: Why a rank did not read its file again. Then all of it is read here before anything goes.
+        """
         try:
             self._place.fence()
-            self._place.retention.note_valid(self.path)
+            if unseen is None:
+                self._place.retention.note_valid(self.path)
+            else:
+                log.warning("checkpoint of step %d is committed, and one node does not see it: %s", self.step, unseen)
             self._place.retention.apply()
         except DiskError as error:
             log.warning("%s", error)

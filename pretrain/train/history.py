@@ -7,8 +7,7 @@ ledger and the metrics tell: they have rows only of runs that began.
 import logging
 
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
-from pretrain.io import write_json
-from pretrain.rundir import RunDir
+from pretrain.rundir import RunDir, add_to_attempt
 from pretrain.tracking.audit import read_audit
 from pretrain.tracking.jsonl import read_rows
 
@@ -18,15 +17,12 @@ COMMITTED = "committed_step"
 
 
 def note_commit(folder: RunDir, step: int) -> None:
-    """Marks the last attempt in run.json as one that has committed: its first checkpoint is enough.
+    """Marks the last attempt in run.json as one that has committed: its first checkpoint is enough. For a thread.
 
     Where that fails, what was saved is no less good, and the next one tries again.
     """
     try:
-        record = folder.read_record()
-        if COMMITTED not in record["attempts"][-1]:
-            record["attempts"][-1][COMMITTED] = step
-            write_json(folder.record, record)
+        add_to_attempt(folder, {COMMITTED: step}, once=True)
     except (ConfigError, DiskError) as error:
         log.warning("%s", error)
 

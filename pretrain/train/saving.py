@@ -9,10 +9,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.vote import nothing
 from pretrain.errors import DiskError, DivergedError, PretrainError
 from pretrain.train.build import Run
 from pretrain.train.history import note_commit
@@ -123,8 +125,9 @@ class Saving:
 
     def _begin(self, state: TrainState) -> None:
         run, self._begun_at = self._run, time.monotonic()
-        ledger = None if run.audit is None else run.audit.sync
-        self._save = run.checkpoints.begin(run.engine.state, state, before_commit=ledger)
+        ledger = nothing if run.audit is None else run.audit.sync
+        note = partial(note_commit, run.folder, state.step)
+        self._save = run.checkpoints.begin(run.engine.state, state, before_commit=ledger, after_commit=note)
         self._stall_s = time.monotonic() - self._begun_at
 
     def _advance(self) -> None:
@@ -136,7 +139,6 @@ class Saving:
             if self._run.world.is_main:
                 seconds = time.monotonic() - self._begun_at
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
-                note_commit(self._run.folder, save.step)
                 self._note(save.step, seconds)
                 self._run.tracker.checkpoint(save.step, save.path)
         if save.is_finished:

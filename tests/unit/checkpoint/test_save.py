@@ -70,6 +70,28 @@ def test_what_must_be_durable_before_the_commit_is_asked_for_after_the_files_and
     assert seen[place + 1].startswith(f"open {MANIFEST}")
 
 
+def test_what_follows_the_commit_is_done_after_the_rename_is_durable_and_for_a_step_that_was_there_too(tmp_path):
+    seen = []
+    io.set_fault_hook(lambda operation, path: seen.append(f"{operation} {path.name}"))
+    manager(tmp_path).begin(StandIn(1), state_of(1), after_commit=lambda: seen.append("noted")).wait()
+    place = seen.index("noted")
+    assert seen[place - 2 : place] == ["rename step-00000001", f"fsync_dir {tmp_path.name}"]
+    manager(tmp_path).begin(StandIn(1), state_of(1), after_commit=lambda: seen.append("noted")).wait()
+    assert seen.count("noted") == 2
+
+
+def test_nothing_follows_a_commit_that_failed(tmp_path):
+    def full(operation, path):
+        if operation == "rename" and path.name == "step-00000001":
+            raise OSError(28, "No space left on device")
+
+    io.set_fault_hook(full)
+    noted = []
+    with pytest.raises(DiskError, match="step 1 not saved"):
+        manager(tmp_path).begin(StandIn(1), state_of(1), after_commit=lambda: noted.append(1)).wait()
+    assert not noted
+
+
 def test_a_ledger_that_cannot_be_made_durable_forbids_the_commit(tmp_path):
     def full() -> None:
         raise DiskError("cannot sync: No space left on device", where="audit.jsonl")

@@ -1,19 +1,23 @@
 """Two ranks whose nodes show the same files, one of them late: each has a folder of its own, and one is a late copy."""
 
 import json
+import logging
 import multiprocessing
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as td
 
+from pretrain import io
 from pretrain.checkpoint import visible
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World, free_port
 from pretrain.errors import PretrainError
-from tests.unit.checkpoint.stand_in import StandIn, save
+from tests.unit.checkpoint.forked_ranks import Share, manager_on, run_ranks
+from tests.unit.checkpoint.stand_in import StandIn, load_newest, save, state_of
 
 
 def copy_late(source: Path, target: Path) -> None:
@@ -63,6 +67,48 @@ def test_a_node_that_never_sees_a_checkpoint_ends_the_start_on_every_rank_and_sp
     assert ends[0] == ends[1]
     what = r"node-1/step-00000002/manifest.json: not seen on \S+ in 1 s, and there on another node; see whether all"
     assert re.search(what, ends[0])
+
+
+def save_unseen(folder: Path, steps: list[int], damage: Callable[[Path], None] = lambda path: None) -> str:
+    """Saves on two ranks, of which the second sees nothing under a new name; returns what the first one logged."""
+
+    def body(world: World) -> None:
+        visible.LONGEST_WAIT_S = 0.2
+        if world.rank:
+            visible._names = lambda path: []
+        else:
+            logging.getLogger().addHandler(logging.FileHandler(folder / "log"))
+            io.set_fault_hook(lambda operation, path: damage(folder / "run" / "step-00000003"))
+        checkpoints = manager_on(world, folder / "run")
+        for step in steps:
+            checkpoints.save(Share(step, world), state_of(step))
+
+    assert run_ranks(2, body) == [0, 0]
+    return (folder / "log").read_text()
+
+
+def steps_in(folder: Path) -> list[str]:
+    """The names in the folder of checkpoints."""
+    return sorted(path.name for path in (folder / "run").iterdir())
+
+
+def test_a_checkpoint_that_a_node_does_not_see_after_the_commit_is_kept_and_this_is_said(tmp_path):
+    told = save_unseen(tmp_path, [1, 2, 3])
+    what = r"checkpoint of step 3 is committed, and one node does not see it: \S+/manifest.json: not seen on \S+ in 0 s"
+    assert re.search(what, told)
+    assert steps_in(tmp_path) == ["step-00000002", "step-00000003"]
+    assert load_newest(tmp_path / "run") == 3
+
+
+def test_where_a_node_does_not_see_a_checkpoint_all_of_it_is_read_before_an_older_one_goes(tmp_path):
+    def flip(path: Path) -> None:
+        file = path / "rank-00001.safetensors"
+        if file.exists():
+            file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+
+    save_unseen(tmp_path, [1, 2, 3], flip)
+    assert steps_in(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
+    assert load_newest(tmp_path / "run") == 2
 
 
 def test_one_process_waits_for_nothing(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
 from pretrain.rundir import RunDir, begin_attempt
 from pretrain.train.saving import Saving
-from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, state_of
+from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 
 
 @pytest.fixture(autouse=True)
@@ -145,8 +145,13 @@ def test_three_saves_that_fail_in_a_row_end_the_run(tmp_path):
 
 def test_a_save_that_succeeds_ends_the_row(tmp_path):
     steps = Steps(tmp_path, every=5)
-    for number in range(33):
-        io.set_fault_hook(None if number // 5 % 3 == 0 else refuse_writes)
+
+    def refuse(operation, path):
+        if not path.parent.name.startswith((".tmp-step-00000015-", ".tmp-step-00000030-")):
+            refuse_writes(operation, path)
+
+    io.set_fault_hook(refuse)
+    for _ in range(33):
         steps.take()
     assert steps.committed() == [15, 30]
 
@@ -191,6 +196,45 @@ def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
     for _ in range(5):
         steps.take()
     assert threads and threading.main_thread() not in threads
+
+
+def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted_before_anything_older_goes(tmp_path):
+    steps = Steps(tmp_path, every=2)
+    steps.run.checkpoints.prepare(1, 3)
+    seen, threads = [], set()
+
+    def watch(operation, path):
+        seen.append(f"{operation} {path.name}")
+        threads.add(threading.current_thread())
+
+    save(tmp_path, 1)
+    io.set_fault_hook(watch)
+    for _ in range(9):
+        steps.take()
+    assert threading.main_thread() not in threads
+    order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename .trash-step-00000001"]
+    assert [operation for operation in seen if operation in order] == order
+    assert steps.run.folder.read_record()["attempts"][-1]["committed_step"] == 2
+
+
+def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):
+    steps, reached, gate = Steps(tmp_path, every=10), threading.Event(), threading.Event()
+
+    def hold(operation, path):
+        if path == steps.run.folder.record:
+            reached.set()
+            gate.wait(60)
+
+    io.set_fault_hook(hold)
+    for _ in range(11):
+        steps.take()
+    assert reached.wait(60)
+    for _ in range(8):
+        steps.take(settle=False)
+    assert steps.step == 19 and not steps.saving.is_written
+    gate.set()
+    steps.saving.finish(state_of(19))
+    assert steps.committed() == [10, 19]
 
 
 def test_an_error_in_the_loop_lets_the_save_in_flight_come_to_its_end(tmp_path):
