@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from pretrain.artifact.check_export import check_scores
+from pretrain.artifact.find import is_release
 from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
 from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.checkpoint.weights import write_weights
@@ -25,6 +26,7 @@ from pretrain.errors import ConfigError
 from pretrain.interop.card import About
 from pretrain.interop.generation import load_generation_defaults
 from pretrain.interop.hub import fetch_release
+from pretrain.interop.labels import WORDS, labelled_by
 from pretrain.interop.read import Release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import Written, write_release
@@ -145,6 +147,7 @@ def export_model(
         generation=described.generation.to_json(config.special_tokens),
         tokenizer_files=described.load_tokenizer_files(),
         about=_about(described, out),
+        labels_words=_labels_words(described),
         check=partial(check_scores, described) if check else None,
     )
     if described.run is not None and not reads_as_written(out):
@@ -155,6 +158,14 @@ def export_model(
             written.model_type,
         )
     return written
+
+
+def _labels_words(what: What) -> bool:
+    """Whether a classifier is known to have learned labels of words."""
+    if what.run is not None:
+        config = load_config(what.run.config, import_extensions=False)
+        return any(task.kind == "tag" for task in config.objective.tasks)
+    return is_release(what.path) and labelled_by(what.path) == WORDS
 
 
 def _about(what: What, out: Path) -> About:

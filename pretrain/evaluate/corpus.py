@@ -21,6 +21,7 @@ from pretrain.data.loader import ValidationLoader
 from pretrain.data.source_streams import open_stores, open_windows
 from pretrain.data.tokenizer import load_tokenizer, parse_tokenizer
 from pretrain.errors import ConfigError, DataError
+from pretrain.evaluate.labels import check_labels
 from pretrain.index import DataIndex
 from pretrain.index.dataset import open_dataset
 from pretrain.objective import build_rows
@@ -217,14 +218,10 @@ class Corpus:
                 )
 
     def check_model(self, what: What) -> None:
-        """Refuses data whose tokens or labels are not those of a model. Raises: DataError."""
+        """Refuses data whose tokens or labels are not those of a model. Raises: DataError, ConfigError."""
         index, folder = self._dataset.index, self._dataset.sources[0].folder
-        if self.labels and what.config.head.labels != self.labels:
-            raise DataError(
-                f"its labels are {', '.join(self.labels)}, those of {what.path} {', '.join(what.config.head.labels)}",
-                where=str(folder),
-                fix="prepare the data with the labels of the model, in its order",
-            )
+        if self.labels:
+            check_labels(what, index, str(folder))
         size = what.config.vocab_size
         if size is not None and index.vocab_size > size:
             raise DataError(

@@ -3,17 +3,61 @@
 batch -> hidden states -> head at the places that have a label -> gold, predicted, -log p(gold), document -> all ranks'
 """
 
+import re
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pretrain.artifact.find import is_release
+from pretrain.artifact.what import What
+from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.label_scores import Answers
 from pretrain.evaluate.ranks import gather_batches
 from pretrain.evaluate.row_loss import RowSums
+from pretrain.index import DataIndex
+from pretrain.interop.labels import TEXTS, WORDS, labelled_by
 from pretrain.model import LanguageModel
 from pretrain.types import IGNORE_INDEX, Batch
+
+_NUMBERED = re.compile(r"LABEL_\d+")
+
+
+def check_labels(what: What, index: DataIndex, where: str) -> None:
+    """Refuses labelled data that a classifier cannot be measured on.
+
+    Args:
+        what: With a head over labels.
+        index: Of the data.
+        where: Their folder.
+
+    Raises:
+        ConfigError: The model labels texts and the data words, or the other way round.
+        DataError: The labels are not the model's, in its order.
+    """
+    head, kind = what.config.head, TEXTS if index.kind == "classes" else WORDS
+    made_for = labelled_by(what.path) if is_release(what.path) else None
+    if made_for is None and (head.mean or getattr(what.config, "pooler", False)):
+        made_for = TEXTS
+    if made_for not in (None, kind):
+        names = {TEXTS: ("texts", "words"), WORDS: ("words", "texts")}[made_for]
+        raise ConfigError(
+            f"the model labels {names[0]}, and in the data {names[1]} are labelled ({where})",
+            where=str(what.path),
+            fix=f"give data of kind {'classes' if made_for == TEXTS else 'tags'}",
+        )
+    if head.labels != list(index.labels):
+        fix = "prepare the data with the labels of the model, in its order"
+        if is_release(what.path) and all(map(_NUMBERED.fullmatch, head.labels)):
+            fix += "; or name them in id2label of its config.json"
+        elif sorted(head.labels) == sorted(index.labels):
+            fix += f": labels=[{', '.join(head.labels)}]"
+        raise DataError(
+            f"its labels are {', '.join(index.labels)}, those of {what.path} {', '.join(head.labels)}",
+            where=where,
+            fix=fix,
+        )
 
 
 def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:

@@ -1,7 +1,7 @@
-"""BERT (Devlin et al. 2019): an encoder with a masked language model's head, or bare, with or without its pooler.
+"""BERT (Devlin et al. 2019): an encoder with a masked language model's head or one over labels, or bare.
 
-The head of next-sentence prediction is dropped. So is the pooler beside a language model's head: no objective of
-pretraining reads it, and `BertForMaskedLM` drops it too.
+The head of next-sentence prediction is dropped. So is the pooler beside a language model's head, which no objective of
+pretraining reads, and beside labels of words: `BertForMaskedLM` and `BertForTokenClassification` drop it too.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.interop.affine import affine
 from pretrain.interop.family import Family, Weight
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, build_config, refusal
+from pretrain.interop.labels import TEXTS, WORDS, find_classifier, label_weights, read_label_head, write_label_names
 
 _HEAD, _POOLER, _WORDS = "cls.predictions", "bert.pooler.dense", "bert.embeddings.word_embeddings.weight"
 
@@ -19,17 +20,22 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields.only("position_embedding_type", "absolute", "no stack of ours has relative keys")
     fields.only("is_decoder", False, "an encoder of ours has no causal mask")
     fields.only("add_cross_attention", False, "an encoder of ours has no cross attention")
-    head = f"{_HEAD}.transform.dense.weight" in names or fields.claims("BertForMaskedLM")
-    if head:
+    labelled = find_classifier(fields, names, "Bert", f"{_POOLER}.weight")
+    masked = not labelled and (f"{_HEAD}.transform.dense.weight" in names or fields.claims("BertForMaskedLM"))
+    head = HeadConfig(kind="none")
+    if labelled:
+        head = read_label_head(fields, dropout=fields.number("hidden_dropout_prob", 0.1))
+    elif masked:
+        head = HeadConfig(transform=True, bias=True)
         fields.only("tie_word_embeddings", True, "the bias of an untied head is stored apart from the one that is used")
     tokens = fields.special_tokens(pad=0)
     return build_config(
         encoder=_read_stack(fields),
-        head=HeadConfig(transform=True, bias=True) if head else HeadConfig(kind="none"),
+        head=head,
         vocab_size=fields.integer("vocab_size", 30522),
         max_seq_len=fields.integer("max_position_embeddings", 512),
-        tied_embeddings=head,
-        pooler=not head and f"{_POOLER}.weight" in names,
+        tied_embeddings=masked,
+        pooler=labelled == TEXTS or (not labelled and not masked and f"{_POOLER}.weight" in names),
         init_std=fields.number("initializer_range", 0.02),
         init_scaled=False,
         special_tokens=tokens.model_copy(update={"mask": fields.optional_integer("mask_token_id")}),
@@ -79,6 +85,8 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": tokens.bos,
         "eos_token_id": tokens.eos,
         "mask_token_id": tokens.mask,  # not one of theirs, who have it in the tokenizer only; read back by us
+        "classifier_dropout": config.head.dropout if config.head.kind == "labels" else None,
+        **write_label_names(config.head),
     }
 
 
@@ -107,7 +115,15 @@ def _weights(config: ModelConfig) -> list[Weight]:
         weights += affine("head.transform", (f"{_HEAD}.transform.dense", width), bias=True)
         weights += affine("head.norm", (f"{_HEAD}.transform.LayerNorm", width), bias=True)
         weights.append(Weight("head.bias", ((f"{_HEAD}.bias", config.vocab_size),), vocab=True))
+    if config.head.kind == "labels":
+        weights += label_weights(config.head)
     return weights
+
+
+def _architecture(config: ModelConfig) -> str:
+    if config.head.kind == "labels":
+        return f"Bert{TEXTS if config.pooler else WORDS}"
+    return "BertForMaskedLM" if config.head.kind == "lm" else "BertModel"
 
 
 def _aliases(config: ModelConfig) -> dict[str, str]:
@@ -118,15 +134,10 @@ BERT = Family(
     model_type="bert",
     read_config=_read_config,
     write_config=_write_config,
-    architecture=lambda config: "BertForMaskedLM" if config.head.kind == "lm" else "BertModel",
+    architecture=_architecture,
     weights=_weights,
     aliases=_aliases,
-    ignored=(r"bert\.embeddings\.position_ids", r"dropped_pooler\..*", r"cls\.seq_relationship\..*"),
-    renames=(
-        (r"LayerNorm\.gamma$", "LayerNorm.weight"),
-        (r"LayerNorm\.beta$", "LayerNorm.bias"),
-        # Beside a head the pooler has the prefix; that of a bare model, which is read, has none.
-        (r"^bert\.pooler\.", "dropped_pooler."),
-    ),
+    ignored=(r"bert\.embeddings\.position_ids", r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
+    renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
     prefix="bert.",
 )

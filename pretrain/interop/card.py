@@ -5,6 +5,7 @@ from typing import Any
 
 from pretrain.config.model import ModelConfig
 from pretrain.interop.family import Family
+from pretrain.interop.labels import TEXTS, WORDS
 from pretrain.log import redact
 
 
@@ -31,11 +32,19 @@ _AUTO_CLASSES = {
     "encoder+decoder": "AutoModelForSeq2SeqLM",
     "encoder": "AutoModelForMaskedLM",
 }
+_LABELLING = {TEXTS: ("text-classification", f"AutoModel{TEXTS}"), WORDS: ("token-classification", f"AutoModel{WORDS}")}
 _LOADED = ("model", "tokenizer")
 
 
 def model_card(
-    config: ModelConfig, family: Family, about: About, *, num_parameters: int, dtype: str, has_tokenizer: bool
+    config: ModelConfig,
+    family: Family,
+    about: About,
+    *,
+    architecture: str,
+    num_parameters: int,
+    dtype: str,
+    has_tokenizer: bool,
 ) -> str:
     """Returns README.md of an export. Secrets of the environment are blotted out.
 
@@ -43,17 +52,16 @@ def model_card(
         config: The model.
         family: As what it is exported.
         about: Name, source, config and metrics of the run.
+        architecture: Class of transformers that it is exported as.
         num_parameters: Number of values in the files.
         dtype: Of the values in the files.
         has_tokenizer: Whether one lies beside them.
     """
-    has_head = config.head.kind == "lm"
-    auto_class = _AUTO_CLASSES[config.shape] if has_head else "AutoModel"
-    task = _TASKS[config.shape] if has_head else "feature-extraction"
+    task, auto_class = _usage(config, architecture)
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- {family.model_type}\n---",
         f"# {about.name}",
-        "\n".join(f"- {key}: {value}" for key, value in _model_facts(config, family, num_parameters, dtype)),
+        "\n".join(f"- {key}: {value}" for key, value in _model_facts(config, architecture, num_parameters, dtype)),
     ]
     if about.source:
         parts.append(f"Made from {about.source}.")
@@ -68,13 +76,24 @@ def model_card(
     return redact("\n\n".join(parts) + "\n")
 
 
-def _model_facts(config: ModelConfig, family: Family, num_parameters: int, dtype: str) -> list[tuple[str, Any]]:
+def _usage(config: ModelConfig, architecture: str) -> tuple[str, str]:
+    """Returns the task as the hub names it, and the class that loads the model for it."""
+    for kind, usage in _LABELLING.items():
+        if architecture.endswith(kind):
+            return usage
+    if config.head.kind == "none":
+        return "feature-extraction", "AutoModel"
+    return _TASKS[config.shape], _AUTO_CLASSES[config.shape]
+
+
+def _model_facts(config: ModelConfig, architecture: str, num_parameters: int, dtype: str) -> list[tuple[str, Any]]:
     stack = config.last_stack
     layers = [str(part.layers) for part in (config.encoder, config.decoder) if part is not None]
     return [
-        ("architecture", f"{family.architecture(config)} ({config.shape})"),
+        ("architecture", f"{architecture} ({config.shape})"),
         ("parameters", f"{num_parameters:,}, {dtype}"),
         ("layers, width, heads", f"{'+'.join(layers)}, {stack.width}, {stack.heads}"),
         ("vocabulary", config.vocab_size),
         ("longest sequence", config.max_seq_len),
+        *([("labels", ", ".join(config.head.labels))] if config.head.labels else []),
     ]

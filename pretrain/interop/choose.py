@@ -90,6 +90,9 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":
         found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "scaled", "soft_cap")}
+    if config.head.kind == "labels":
+        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
+        found["head.labels"] = tuple(config.head.labels)
     return found
 
 

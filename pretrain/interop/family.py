@@ -53,8 +53,9 @@ class Family:
             even where `head.kind` is none; the writer then leaves it out, as `AutoModel.save_pretrained` does.
         aliases: Name of a tensor that theirs may hold twice (tied weights) -> its name in `weights`. Accepted on import
             where equal, not written.
-        ignored: Patterns (`re.fullmatch`) of tensors that are not read: what carries no information (masks, inv_freq,
-            position ids, sinusoidal tables), and heads that have no place here (next-sentence prediction).
+        ignored: Patterns (`re.fullmatch`) of tensors that are not read unless `weights` names them: what carries no
+            information (masks, inv_freq, position ids, sinusoidal tables), and what has no place here (next-sentence
+            prediction, a pooler beside another head).
         renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings (`LayerNorm.gamma`).
         prefix: What names begin with under a head ("bert.", "transformer.", "model."). Where no name of a checkpoint
             begins so, it is a bare base model and every name is read as if it did.

@@ -10,6 +10,7 @@ from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.interop.affine import affine
 from pretrain.interop.family import Family, Weight
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, build_config, refusal
+from pretrain.interop.labels import TEXTS, find_classifier, label_weights, read_label_head, write_label_names
 
 _WORDS = "model.embeddings.tok_embeddings.weight"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -18,12 +19,20 @@ _BIASES = ("norm_bias", "attention_bias", "mlp_bias")
 
 def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
-    head = "head.dense.weight" in names or fields.claims("ModernBertForMaskedLM")
+    labelled = find_classifier(fields, names, "ModernBert")
+    masked = not labelled and ("head.dense.weight" in names or fields.claims("ModernBertForMaskedLM"))
+    transform = masked or labelled is not None
     activation, bias = fields.activation("hidden_activation", "gelu"), fields.flag("norm_bias", False)
-    for key in (*_BIASES, "classifier_bias") if head else _BIASES:
+    for key in (*_BIASES, "classifier_bias") if transform else _BIASES:
         fields.only(key, bias, f"a stack of ours has all its biases or none, and norm_bias is {bias}", missing=False)
-    if head and fields.activation("classifier_activation", "gelu") != activation:
+    if transform and fields.activation("classifier_activation", "gelu") != activation:
         raise refusal("classifier_activation", values.get("classifier_activation"), "must be hidden_activation")
+    head = HeadConfig(kind="none")
+    if labelled:
+        mean = labelled == TEXTS and _reads_mean(fields)
+        head = read_label_head(fields, dropout=0.0, mean=mean, transform=True)
+    elif masked:
+        head = HeadConfig(transform=True, bias=fields.flag("decoder_bias", True))
     tokens = fields.special_tokens(pad=50283, bos=50281, eos=50282)
     return build_config(
         encoder={
@@ -42,13 +51,21 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
             "attention_dropout": fields.number("attention_dropout", 0.0),
             **_read_windows(fields),
         },
-        head=HeadConfig(transform=True, bias=fields.flag("decoder_bias", True)) if head else HeadConfig(kind="none"),
+        head=head,
         vocab_size=fields.integer("vocab_size", 50368),
         max_seq_len=fields.integer("max_position_embeddings", 8192),
-        tied_embeddings=head and fields.flag("tie_word_embeddings", True),
+        tied_embeddings=masked and fields.flag("tie_word_embeddings", True),
         init_std=fields.number("initializer_range", 0.02),
         special_tokens=tokens.model_copy(update={"mask": fields.optional_integer("mask_token_id")}),
     )
+
+
+def _reads_mean(fields: Fields) -> bool:
+    """Whether what is read of a text is the mean of its tokens, and not the first."""
+    pooling = fields.values.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise refusal("classifier_pooling", pooling, "must be 'cls' or 'mean'")
+    return bool(pooling == "mean")
 
 
 def _read_windows(fields: Fields) -> dict[str, Any]:
@@ -103,6 +120,8 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         "norm_eps": stack.norm_eps,
         **dict.fromkeys((*_BIASES, "classifier_bias"), stack.bias),
         "decoder_bias": config.head.bias,
+        "classifier_pooling": "mean" if config.head.mean else "cls",
+        "classifier_dropout": config.head.dropout,
         "global_attn_every_n_layers": every or stack.layers,
         "local_attention": 2 * ((stack.window or 65) - 1),
         "global_rope_theta": stack.rope_theta,
@@ -117,6 +136,7 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         "eos_token_id": tokens.eos,
         "sep_token_id": tokens.eos,
         "mask_token_id": tokens.mask,  # not one of theirs, who have it in the tokenizer only; read back by us
+        **write_label_names(config.head),
     }
 
 
@@ -135,6 +155,8 @@ def _weights(config: ModelConfig) -> list[Weight]:
         return weights
     weights += affine("head.transform", ("head.dense", width), bias=bias)
     weights += affine("head.norm", ("head.norm", width), bias=bias)
+    if config.head.kind == "labels":
+        return weights + label_weights(config.head)
     if not config.tied_embeddings:
         weights.append(Weight("head.weight", (("decoder.weight", vocab_size),), vocab=True))
     if config.head.bias:
@@ -158,11 +180,17 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
     return {"decoder.weight": _WORDS} if config.tied_embeddings else {}
 
 
+def _architecture(config: ModelConfig) -> str:
+    if config.head.kind == "labels":
+        return f"ModernBert{TEXTS}"
+    return "ModernBertForMaskedLM" if config.head.kind == "lm" else "ModernBertModel"
+
+
 MODERNBERT = Family(
     model_type="modernbert",
     read_config=_read_config,
     write_config=_write_config,
-    architecture=lambda config: "ModernBertForMaskedLM" if config.head.kind == "lm" else "ModernBertModel",
+    architecture=_architecture,
     weights=_weights,
     aliases=_aliases,
     ignored=(r"model\.rotary_emb\..*", r"model\.layers\.\d+\.attn\.rotary_emb\..*"),

@@ -47,10 +47,12 @@ class Release:
     ) -> None:
         self.folder, self.family, self.config = folder, family, config
         self.shapes = parameter_shapes(config)
-        self.ignored = sorted(raw for name, raw in spelled.items() if _is_ignored(family, name))
-        self._files = files
-        self._spelled = {name: raw for name, raw in spelled.items() if not _is_ignored(family, name)}
         self._weights = {weight.ours: weight for weight in family.weights(config)}
+        read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
+        unread = {name for name in spelled if name not in read and _is_ignored(family, name)}
+        self.ignored = sorted(spelled[name] for name in unread)
+        self._files = files
+        self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
         self._twins: dict[str, list[str]] = {}
         for alias, name in family.aliases(config).items():

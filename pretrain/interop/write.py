@@ -25,6 +25,7 @@ from pretrain.interop.choose import choose_family
 from pretrain.interop.convert import their_shapes, to_theirs
 from pretrain.interop.family import Family, Weight
 from pretrain.interop.files import CARD, CONFIG, GENERATION, WEIGHTS
+from pretrain.interop.labels import TEXTS, WORDS
 from pretrain.interop.shapes import parameter_shapes
 from pretrain.io import new_folder, write_chunks, write_file, write_json
 
@@ -72,6 +73,7 @@ def write_release(
     generation: Mapping[str, Any] | None = None,
     tokenizer_files: Sequence[tuple[str, bytes]] = (),
     about: About | None = None,
+    labels_words: bool = False,
     check: Callable[[Path, str, torch.dtype], None] | None = None,
 ) -> Written:
     """Writes a folder that `AutoModelFor*.from_pretrained` loads.
@@ -86,19 +88,25 @@ def write_release(
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
         about: What the card says of the run.
+        labels_words: A head over labels is for words: where the family's class for texts has the same weights, the one
+            for words is written.
         check: Looks at the folder before it appears, given also the class that loads it, and its dtype; may raise.
 
     Raises:
         ConfigError: No family represents the model exactly, the dtype is not known, or `out` holds something.
         DiskError: The disk refused; nothing is left under `out`.
     """
+    config, read = _with_label_bias(config, read)
     chosen = choose_family(config, family)
+    architecture = chosen.architecture(config)
+    if labels_words:
+        architecture = architecture.replace(TEXTS, WORDS)
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
     plan = _ShardPlan(config, chosen, _DTYPES[dtype], max_shard_bytes)
-    documents = _documents(config, chosen, _DTYPES[dtype], generation)
+    documents = _documents(config, chosen, architecture, _DTYPES[dtype], generation)
     card = model_card(
-        config, chosen, about or About(),
+        config, chosen, about or About(), architecture=architecture,
         num_parameters=plan.num_parameters, dtype=dtype, has_tokenizer=bool(tokenizer_files),
     )  # fmt: skip
     with new_folder(out) as temporary:
@@ -111,16 +119,25 @@ def write_release(
             write_file(temporary / name, content)
         files = sorted(path.name for path in temporary.iterdir())
         if check is not None:
-            check(temporary, chosen.architecture(config), _DTYPES[dtype].torch)
-    return Written(chosen.model_type, chosen.architecture(config), plan.num_parameters, plan.total_bytes, files)
+            check(temporary, architecture, _DTYPES[dtype].torch)
+    return Written(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
+
+
+def _with_label_bias(config: ModelConfig, read: Callable[[str], Tensor]) -> tuple[ModelConfig, Callable[[str], Tensor]]:
+    """Gives a head over labels without a bias, which no class of theirs has, one of zeros: no score changes."""
+    if config.head.kind != "labels" or config.head.bias:
+        return config, read
+    zeros = torch.zeros(len(config.head.labels))
+    head = config.head.model_copy(update={"bias": True})
+    return config.model_copy(update={"head": head}), lambda name: zeros if name == "head.bias" else read(name)
 
 
 def _documents(
-    config: ModelConfig, family: Family, dtype: _Dtype, generation: Mapping[str, Any] | None
+    config: ModelConfig, family: Family, architecture: str, dtype: _Dtype, generation: Mapping[str, Any] | None
 ) -> dict[str, dict[str, Any]]:
     """Returns the JSON files, generation_config.json for a model that generates."""
     described = family.write_config(config) | {
-        "architectures": [family.architecture(config)],
+        "architectures": [architecture],
         "model_type": family.model_type,
         "torch_dtype": dtype.hugging_face,
     }

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.interop.labels import WORDS, labelled_by
 from pretrain.interop.read import open_release
 from pretrain.interop.write import write_release
 from tests.helpers.lent import Lent, quiet_transformers
@@ -19,7 +20,10 @@ def check_round_trip(lent: Lent, auto_class: Any, out: Path, **inputs: Tensor) -
     """
     theirs, ours, release = lent
     weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
-    written = write_release(release.config, weights.__getitem__, out, family=release.family.model_type)
+    words = labelled_by(release.folder) == WORDS
+    written = write_release(
+        release.config, weights.__getitem__, out, family=release.family.model_type, labels_words=words
+    )
     again = open_release(out)
     assert again.config == release.config
     for name, weight in weights.items():

@@ -1,89 +1,170 @@
-"""Heads over labels give the scores of transformers' models for classification, of texts and of tokens."""
+"""Classifiers of transformers, of texts and of words: read, they give the same scores; written, they are the same."""
+
+import json
 
 import pytest
 import torch
-import transformers
 
-from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.model import Transformer, build_model
+from pretrain.artifact.transfer import export_model
+from pretrain.artifact.what import open_what
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.read import open_release
 from pretrain.types import Batch
-from tests.helpers.lent import lend, quiet_transformers
+from tests.helpers.lent import Lent, build_imported, lend, quiet_transformers
+from tests.parity.exchange import check_round_trip
+from tests.unit.interop.releases import change_config, load_tensors, save_tensors
 
-NAMES = ["a", "b", "c"]
+transformers = pytest.importorskip("transformers")
+
+NAMES = ["down", "flat", "up"]
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 """fp32 through two layers, summed in other orders."""
 
-BERT = {
+TINY = {
     "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 32, "num_labels": 3,
+    "max_position_embeddings": 32, "id2label": dict(enumerate(NAMES)), "attn_implementation": "eager",
+    "initializer_range": 0.3,
 }  # fmt: skip
-MODERNBERT = {
-    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 32, "num_labels": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "cls_token_id": 1, "sep_token_id": 2,
-}  # fmt: skip
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
-def labelled(theirs, base, folder, head: HeadConfig, extra: dict[str, str]) -> Transformer:
-    """Our encoder with the weights of their base model, and of their head under our names."""
+def bert(kind, **values):
+    return getattr(transformers, f"BertFor{kind}Classification")(transformers.BertConfig(**TINY | values))
+
+
+def modernbert(kind, **values):
+    config = transformers.ModernBertConfig(**TINY | SPECIAL | values)
+    return getattr(transformers, f"ModernBertFor{kind}Classification")(config)
+
+
+MAKERS = {
+    "bert-texts": lambda: bert("Sequence", classifier_dropout=0.25),
+    "bert-words": lambda: bert("Token"),
+    "modernbert-first": lambda: modernbert("Sequence", classifier_dropout=0.25),
+    "modernbert-mean": lambda: modernbert("Sequence", classifier_pooling="mean"),
+    "modernbert-words": lambda: modernbert("Token"),
+    "modernbert-biased": lambda: modernbert(
+        "Sequence", norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True
+    ),
+}
+
+
+def make(name, folder) -> Lent:
+    torch.manual_seed(0)
     with quiet_transformers():
-        lent = lend(base, folder)
-    values = lent.release.config.model_dump()
-    values |= {"head": head.model_dump(), "tied_embeddings": False}
-    model = build_model(ModelConfig.model_validate(values), PLAIN_ENGINE, torch.device("cpu"))
-    found = dict(lent.ours.named_parameters()) | {ours: theirs.get_parameter(name) for ours, name in extra.items()}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(found[name])
-    return model.eval()
+        return lend(MAKERS[name](), folder)
 
 
-def padded_batch() -> tuple[Batch, dict[str, torch.Tensor]]:
+@pytest.fixture(params=MAKERS)
+def lent(request, tmp_path):
+    return make(request.param, tmp_path / "theirs")
+
+
+def padded_batch():
     tokens = torch.randint(3, 99, (3, 11), generator=torch.Generator().manual_seed(1))
     lengths = torch.tensor([11, 4, 7], dtype=torch.int32)
     mask = (torch.arange(11) < lengths[:, None]).long()
     return Batch(tokens, tokens, lengths_B=lengths), {"input_ids": tokens, "attention_mask": mask}
 
 
-def compare_scores(ours: Transformer, theirs: torch.nn.Module, kind: str) -> None:
-    """A text's scores are at its first token, a token's at the token; padding has none."""
+@torch.no_grad()
+def test_scores_are_equal(lent):
+    """A text's scores are at its first token, a word's at the token; padding has none."""
     batch, inputs = padded_batch()
-    scores, expected = ours(batch).logits_BTV, theirs(**inputs).logits
-    if kind == "Sequence":
+    scores, expected = lent.ours(batch).logits_BTV, lent.theirs(**inputs).logits
+    if expected.dim() == 2:
         torch.testing.assert_close(scores[:, 0], expected, **TOLERANCE)
     else:
         real = inputs["attention_mask"].bool()
         torch.testing.assert_close(scores[real], expected[real], **TOLERANCE)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["Sequence", "Token"])
-def test_bert(tmp_path, kind):
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**BERT)
-    theirs = getattr(transformers, f"BertFor{kind}Classification")(config).eval()
-    torch.nn.init.normal_(theirs.classifier.bias)
-    head = HeadConfig(kind="labels", bias=True, labels=NAMES, dropout=0.1)
-    extra = {"head.weight": "classifier.weight", "head.bias": "classifier.bias"}
-    ours = labelled(theirs, theirs.bert, tmp_path, head, extra)
-    assert (ours.pooler is not None) == (kind == "Sequence")
-    compare_scores(ours, theirs, kind)
+def test_names_of_labels_dropout_and_pooling_are_read(tmp_path):
+    first, mean = make("bert-texts", tmp_path / "a").release.config, make("modernbert-mean", tmp_path / "b")
+    assert (first.head.labels, first.head.dropout, first.pooler) == (NAMES, 0.25, True)
+    assert (mean.release.config.head.mean, mean.release.config.head.dropout) == (True, 0.0)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("pooling", ["cls", "mean", None])
-def test_modernbert(tmp_path, pooling):
+def test_an_export_is_the_classifier_that_was_imported(lent, tmp_path):
+    auto = "Token" if "ForToken" in type(lent.theirs).__name__ else "Sequence"
+    auto_class = getattr(transformers, f"AutoModelFor{auto}Classification")
+    check_round_trip(lent, auto_class, tmp_path / "again", input_ids=padded_batch()[0].tokens_BT)
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert f"AutoModelFor{auto}Classification.from_pretrained" in card and "- labels: down, flat, up\n" in card
+
+
+def test_transformers_reads_the_names_of_an_export(tmp_path):
+    export_model(make("modernbert-words", tmp_path / "theirs").release.folder, tmp_path / "out")
+    found = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
+    assert type(found).__name__ == "ModernBertForTokenClassification"
+    assert found.config.id2label == dict(enumerate(NAMES)) and found.config.label2id["up"] == 2
+
+
+def test_a_pooler_beside_labels_of_words_is_dropped(tmp_path):
+    lent = make("bert-words", tmp_path / "theirs")
+    pooler = {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+    save_tensors(tmp_path / "theirs", load_tensors(tmp_path / "theirs") | pooler)
+    release = open_release(tmp_path / "theirs")
+    assert release.ignored == sorted(pooler) and not release.config.pooler
+    batch = padded_batch()[0]
+    with torch.no_grad():
+        assert torch.equal(build_imported(release)(batch).logits_BTV, lent.ours(batch).logits_BTV)
+
+
+def test_without_architectures_the_tensors_tell_what_is_labelled(tmp_path):
+    for name, has_pooler in (("bert-texts", True), ("bert-words", False)):
+        make(name, tmp_path / name)
+        change_config(tmp_path / name, architectures=...)
+        config = open_release(tmp_path / name).config
+        assert (config.head.kind, config.pooler) == ("labels", has_pooler)
+
+
+def test_labels_without_names_are_numbered_as_transformers_does(tmp_path):
     torch.manual_seed(0)
-    config = transformers.ModernBertConfig(
-        **MODERNBERT, classifier_pooling=pooling or "cls", attn_implementation="eager"
-    )
-    kind = "Token" if pooling is None else "Sequence"
-    theirs = getattr(transformers, f"ModernBertFor{kind}Classification")(config).eval()
-    torch.nn.init.normal_(theirs.classifier.bias)
-    torch.nn.init.normal_(theirs.head.norm.weight)
-    head = HeadConfig(kind="labels", transform=True, bias=True, labels=NAMES, mean=pooling == "mean")
-    extra = {"head.weight": "classifier.weight", "head.bias": "classifier.bias"}
-    extra |= {"head.transform.weight": "head.dense.weight", "head.norm.weight": "head.norm.weight"}
-    ours = labelled(theirs, theirs.model, tmp_path, head, extra)
-    compare_scores(ours, theirs, kind)
+    theirs = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY | {"id2label": None}))
+    theirs.save_pretrained(tmp_path)
+    change_config(tmp_path, id2label=..., label2id=...)
+    assert open_release(tmp_path).config.head.labels == ["LABEL_0", "LABEL_1"]
+    assert list(theirs.config.id2label.values()) == ["LABEL_0", "LABEL_1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"problem_type": "multi_label_classification"}, "of all labels one is right"),
+        ({"problem_type": "regression"}, "problem_type='regression': only 'single_label_classification'"),
+        ({"id2label": {"0": "score"}}, "one score is a regression, not a choice of labels"),
+        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "must be a name for each number from 0 on"),
+        ({"id2label": {"0": "a", "2": "b"}}, "must be a name for each number from 0 on"),
+        ({"id2label": {"0": "a", "1": 1}}, "must be a name for each number from 0 on"),
+        ({"architectures": ["BertForMultipleChoice"]}, "BertForSequenceClassification and ForTokenClassification are"),
+        ({"classifier_dropout": "much"}, "classifier_dropout='much': must be a number"),
+    ],
+)
+def test_scores_that_are_no_choice_of_labels_are_refused(tmp_path, values, message):
+    make("bert-texts", tmp_path)
+    change_config(tmp_path, **values)
+    with pytest.raises(ConfigError) as error:
+        open_release(tmp_path)
+    assert message in str(error.value) and str(tmp_path / "config.json") in str(error.value)
+
+
+def test_more_names_than_scores_are_refused(tmp_path):
+    make("bert-texts", tmp_path)
+    change_config(tmp_path, id2label={str(number): f"l{number}" for number in range(4)})
+    with pytest.raises(CheckpointError, match=r"classifier.bias is \[3\], should be \[4\]"):
+        open_release(tmp_path)
+
+
+def test_another_way_of_pooling_is_refused(tmp_path):
+    make("modernbert-first", tmp_path)
+    change_config(tmp_path, classifier_pooling="max")
+    with pytest.raises(ConfigError, match="classifier_pooling='max': must be 'cls' or 'mean'"):
+        open_what(tmp_path)
+
+
+def test_config_json_has_no_labels_where_there_is_no_such_head(tmp_path):
+    lent = lend(transformers.BertModel(transformers.BertConfig(**TINY)), tmp_path / "theirs")
+    assert lent.release.config.head.labels == []
+    export_model(lent.release.folder, tmp_path / "out")
+    assert "id2label" not in json.loads((tmp_path / "out" / "config.json").read_text())

@@ -10,8 +10,9 @@ from tests.unit.interop.releases import tiny
 def card(preset="llama-tiny", about=None, has_tokenizer=True, **model):
     config, family = tiny(preset, **model), FAMILIES[preset.partition("-")[0]]
     return model_card(
-        config, family, about or About(), num_parameters=1_234_567, dtype="bf16", has_tokenizer=has_tokenizer
-    )
+        config, family, about or About(), architecture=family.architecture(config), num_parameters=1_234_567,
+        dtype="bf16", has_tokenizer=has_tokenizer,
+    )  # fmt: skip
 
 
 def test_facts_metrics_and_config_are_on_the_card():

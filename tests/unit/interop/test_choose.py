@@ -136,3 +136,37 @@ def test_a_bare_model_differs_from_one_with_a_head():
     bare = ModelConfig.model_validate(tiny().model_dump() | {"head": {"kind": "none"}})
     assert facts(bare)["head.kind"] == "none"
     assert choose_family(bare).architecture(bare) == "LlamaModel"
+
+
+def classifier(preset, **values):
+    head = {"kind": "labels", "labels": ["no", "yes"], "bias": True} | values.pop("head", {})
+    return tiny(preset, **{"head": head, "tied_embeddings": False} | values)
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture"),
+    [
+        (classifier("bert-tiny", pooler=True, head={"transform": False}), "BertForSequenceClassification"),
+        (classifier("bert-tiny", pooler=False, head={"transform": False}), "BertForTokenClassification"),
+        (classifier("modernbert-tiny", head={"transform": True}), "ModernBertForSequenceClassification"),
+        (classifier("modernbert-tiny", head={"transform": True, "mean": True}), "ModernBertForSequenceClassification"),
+    ],
+)
+def test_a_classifier_is_exported_as_the_class_with_its_head(config, architecture):
+    assert choose_family(config).architecture(config) == architecture
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (
+            classifier("bert-tiny", pooler=True, head={"transform": False, "mean": True}),
+            "bert, has head.mean=false, not",
+        ),
+        (classifier("bert-tiny", pooler=True, head={"transform": True}), "bert, has head.transform=false, not true"),
+        (classifier("modernbert-tiny", head={"transform": False}), "modernbert, has head.transform=true, not false"),
+    ],
+)
+def test_a_head_that_no_class_has_is_refused_by_its_keys(config, keys):
+    with pytest.raises(ConfigError, match=f"the nearest, {keys}"):
+        choose_family(config)
