@@ -19,7 +19,7 @@ HEAD_PART = "head"
 """Part of parameter names that marks what belongs to the output head."""
 
 
-def _split(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
+def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
     """Returns the hidden matrices of a group, and the rest of it."""
 
     def is_hidden(name: str, blocks: tuple[tuple[int, ...], ...]) -> bool:
@@ -45,7 +45,7 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     muon = config.muon
     matrices, rest = [], []
     for group in groups:
-        hidden, others = _split(group)
+        hidden, others = split_hidden(group)
         matrices += [hidden] if hidden.names else []
         rest += [others] if others.names else []
     decay = config.weight_decay if muon.weight_decay is None else muon.weight_decay
