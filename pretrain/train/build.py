@@ -30,9 +30,9 @@ from pretrain.model.init import fill_weights
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
+from pretrain.optim.state_size import StateSize, state_size
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.flops import train_flops_per_row
-from pretrain.plan.memory import STATE_BYTES
 from pretrain.plan.params import count_parameters
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
@@ -126,7 +126,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number}
     keep, for_good, best = config.checkpoint.keep, config.checkpoint.keep_every_steps, config.checkpoint.best
     checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good, best)
-    state = _restore(start, dataset, engine, checkpoints, _room_needed(config, num_saved, len(names), world))
+    room = _room_needed(config, num_saved, len(names), state_size(groups, config.optim.kind), world)
+    state = _restore(start, dataset, engine, checkpoints, room)
 
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, "from_step": state.step})
@@ -189,10 +190,12 @@ def _tracker(claim: Claim, world: World, run_id: str) -> Tracker:
     )
 
 
-def _room_needed(config: RunConfig, num_parameters: int, num_tensors: int, world: World) -> tuple[int, int]:
+def _room_needed(
+    config: RunConfig, num_parameters: int, num_tensors: int, state: StateSize, world: World
+) -> tuple[int, int]:
     """Returns the size of a checkpoint, and how many there are going to be at once."""
-    state_bytes = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
-    size = checkpoint_bytes(num_parameters, state_bytes, num_tensors, world.size)
+    # State of whole matrices is not so many bytes a parameter: it is counted as parameters more.
+    size = checkpoint_bytes(num_parameters + state.elements, 0, num_tensors + state.tensors, world.size)
     return size, checkpoints_at_once(config.checkpoint, config.train.last_step)
 
 

@@ -4,13 +4,22 @@ import errno
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from pretrain import io
 from pretrain.checkpoint.preflight import check_room, room_problem, try_writing
+from pretrain.config.optim import OptimConfig
 from pretrain.config.train import CheckpointConfig
+from pretrain.dist import World
+from pretrain.engine.replicated import ReplicatedState
 from pretrain.errors import DiskError
+from pretrain.optim import OPTIMIZERS
+from pretrain.optim.build import build_optimizer
+from pretrain.optim.groups import group_parameters
+from pretrain.optim.state_size import state_size
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of
+from tests.unit.model.tiny import build, tiny_config, two_stacks_config
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +35,32 @@ def test_the_size_that_is_computed_is_the_size_that_is_written(tmp_path):
     num_parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
     computed = checkpoint_bytes(num_parameters, state_bytes=8, tensors=len(shapes), ranks=1)
     assert written <= computed <= 1.01 * written
+
+
+@pytest.mark.parametrize("config", [tiny_config(norm="layer", bias=True), two_stacks_config()], ids=["one", "two"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_size_is_that_of_a_real_checkpoint_of_each_optimizer(tmp_path, kind, config):
+    model = build(config)
+    groups = group_parameters(model)
+    optimizer = build_optimizer(groups, OptimConfig(kind=kind, lr=1e-3), torch.device("cpu"))
+    masters = list(model.named_parameters())
+    path = manager(tmp_path).save(ReplicatedState(masters, optimizer, World(0, 1, 0)), state_of(0))
+    saved = safe_open_all(path)
+    state, num_parameters = state_size(groups, kind), sum(master.numel() for _, master in masters)
+    assert (num_parameters + state.elements, len(masters) + state.tensors) == (sum(saved), len(saved))
+    written = sum(file.stat().st_size for file in path.iterdir())
+    computed = checkpoint_bytes(num_parameters + state.elements, 0, len(masters) + state.tensors, ranks=1)
+    headers = len(saved) * 320
+    assert written <= computed <= written + headers
+
+
+def safe_open_all(path) -> list[int]:
+    """The elements of each tensor of a checkpoint, by safetensors' own reader."""
+    sizes = []
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            sizes += [tensors.get_tensor(key).numel() for key in tensors.keys()]  # noqa: SIM118 (it is no dict)
+    return sizes
 
 
 @pytest.mark.parametrize(
