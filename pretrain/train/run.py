@@ -1,5 +1,6 @@
 """One attempt at a run, from claim to exit code."""
 
+import contextlib
 import logging
 from functools import partial
 
@@ -105,8 +106,9 @@ def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
 
 def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
     """What a process leaves in order that ends at once, from whatever thread; an outcome that is noted stays."""
-    if reason:
-        _note_end(claim, exit_code, reason)
+    with contextlib.suppress(PretrainError):  # a disk that refuses the note does not keep the lease either
+        if reason:
+            _note_end(claim, exit_code, reason)
     if claim.lease is not None:
         claim.lease.release()
 

@@ -1,0 +1,24 @@
+"""What a process leaves that ends at once."""
+
+from types import SimpleNamespace
+
+from pretrain.lease import Lease
+from pretrain.rundir import RunDir, begin_attempt
+from pretrain.train.run import _say_farewell
+
+
+def test_an_outcome_is_noted_and_the_lease_given_back(tmp_path):
+    run = RunDir(tmp_path)
+    claim = SimpleNamespace(folder=run, lease=Lease(run.lease))
+    begin_attempt(run, "run", {})
+    _say_farewell(claim, 76, "rank 1 hangs")
+    assert run.read_record()["attempts"][-1]["reason"] == "rank 1 hangs"
+    Lease(run.lease).release()
+
+
+def test_an_outcome_that_cannot_be_noted_does_not_keep_the_lease(tmp_path):
+    run = RunDir(tmp_path)
+    claim = SimpleNamespace(folder=run, lease=Lease(run.lease))
+    run.record.write_text("{damaged")
+    _say_farewell(claim, 76, "rank 1 hangs")
+    Lease(run.lease).release()
