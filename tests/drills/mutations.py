@@ -90,6 +90,11 @@ MUTATIONS = [
         f"{DAMAGE} -k flipped",
     ),
     Mutation(
+        "a manifest that is not as it was written is believed", "pretrain/checkpoint/layout.py",
+        "        if written != json_bytes(envelope):", "        if written is None:",
+        f"{DAMAGE} -k truncation",
+    ),
+    Mutation(
         "no vote: a rank that failed is not heard", "pretrain/checkpoint/vote.py",
         "    failures = [failure for _, failure in votes if failure is not None]\n", "    failures = []\n",
         "tests/unit/checkpoint/test_killed_ranks.py -k ENOSPC",
