@@ -150,13 +150,14 @@ class CheckpointManager:
     def load_newest(self, store: FragmentStore) -> TrainState | None:
         """Loads the newest checkpoint that verifies into `store`; returns its state, or None where there is none yet.
 
-        A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried. Collective.
+        A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried; both are named. Collective.
 
         Raises:
             CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself. Or the
                 newest is of a newer format: it is good, but not for this version.
             DiskError: A bad one cannot be renamed.
         """
+        is_older = False
         while True:
             newest = dist.broadcast_object([path.name for path in list_checkpoints(self._folder)[-1:]])
             if not newest:
@@ -167,7 +168,10 @@ class CheckpointManager:
             if problem is None:
                 self._retention.note_valid(path)
                 self._place.shapes = dict(load_manifest(path).shapes)
+                if is_older:
+                    log.warning("checkpoint %s is good: going on from there", path)
                 return load_checkpoint(path, store)
+            is_older = True
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
             agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
