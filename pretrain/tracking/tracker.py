@@ -1,4 +1,6 @@
-"""One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases. Texts and alerts too.
+"""One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases.
+
+Texts, pictures and alerts too.
 
 Not here: the audit ledger, which is a promise, not a report, and must not be best effort (`audit.py`).
 """
@@ -13,6 +15,7 @@ from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError
 from pretrain.tracking.console import Console
 from pretrain.tracking.jsonl import JsonLines
+from pretrain.tracking.pictures import Pictures
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S, WandbMirror
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class Tracker:
             find_facts=find_facts,
         )
         self._samples: JsonLines | None = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
+        self._pictures = Pictures(run_dir / "attention")
 
     def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
         """Takes the row of a step. Steps never go backwards, but after `rewind`.
@@ -101,6 +105,17 @@ class Tracker:
             logger.info("sample %r: %r", prompt, text)
         self._wandb.samples(step, rows)
 
+    def attention(self, step: int, png: bytes) -> None:
+        """Takes the picture of attention of a step, for the run folder's `attention/` and as an image in wandb."""
+        if not self._active:
+            return
+        try:
+            path = self._pictures.write(step, png)
+        except DiskError as error:
+            logger.warning("a picture of attention is left out: %s", error)
+            return
+        self._wandb.picture(step, "attention", path)
+
     def checkpoint(self, step: int, path: Path) -> None:
         """Tells of a checkpoint that was committed."""
         if self._active:
@@ -123,6 +138,7 @@ class Tracker:
                         lines.rewind(step)
                 except (DiskError, DataError) as error:
                     logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
+            self._pictures.rewind(step)
 
     def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
         """Finishes the bar, the file and the wandb run. Idempotent.

@@ -1,7 +1,7 @@
 """Weights & Biases as a mirror of metrics.jsonl: best effort, and never in the way of a step.
 
     log(step, metrics)          ->  a queue  ->  a thread of its own: import wandb, init, log, finish
-    samples, checkpoint, alert  ->  the same queue, in order; what fails of these is one warning
+    samples, picture, ...       ->  the same queue, in order; what fails of these is one warning
     no row for too long         ->  an alert of the thread itself: the run stands still
 
 The thread waits for the network, so that training does not. What can go wrong there ends in one warning, and in the
@@ -134,6 +134,17 @@ class WandbMirror:
 
         if step > self._after_step:
             self._put(_Extra("log samples", send))
+
+    def picture(self, step: int, name: str, path: Path) -> None:
+        """Hands over a picture of a step: an image file, which the thread copies."""
+
+        def send(run: Any) -> None:
+            import wandb
+
+            run.log({"step": step, name: wandb.Image(str(path))})
+
+        if step > self._after_step:
+            self._put(_Extra(f"log the picture {path.name}", send))
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Tells of a committed checkpoint, as `tracking.artifacts` says."""

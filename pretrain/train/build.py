@@ -47,6 +47,7 @@ from pretrain.train.handshake import agree_on_versions
 from pretrain.train.history import check_new
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.module import TrainModule
+from pretrain.train.pictures import AttentionPictures, build_pictures
 from pretrain.train.resume import check_data
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import Samples, build_samples
@@ -90,6 +91,7 @@ class Run:
     timeline: Timeline
     norms: LayerNorms
     texts: Samples | None
+    pictures: AttentionPictures | None
     profiler: Profiler
     stop: StopFlag
     progress: Progress
@@ -168,6 +170,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         timeline=timeline,
         norms=LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0),
         texts=build_samples(config, dataset, engine, world),
+        pictures=build_pictures(config, dataset, engine, world),
         profiler=Profiler(config.profile, folder.path, world.rank, on_cuda=on_cuda),
         stop=stop,
         progress=progress,

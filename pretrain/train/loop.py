@@ -249,5 +249,8 @@ def _validate(run: Run, state: TrainState) -> None:
         metrics["val_bits_per_byte"] = bits / num_targets
     run.checkpoints.note_evaluation(state.step, metrics)
     run.tracker.log(state.step, metrics)
+    run.progress.go_on()
     if run.texts is not None and run.texts.is_due(state.step):
         run.tracker.samples(state.step, run.texts.generate())
+    if run.pictures is not None and run.pictures.is_due(state.step) and (png := run.pictures.draw()) is not None:
+        run.tracker.attention(state.step, png)

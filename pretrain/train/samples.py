@@ -1,28 +1,30 @@
 """Texts that a run generates after its evaluations, from the weights as they are: `tracking.samples`.
 
 Rank 0 generates, by the code of `pretrain generate`; the others wait for it at the next step. At ZeRO 3 no rank holds
-the weights whole, and there are no texts. Draws come from seeds of their own: what is trained is the same with and
-without.
+the weights whole, and all generate the same text, since every layer gathers its weights when it is run. None may run it
+once more than another, whatever it draws: texts go on to their longest there, and are cut at their end afterwards.
+Draws come from seeds of their own: what is trained is the same with and without.
 """
 
 import logging
 
 import torch
 
-from pretrain.artifact.codec import PlainCodec
 from pretrain.config.run import RunConfig
-from pretrain.data.tokenizer import load_tokenizer
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
-from pretrain.errors import CheckpointError, ConfigError
-from pretrain.generate.codec import Codec
-from pretrain.generate.constraints import Constraints
-from pretrain.generate.sampling import Sampling
-from pretrain.generate.text import encode_prompt, generate_text
+from pretrain.errors import CheckpointError
+from pretrain.generate import Constraints, RowSeeds, Sampling, generate
+from pretrain.generate.detokenize import text_after
+from pretrain.generate.text import encode_prompt
 from pretrain.index.dataset import Dataset
 from pretrain.model import LanguageModel
+from pretrain.train.texts import TextReader, build_reader, has_evaluations
 
 log = logging.getLogger(__name__)
+
+BATCH = 16
+"""Prompts that are read together."""
 
 
 class Samples:
@@ -30,34 +32,52 @@ class Samples:
 
     Args:
         config: Of the run.
-        codec: Its tokenizer.
+        reader: Of its data.
         model: What is trained.
+        in_step: All ranks generate, one layer at a time together.
+
+    Raises:
+        ConfigError: A prompt does not fit the model.
     """
 
-    def __init__(self, config: RunConfig, codec: Codec, model: LanguageModel) -> None:
+    def __init__(self, config: RunConfig, reader: TextReader, model: LanguageModel, *, in_step: bool) -> None:
         self._config, self._every_steps = config.tracking.samples, config.eval.every_steps
-        self._codec, self._model, self._seed = codec, model, config.seed
+        self._codec, self._model, self._seed = reader.codec, model, config.seed
         sees_whole = model.encoder is None and config.objective.sees_prompts_whole
-        self._constraints = Constraints(self._config.max_tokens, eos_ids=codec.eos_ids, sees_prompt_whole=sees_whole)
-        for number, prompt in enumerate(self._config.prompts):
-            encode_prompt(model, codec, prompt, where=f"tracking.samples.prompts[{number}]")
+        eos_ids = () if in_step else self._codec.eos_ids
+        self._constraints = Constraints(self._config.max_tokens, eos_ids=eos_ids, sees_prompt_whole=sees_whole)
+        self._rows = [
+            encode_prompt(model, self._codec, reader.normalize(prompt), where=f"tracking.samples.prompts[{number}]")
+            for number, prompt in enumerate(self._config.prompts)
+        ]
 
     def is_due(self, step: int) -> bool:
         """Returns whether the evaluation of a step is one that texts follow."""
         return step % (self._every_steps * self._config.every_evals) == 0
 
     def generate(self) -> list[tuple[str, str]]:
-        """Returns (prompt, text) of each prompt; nothing, and a warning, where the model gives no numbers."""
-        sampling = Sampling(temperature=self._config.temperature)
+        """Returns (prompt, text) of each prompt; nothing, and a warning, where the model gives no numbers.
+
+        Collective at ZeRO 3.
+        """
+        sampling, row_seeds, texts = Sampling(temperature=self._config.temperature), RowSeeds(self._seed), list[str]()
         try:
             # One token at a time has other shapes than training: compiled blocks would be compiled for each.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                prompts = self._config.prompts
-                answers = generate_text(self._model, self._codec, prompts, self._constraints, sampling, seed=self._seed)
-                return [(answer.prompt, answer.text) for (answer,) in answers]
+                for start in range(0, len(self._rows), BATCH):
+                    rows = self._rows[start : start + BATCH]
+                    found = generate(self._model, rows, self._constraints, sampling, seed=list(map(row_seeds, rows)))
+                    texts += [self._text(row, one.tokens) for row, one in zip(rows, found, strict=True)]
         except CheckpointError as error:
             log.warning("no samples: %s", error)
             return []
+        return list(zip(self._config.prompts, texts, strict=True))
+
+    def _text(self, prompt: list[int], tokens: list[int]) -> str:
+        """Returns the text that tokens add to a prompt, or with two stacks their own, to its end."""
+        ends = [place for place, token in enumerate(tokens) if token in self._codec.eos_ids]
+        kept = tokens[: ends[0]] if ends else tokens
+        return text_after(self._codec, prompt if self._model.encoder is None else [], kept)
 
 
 def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> Samples | None:
@@ -66,18 +86,13 @@ def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: Wo
     Raises:
         ConfigError: A prompt does not fit the model, or the model cannot generate.
     """
-    if not config.tracking.samples.prompts or not config.eval.every_steps:
+    if not config.tracking.samples.prompts:
+        return None
+    if not has_evaluations(dataset):
+        if world.is_main:
+            log.warning("tracking.samples: the data have no validation split, so no texts are generated")
+        return None
+    if not (world.is_main or engine.is_sharded):
         return None
     model: LanguageModel = engine.module.model
-    if not model.is_causal:
-        raise ConfigError(
-            "tracking.samples: a model without a decoder generates no text", fix="remove tracking.samples.prompts"
-        )
-    if engine.is_sharded:
-        if world.is_main:
-            log.warning("tracking.samples: at ZeRO 3 no rank holds the weights whole, no texts are generated")
-        return None
-    if not world.is_main:
-        return None
-    tokenizer = load_tokenizer(dataset.tokenizer_path)
-    return Samples(config, PlainCodec(tokenizer, ends_sources=model.encoder is not None), model)
+    return Samples(config, build_reader(dataset, model), model, in_step=engine.is_sharded)

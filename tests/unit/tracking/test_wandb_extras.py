@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from PIL import Image
 
 from tests.unit.tracking.test_wandb_tracker import KEY, python
 from tests.unit.tracking.wandb_file import read_history, read_records
@@ -14,7 +15,8 @@ from tests.unit.tracking.wandb_file import read_history, read_records
 __all__ = ["python"]
 
 
-def test_alerts_texts_and_checkpoints_arrive_in_the_offline_file(python, tmp_path):
+def test_alerts_texts_pictures_and_checkpoints_arrive_in_the_offline_file(python, tmp_path):
+    Image.new("RGB", (30, 20)).save(tmp_path / "drawn.png")
     (tmp_path / "step-00000004").mkdir()
     (tmp_path / "step-00000004" / "weights").write_bytes(b"bytes")
     done = python(
@@ -22,6 +24,7 @@ def test_alerts_texts_and_checkpoints_arrive_in_the_offline_file(python, tmp_pat
         m = mirror(artifacts="files")
         m.log(4, {"loss": 1.0})
         m.samples(4, [("Once", " upon a time")])
+        m.picture(4, "attention", Path("drawn.png"))
         m.checkpoint(4, Path("step-00000004"))
         m.alert("A loss spike", "step 4, with " + os.environ["STORE_SECRET"])
         m.close()
@@ -31,8 +34,12 @@ def test_alerts_texts_and_checkpoints_arrive_in_the_offline_file(python, tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
     (alert,) = read_records(tmp_path / "run", "alert")
     assert (alert.alert.title, alert.alert.text, alert.alert.level) == ("A loss spike", "step 4, with ***", "ERROR")
-    row, table = read_history(tmp_path / "run")
+    row, table, image = read_history(tmp_path / "run")
     assert row == {"step": 4, "loss": 1.0}
+    sizes = {key: image[f"attention.{key}"] for key in ("_type", "width", "height")}
+    assert (image["step"], sizes) == (4, {"_type": "image-file", "width": 30, "height": 20})
+    (copy,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/" + image["attention.path"])
+    assert copy.read_bytes() == (tmp_path / "drawn.png").read_bytes()
     assert (table["step"], table["samples.nrows"]) == (4, 1)
     (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/" + table["samples.path"])
     assert json.loads(path.read_text())["data"] == [[4, "Once", " upon a time"]]
@@ -47,11 +54,13 @@ def test_what_cannot_be_sent_is_one_warning_and_rows_go_on(python, tmp_path):
     done = python("""
         m = mirror(artifacts="files", find_facts=lambda: 1 / 0)
         m.checkpoint(4, Path("nowhere"))
+        m.picture(4, "attention", Path("nowhere.png"))
         m.log(5, {"loss": 1.0})
         m.close()
     """)
     assert done.returncode == 0
-    assert done.stderr.count("\n") == 2
+    assert done.stderr.count("\n") == 3
+    assert "wandb: cannot log the picture nowhere.png: FileNotFoundError" in done.stderr
     assert "wandb: cannot describe the run: ZeroDivisionError" in done.stderr
     assert "wandb: cannot log the checkpoint nowhere: " in done.stderr
     assert read_history(tmp_path / "run") == [{"step": 5, "loss": 1.0}]
