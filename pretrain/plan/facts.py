@@ -18,8 +18,7 @@ from pretrain.plan.course import (
 )
 from pretrain.plan.facts_found import found_facts, point_facts
 from pretrain.plan.fits import check_fits
-from pretrain.plan.flops import row_flops
-from pretrain.plan.layout import Layout, known_model
+from pretrain.plan.layout import Layout, known_model, task_with
 from pretrain.plan.memory import STATE_BYTES
 from pretrain.plan.params import count_parts
 from pretrain.plan.rate import DAY_S, Rate, predict_rate, rate_at, rate_of
@@ -28,7 +27,8 @@ from pretrain.plan.search import search
 from pretrain.plan.state import host_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.supply import Stored, plan_supply
 from pretrain.plan.sweep import sweep
-from pretrain.plan.work import Task, plan_work, recompute_share
+from pretrain.plan.trained import Values
+from pretrain.plan.work import Task, plan_work, recompute_share, task_flops
 
 _MOST_ROWS = 1024
 """Larger micro-batches are not looked for."""
@@ -71,7 +71,7 @@ def plan_facts(config: RunConfig, cluster: Cluster, asked: Asked, stored: Stored
         on the layout is absent, and `problems` says why.
     """
     model = known_model(config.model, stored.vocab_size if stored else None, stored.labels if stored else ())
-    task = Task(model, config.lengths, config.objective.head_share, config.optim.kind)
+    task = task_with(config, model)
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {
         "cluster": {"nodes": cluster.nodes, "per_node": cluster.per_node, "ranks": cluster.size, **asdict(cluster.gpu)},
@@ -89,7 +89,7 @@ def plan_facts(config: RunConfig, cluster: Cluster, asked: Asked, stored: Stored
         facts["network"] = _network_facts(task, layout, cluster)
         # What is known best is what the rest is reckoned with.
         best = list(rates.values())[-1]
-        facts["course"] = _course_facts(config, facts["model"]["parameters"]["total"], best, cluster, asked)
+        facts["course"] = _course_facts(config, task.values, best, cluster, asked)
         facts["data"] = _data_facts(config, facts["model"]["parameters"]["total"], best, stored)
     if asked.search:
         found = search(task, config.engine, cluster, config.batch.rows)
@@ -100,21 +100,21 @@ def plan_facts(config: RunConfig, cluster: Cluster, asked: Asked, stored: Stored
 
 
 def _model_facts(config: RunConfig, task: Task, stored: Stored | None) -> dict[str, Any]:
-    parts = count_parts(task.model)
-    lengths = task.lengths
-    flops = row_flops(task.model, lengths.target, source_len=lengths.source, head_share=task.head_share)
-    again = recompute_share(task.model, config.engine) * (flops.projections + flops.attention) / 3
+    parts, flops = count_parts(task.model), task_flops(task)
+    again = recompute_share(task.model, config.engine) * (flops.forward.projections + flops.forward.attention)
     return {
         "vocab_size": task.model.vocab_size,
         "vocab_assumed": config.model.vocab_size is None and stored is None,
         "parameters": {**asdict(parts), "total": parts.total},
-        "seq_len": lengths.target,
-        "source_len": lengths.source,
+        "adapters": task.trained.adapter_values if task.trained else 0,
+        "trained": task.values.trained,
+        "seq_len": task.lengths.target,
+        "source_len": task.lengths.source,
         "flops_per_token": {
-            "forward": flops.total / 3 / task.tokens,
-            "backward": 2 * flops.total / 3 / task.tokens,
+            "forward": flops.forward.total / task.tokens,
+            "backward": (flops.whole.total - flops.forward.total) / task.tokens,
             "recompute": again / task.tokens,
-            "useful": flops.total / task.tokens,
+            "useful": flops.whole.total / task.tokens,
         },
     }
 
@@ -192,10 +192,10 @@ def _network_facts(task: Task, layout: Layout, cluster: Cluster) -> list[dict[st
     return found
 
 
-def _course_facts(config: RunConfig, parameters: int, rate: Rate, cluster: Cluster, asked: Asked) -> dict[str, Any]:
+def _course_facts(config: RunConfig, values: Values, rate: Rate, cluster: Cluster, asked: Asked) -> dict[str, Any]:
     state = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
     last = config.train.last_step
-    size = checkpoint_bytes(parameters, state, tensors=0, ranks=cluster.size)
+    size = checkpoint_bytes(values.saved, state, tensors=0, ranks=cluster.size, trained=values.trained)
     kept = checkpoints_at_once(config.checkpoint, last)
     save_s, total_s = size / asked.disk_bytes_s, rate.step_s * last
     interval_s = config.checkpoint.every_steps * rate.step_s

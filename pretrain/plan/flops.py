@@ -4,7 +4,7 @@
 
 N_matmul are the weights that a token is multiplied with: the projections and the head, but not look-ups, norms and
 biases. D is the width of all query heads together, N H. Recomputation is not useful work, and is not counted; nor is a
-pooler, which only one token a document needs.
+pooler, which only one token a document needs. Of a model that is trained in part less is needed: `tuned_flops.py`.
 
 With two stacks a source token meets the encoder and the keys and values that the decoder makes of it, a target token
 the rest of the decoder and the head; cross attention has T x S scores.
@@ -53,7 +53,7 @@ def count_matmul_weights(model: ModelConfig) -> int:
     return count + _head_weights(model)
 
 
-def _twice_score_pairs(length: int, window: int | None, *, causal: bool, halve_causal: bool) -> int:
+def twice_score_pairs(length: int, window: int | None, *, causal: bool, halve_causal: bool) -> int:
     """Twice the pairs of query and key that count in a row of one layer. The edges of a row are not special."""
     if not causal:
         return 2 * length * (length if window is None else min(length, 2 * window - 1))
@@ -63,7 +63,7 @@ def _twice_score_pairs(length: int, window: int | None, *, causal: bool, halve_c
 
 
 def _self_attention_flops(stack: StackConfig, length: int, *, causal: bool, halve_causal: bool) -> int:
-    twice = sum(_twice_score_pairs(length, w, causal=causal, halve_causal=halve_causal) for w in stack.windows)
+    twice = sum(twice_score_pairs(length, w, causal=causal, halve_causal=halve_causal) for w in stack.windows)
     return 6 * stack.heads * stack.per_head_width * twice
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.config.run import RunConfig
+from pretrain.plan.trained import plan_trained
 from pretrain.plan.work import Task
 
 ASSUMED_VOCAB_SIZE = 32_768
@@ -57,4 +58,10 @@ def known_model(model: AnyModelConfig, vocab_size: int | None = None, labels: tu
 
 def task_of(config: RunConfig) -> Task:
     """Returns what a run trains on what; what the data would tell of the model is assumed."""
-    return Task(known_model(config.model), config.lengths, config.objective.head_share, config.optim.kind)
+    return task_with(config, known_model(config.model))
+
+
+def task_with(config: RunConfig, model: AnyModelConfig) -> Task:
+    """Returns the same of a model whose vocabulary is known. Raises: ConfigError, as `plan_trained`."""
+    trained = plan_trained(model, config.init.freeze, config.finetune)
+    return Task(model, config.lengths, config.objective.head_share, config.optim.kind, trained)

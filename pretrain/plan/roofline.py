@@ -23,11 +23,14 @@ class Work:
         projection_flops: Forward and backward of a micro-batch in matrices of weights, without the head.
         attention_flops: Scores and mixing, counted as for MFU: no half left out.
         head_flops: The head.
+        projection_forward: Of `projection_flops` the forward pass.
+        attention_forward: Of `attention_flops` the same.
         recompute: Share of the forward pass that is run again.
         width: D.
         kept_bytes: What a micro-batch would keep without checkpointing: the elementwise traffic is a multiple of it.
         logits: Scores that the loss reads in a micro-batch.
         parameters: Of the whole model.
+        trained: Those that have a gradient.
         weight_bytes: Of a working weight, and of its gradient on the wire.
         layers: Blocks, as many as there are gathers.
         state_bytes: Of weights, gradients and optimizer state that the update reads, on this rank.
@@ -39,11 +42,14 @@ class Work:
     projection_flops: float
     attention_flops: float
     head_flops: float
+    projection_forward: float
+    attention_forward: float
     recompute: float
     width: int
     kept_bytes: float
     logits: float
     parameters: float
+    trained: float
     weight_bytes: int
     layers: int
     state_bytes: float
@@ -116,14 +122,15 @@ def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
     """Returns bytes that pass a rank's link in a step: with each micro-batch, and once (Rajbhandari et al. 2020, 7).
 
     Gradients cost twice their size reduced to all, once to their owners. DeepSpeed's stage 2 hands them to their owners
-    after every micro-batch; stage 3 gathers the weights twice in each as well.
+    after every micro-batch; stage 3 gathers the weights twice in each as well. What is frozen has no gradient, and is
+    gathered at stage 3 all the same.
     """
     if network.size == 1:
         return 0.0, 0.0
-    whole = work.parameters * work.weight_bytes
+    gradients = work.trained * work.weight_bytes
     if network.zero_stage == 3:
-        return 3 * whole, 0.0
-    return (whole, whole) if network.zero_stage == 2 else (0.0, 2 * whole)
+        return 2 * work.parameters * work.weight_bytes + gradients, 0.0
+    return (gradients, gradients) if network.zero_stage == 2 else (0.0, 2 * gradients)
 
 
 def link_seconds(num_bytes: float, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> float:
@@ -139,10 +146,11 @@ def time_step(work: Work, network: Network, gpu: Gpu, constants: Constants = CON
     """Predicts a step."""
     shares = constants.shares[gpu.generation]
     peak = gpu.flops_fp32 if work.fp32 else gpu.flops
-    again = 1 + work.recompute / 3
+    again = 1 + work.recompute / 3  # of what is moved, a third is the forward pass's
     products = shares.products * work.width / (work.width + shares.half_width)
-    projections = (work.projection_flops * again + work.head_flops) / (peak * products)
-    attention = work.attention_flops * again / (peak * shares.attention)
+    projection_flops = work.projection_flops + work.recompute * work.projection_forward
+    projections = (projection_flops + work.head_flops) / (peak * products)
+    attention = (work.attention_flops + work.recompute * work.attention_forward) / (peak * shares.attention)
     bandwidth = gpu.memory_bytes_s * constants.memory_share
     moved = constants.passes * work.kept_bytes * again + constants.logit_bytes * work.logits
     elementwise = moved / bandwidth

@@ -54,6 +54,11 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
     for name, number in parts.items():
         if number:
             table.add_row(name, count(number), percent(number / total))
+    weights = total + model["adapters"]
+    if model["trained"] != total:
+        table.add_row("trained", count(model["trained"]), f"{percent(model['trained'] / weights)} of the weights")
+    if model["adapters"]:
+        table.add_row("adapters", count(model["adapters"]), percent(model["adapters"] / weights))
     each = model["flops_per_token"]
     table.add_row("FLOPs a token, forward", flops(each["forward"]))
     table.add_row("backward", flops(each["backward"]))

@@ -65,15 +65,15 @@ class RankMemory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def bucket_bytes(parameters: int, layout: Layout, world_size: int) -> int:
-    """Returns what communication holds beside gradients and weights."""
+def bucket_bytes(parameters: int, trained: int, layout: Layout, world_size: int) -> int:
+    """Returns what communication holds beside gradients and weights of a model, of which so many are trained."""
     engine, size = layout.engine, 4 if layout.engine.precision == "fp32" else 2
     if world_size == 1 and engine.kind != "deepspeed":
         return 0
     if engine.kind == "ddp":
-        return 4 * parameters  # DDP's buckets are a copy of the gradients
+        return 4 * trained  # DDP's buckets are a copy of the gradients
     if not engine.zero_stage:
-        return size * min(parameters, _ALL_REDUCED) if world_size > 1 else 0
+        return size * min(trained, _ALL_REDUCED) if world_size > 1 else 0
     buckets = plan_buckets(parameters, engine.zero_stage)
     return size * (buckets.reduce_bucket_size + max(buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size))
 
@@ -87,13 +87,13 @@ def loss_bytes(task: Task, layout: Layout, device: str) -> int:
     positions = round(layout.micro * task.lengths.target * task.head_share)
     logits = min(CHUNK_LOGITS[device], positions * rows)
     in_16_bits = 2 * size if size == 2 else 0  # scores before, and slopes after they are in fp32
-    sums = rows * model.last_stack.width * (4 + size if size == 2 else 0)
+    sums = rows * model.last_stack.width * (4 + size if size == 2 and task.trains_head else 0)
     return logits * (4 + in_16_bits) + sums
 
 
 def rank_memory(task: Task, layout: Layout, cluster: Cluster) -> RankMemory:
     """Counts what one rank holds."""
-    engine, parameters = layout.engine, count_parameters(task.model)
+    engine, values, parameters = layout.engine, task.values, count_parameters(task.model)
     each = bytes_per_parameter(
         engine.zero_stage,
         engine.precision if engine.kind == "deepspeed" else "fp32",
@@ -106,13 +106,13 @@ def rank_memory(task: Task, layout: Layout, cluster: Cluster) -> RankMemory:
     size = 4 if engine.precision == "fp32" else 2
     sharded = engine.zero_stage == 3 and cluster.size > 1
     found = RankMemory(
-        weights=round(each.weights * parameters),
-        gradients=round(each.gradients * parameters),
-        optimizer=round(each.optimizer * parameters),
-        gathered=size * min(parameters, _MAX_LIVE) if sharded or engine.offload_params != "none" else 0,
+        weights=round(each.weights * values.weights),
+        gradients=round(each.gradients * values.trained),
+        optimizer=round(each.optimizer * values.trained),
+        gathered=size * min(values.weights, _MAX_LIVE) if sharded or engine.offload_params != "none" else 0,
         activations=peak,
         loss=loss_bytes(task, layout, cluster.device),
-        buckets=bucket_bytes(parameters, layout, cluster.size),
+        buckets=bucket_bytes(parameters, values.trained, layout, cluster.size),
         overhead=0,
     )
     overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
@@ -132,14 +132,14 @@ def _fixed_bytes(cluster: Cluster) -> int:
 
 def host_bytes(task: Task, layout: Layout, cluster: Cluster) -> int:
     """Returns what a rank keeps in the memory of its host: what is offloaded, and the copy that a save is made from."""
-    engine, parameters = layout.engine, count_parameters(task.model)
-    state = 4 + STATE_BYTES.get(task.optimizer, STATE_BYTES["adamw"])
-    copied = parameters * state // cluster.size
+    engine, values = layout.engine, task.values
+    state = STATE_BYTES.get(task.optimizer, STATE_BYTES["adamw"])
+    copied = (4 * values.saved + state * values.trained) // cluster.size
     offloaded = 0
     if engine.offload_optimizer != "none":
-        offloaded += parameters * (state + 4) // cluster.size
+        offloaded += values.trained * (state + 8) // cluster.size
     if engine.offload_params != "none":
-        offloaded += parameters * (4 if engine.precision == "fp32" else 2) // cluster.size
+        offloaded += values.weights * (4 if engine.precision == "fp32" else 2) // cluster.size
     return copied + offloaded
 
 

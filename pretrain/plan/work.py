@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
-from pretrain.plan.activations import activation_bytes
-from pretrain.plan.flops import row_flops
+from pretrain.plan.activations import activation_bytes, adapter_bytes
+from pretrain.plan.flops import RowFlops, row_flops
 from pretrain.plan.memory import bytes_per_parameter
 from pretrain.plan.params import count_parameters
 from pretrain.plan.recurrent_memory import recurrent_bytes
 from pretrain.plan.roofline import Work
+from pretrain.plan.trained import Trained, Values, count_values
+from pretrain.plan.tuned_flops import TunedFlops, tuned_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +24,40 @@ class Task:
         lengths: Tokens of a row.
         head_share: Of the positions, those at which the head is computed.
         optimizer: `optim.kind`.
+        trained: What of the model is trained. None: all.
     """
 
     model: AnyModelConfig
     lengths: RowLengths
     head_share: float = 1.0
     optimizer: str = "adamw"
+    trained: Trained | None = None
+
+    @property
+    def values(self) -> Values:
+        """How many there are, are trained, and are saved."""
+        return count_values(count_parameters(self.model), self.trained)
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the matrix that makes scores has a gradient."""
+        name = "embedding.weight" if self.model.tied_embeddings else "head.weight"
+        return self.trained is None or name in self.trained.names
 
     @property
     def tokens(self) -> int:
         """That the model reads of a row, source and target."""
         return self.lengths.target + (self.lengths.source or 0)
+
+
+def task_flops(task: Task) -> TunedFlops:
+    """Counts the FLOPs of a row. Of a recurrent model all is taken to be trained."""
+    model, lengths = task.model, task.lengths
+    source, share = lengths.source, task.head_share
+    if task.trained is not None and not isinstance(model, RecurrentConfig):
+        return tuned_flops(model, task.trained, lengths.target, source_len=source, head_share=share)
+    whole = row_flops(model, lengths.target, source_len=source, head_share=share)
+    return TunedFlops(whole, RowFlops(whole.projections // 3, whole.attention // 3, whole.head // 3), {})
 
 
 def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
@@ -49,8 +74,18 @@ def kept_by(task: Task, engine: EngineConfig, micro: int, device: str) -> tuple[
     if isinstance(task.model, RecurrentConfig):
         kept = recurrent_bytes(task.model, engine, task.lengths, micro)
         return kept, kept
-    found = activation_bytes(task.model, engine, task.lengths, micro, device=device, head_share=task.head_share)
-    return found.kept, found.peak
+    found = activation_bytes(
+        task.model,
+        engine,
+        task.lengths,
+        micro,
+        device=device,
+        head_share=task.head_share,
+        trains_head=task.trains_head,
+        still=task_flops(task).still if task.trained is not None else None,
+    )
+    beside = 0 if task.trained is None else adapter_bytes(task.model, task.trained, engine, task.lengths, micro)
+    return found.kept + beside, found.peak + beside
 
 
 def plan_work(
@@ -72,11 +107,10 @@ def plan_work(
         accumulation: Micro-batches of a step.
         recompute: Share of the forward pass that is run again. None: as the engine does.
     """
-    lengths, model = task.lengths, task.model
-    flops = row_flops(model, lengths.target, source_len=lengths.source, head_share=task.head_share)
+    lengths, model, values = task.lengths, task.model, task.values
+    flops = task_flops(task)
     plain = engine.model_copy(update={"activation_checkpointing": "none"})
     kept, _ = kept_by(task, plain, micro, "cuda")
-    parameters = count_parameters(model)
     on_host = engine.offload_optimizer != "none"
     state = bytes_per_parameter(
         engine.zero_stage, engine.precision, world_size, task.optimizer, offload_optimizer=on_host
@@ -86,23 +120,26 @@ def plan_work(
     if on_host:
         # Gradients down, weights up; and the update itself, at about the same speed, out of the host's memory.
         whole = bytes_per_parameter(engine.zero_stage, engine.precision, world_size, task.optimizer)
-        offload += 2 * weight_bytes * parameters / world_size + 2 * whole.optimizer * parameters
+        offload += 2 * weight_bytes * values.trained / world_size + 2 * whole.optimizer * values.trained
     if engine.offload_params != "none":
-        offload += 2 * weight_bytes * parameters / world_size * accumulation
+        offload += 2 * weight_bytes * values.weights / world_size * accumulation
     layers = sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
     rows = model.padded_vocab_size if model.head.kind == "lm" else 0
     return Work(
-        projection_flops=micro * flops.projections,
-        attention_flops=micro * flops.attention,
-        head_flops=micro * flops.head,
+        projection_flops=micro * flops.whole.projections,
+        attention_flops=micro * flops.whole.attention,
+        head_flops=micro * flops.whole.head,
+        projection_forward=micro * flops.forward.projections,
+        attention_forward=micro * flops.forward.attention,
         recompute=recompute_share(model, engine) if recompute is None else recompute,
         width=model.last_stack.width,
         kept_bytes=kept,
         logits=micro * lengths.target * task.head_share * rows,
-        parameters=parameters,
+        parameters=values.weights,
+        trained=values.trained,
         weight_bytes=weight_bytes,
         layers=layers,
-        state_bytes=(state.gradients + state.optimizer) * parameters,
+        state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
         accumulation=accumulation,
         fp32=engine.precision == "fp32",

@@ -1,10 +1,13 @@
 """What the ranks of the tests of `plan` do: train under each ZeRO stage, and count the tensors that are held."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from tests.integration.workers import MODEL, ROWS, build, global_batch, rows_of
 
@@ -28,11 +31,27 @@ def bytes_by_depth(world: World, cases: list[list[Any]], depths: list[int]) -> l
     return [[_held(world, case, depth) for depth in depths] for case in cases]
 
 
-def _held(world: World, case: list[Any], depth: int) -> list[int]:
-    before = held_bytes()
+def bytes_tuned(
+    world: World, cases: list[list[Any]], arms: list[list[Any]], folder: str | None = None
+) -> list[list[list[int]]]:
+    """Returns the same of each case for each (kind of fine-tuning, depth), saving it if a folder is given."""
+    found = []
+    for case in cases:
+        places = [None if folder is None else Path(folder) / f"{finetune}-{depth}" for finetune, depth in arms]
+        found.append([_held(world, case, arm[1], arm[0], place) for arm, place in zip(arms, places, strict=True)])
+    return found
+
+
+def decoder_of(depth: int) -> dict[str, Any]:
+    """A model of so many blocks."""
     size = {"layers": depth, "width": 128, "heads": 4, "kv_heads": 4, "head_width": 32, "ff_width": 384}
+    return {**MODEL, "decoder": size}
+
+
+def _held(world: World, case: list[Any], depth: int, finetune: str = "full", folder: Path | None = None) -> list[int]:
+    before = held_bytes()
     micro = ROWS // world.size // 3
-    engine = build(world, *case, micro=micro, model={**MODEL, "decoder": size})
+    engine = build(world, *case, micro=micro, model=decoder_of(depth), finetune=finetune)
     numbers = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
     mine = range(world.rank * ROWS // world.size, (world.rank + 1) * ROWS // world.size)
     batches = [rows_of(global_batch(0), slice(start, start + micro)) for start in range(mine.start, mine.stop, micro)]
@@ -44,4 +63,6 @@ def _held(world: World, case: list[Any], depth: int) -> list[int]:
     held = held_bytes() - before
     engine.forward_backward(batches[1], 1e-3, True)
     engine.update(1e-3)
+    if folder is not None:
+        CheckpointManager(folder, 2, world, {}).save(engine.state, TrainState(step=1, optimizer_step=1))
     return [numbers, held]

@@ -2,8 +2,15 @@
 
 import pytest
 
+from pretrain.config.finetune import FinetuneConfig
+from pretrain.config.presets import expand_preset
+from pretrain.config.recurrent import parse_model
+from pretrain.plan.course import checkpoint_bytes
 from pretrain.plan.memory import bytes_per_parameter
+from pretrain.plan.params import count_parameters
+from pretrain.plan.trained import Values, count_values, plan_trained
 from tests.helpers.ranks import run_in_ranks
+from tests.integration.plan_workers import decoder_of
 
 DEPTHS = [2, 14]
 """Far enough apart: a parameter that two ranks share, which each holds whole for a while, is half a per cent."""
@@ -35,3 +42,50 @@ def test_every_stage_holds_what_is_planned(world_size):
 @pytest.mark.timeout(900)
 def test_adafactor_holds_what_is_planned():
     check_state(2, [["deepspeed", 1, "bf16", "adafactor"]])
+
+
+ADAPTERS = FinetuneConfig(kind="lora", rank=4)
+FROZEN = ["embedding.*", "decoder.blocks.0.*"]
+
+
+def values_of(finetune: str, depth: int) -> Values:
+    """What is planned of a model that `workers.build` freezes or adapts."""
+    model = parse_model(expand_preset(decoder_of(depth)))
+    how = {"full": ([], FinetuneConfig()), "freeze": (FROZEN, FinetuneConfig()), "lora": ([], ADAPTERS)}[finetune]
+    return count_values(count_parameters(model), plan_trained(model, *how))
+
+
+def planned_bytes(case: list, world_size: int, values: Values) -> float:
+    """Weights, gradients and optimizer state of a rank."""
+    each = bytes_per_parameter(case[1], case[2], world_size)
+    return each.weights * values.weights + (each.gradients + each.optimizer) * values.trained
+
+
+def check_tuned(world_size, cases, folder=None):
+    """Compares adapters at two depths, and frozen weights with none: what is fixed, and buckets, cancel."""
+    arms = [["lora", DEPTHS[0]], ["lora", DEPTHS[1]], ["full", DEPTHS[0]], ["freeze", DEPTHS[0]]]
+    arguments = {"cases": cases, "arms": arms, "folder": folder}
+    for rows in run_in_ranks("tests.integration.plan_workers:bytes_tuned", world_size, arguments, timeout_s=900):
+        for case, found in zip(cases, rows, strict=True):
+            values = [values_of(*arm) for arm in arms]
+            assert [numbers for numbers, _ in found] == [one.weights for one in values], case
+            held, planned = [row[1] for row in found], [planned_bytes(case, world_size, one) for one in values]
+            assert held[1] - held[0] == pytest.approx(planned[1] - planned[0], rel=0.02), case
+            assert held[2] - held[3] == pytest.approx(planned[2] - planned[3], rel=0.02), case
+
+
+def test_what_is_frozen_has_neither_gradient_nor_moments_and_a_checkpoint_is_as_large_as_planned(tmp_path):
+    check_tuned(1, [["single", 0, "fp32"]], str(tmp_path))
+    for finetune in ("freeze", "lora"):
+        values = values_of(finetune, DEPTHS[0])
+        (path,) = (tmp_path / f"{finetune}-{DEPTHS[0]}").iterdir()
+        files = list(path.glob("*.safetensors"))
+        headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in files)
+        tensors = sum(file.stat().st_size for file in files) - headers
+        assert tensors == checkpoint_bytes(values.saved, 8, tensors=0, ranks=1, trained=values.trained), finetune
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_frozen_weights_and_adapters_hold_what_is_planned_at_every_stage():
+    check_tuned(2, [*STAGES, ["ddp", 0, "fp32"]])
