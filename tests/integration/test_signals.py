@@ -84,27 +84,30 @@ def assert_no_step_lost(runs: RunMaker, name: str, job: WarmJob) -> None:
 PHASES = ["load", "data", "compile", "forward-backward", "update", "evaluate", "save", "close"]
 
 
-def test_a_signal_in_any_phase_ends_the_attempt_with_75_and_loses_nothing(runs, jobs, tmp_path):
-    # With each attempt a step further, so that an attempt that evaluates or saves comes to it.
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in (1, 2))])
+def test_a_signal_in_any_phase_ends_the_attempt_with_75_and_loses_nothing(runs, jobs, tmp_path, turn):
+    # Each phase meets one of the signals a turn. With each attempt the run is a step further, so that one that
+    # evaluates or saves comes to it.
+    name = f"phases-{turn}"
     for number, phase in enumerate(PHASES):
-        marker, modules = tmp_path / phase, Path(runs.config("phases")).parent
-        stop_after = "null" if phase != "close" else str(runs.last_row("phases")["step"] + 2)
+        marker, modules = tmp_path / phase, Path(runs.config(name)).parent
+        stop_after = "null" if phase != "close" else str(runs.last_row(name)["step"] + 2)
         environment = {"SLOW_PHASE": phase, "MARKER": str(marker)}
         job = jobs.start(
-            runs.config("phases"), "extend=[slow_phase]", f"train.stop_after={stop_after}",
+            runs.config(name), "extend=[slow_phase]", f"train.stop_after={stop_after}",
             ranks=1, modules=modules, **environment,
         )  # fmt: skip
         while not marker.exists():
             assert job.is_running(), f"never came to {phase}:\n{job.output()}"
             time.sleep(0.01)
-        job.send(STOP_SIGNALS[number % 3])
+        job.send(STOP_SIGNALS[(number + turn) % 3])
         assert job.end() == (EXIT_RESUME_ME if phase != "close" else EXIT_OK), f"{phase}:\n{job.output()}"
         assert "Traceback" not in job.output()
-        assert_no_step_lost(runs, "phases", job)
-    assert runs.last_row("phases")["step"] > 5, "some attempts went on to the end of their step"
-    job = jobs.start(runs.config("phases"), ranks=1)
+        assert_no_step_lost(runs, name, job)
+    assert runs.last_row(name)["step"] > 5, "some attempts went on to the end of their step"
+    job = jobs.start(runs.config(name), ranks=1)
     assert job.end() == EXIT_OK, job.output()
-    assert_same_run(runs, "phases", "golden", STEPS)
+    assert_same_run(runs, name, "golden", STEPS)
 
 
 def stop_at_random_moments(runs: RunMaker, jobs: WarmJobs, name: str, count: int, steps: int) -> int:

@@ -101,7 +101,7 @@ def fail_at(operation: Operation, error: int) -> None:
     watch(act)
 
 
-LATER = [pytest.param(error, marks=pytest.mark.long) for error in (errno.EIO, errno.EROFS, errno.EDQUOT)]
+LATER = [pytest.param(error, marks=pytest.mark.long) for error in (errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES)]
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, *LATER], ids=errno.errorcode.get)
