@@ -1,4 +1,4 @@
-"""One short run with everything switched on that shows a run, and what it leaves: metrics, samples, profile, wandb."""
+"""One short run with everything on that shows a run, and what it leaves: metrics, samples, pictures, profile, wandb."""
 
 import gzip
 import json
@@ -6,7 +6,9 @@ import math
 import os
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.rundir import RunDir
@@ -33,6 +35,7 @@ tracking:
   wandb: offline
   artifacts: references
   samples: {{prompts: ["alpha ", "be"], max_tokens: 8}}
+  attention: {{text: "alpha be", heads: [0, 2]}}
 profile: {{steps: [3, 3]}}
 """
 
@@ -91,6 +94,14 @@ def test_samples_follow_each_evaluation_and_are_logged(run):
     assert done.stderr.count("sample 'alpha '") == 2
 
 
+def test_pictures_follow_each_evaluation(run):
+    folder, _ = run
+    paths = sorted((folder.path / "attention").iterdir())
+    assert [path.name for path in paths] == ["step-00000006.png", "step-00000012.png"]
+    first, last = (np.asarray(Image.open(path).convert("L")).astype(int) for path in paths)
+    assert first.shape == last.shape and (first != last).any(), "the weights have changed"
+
+
 def test_a_profile_has_the_operations_of_its_steps(run):
     folder, _ = run
     trace = json.loads(gzip.decompress((folder.path / "profile" / "steps-3-3-rank-0.json.gz").read_bytes()))
@@ -102,9 +113,15 @@ def test_a_profile_has_the_operations_of_its_steps(run):
 def test_wandb_has_the_rows_the_facts_the_texts_and_where_the_checkpoints_are(run):
     folder, done = run
     history = read_history(folder.path)
-    assert [row for row in history if "samples._type" not in row] == read_rows(folder.metrics)
+    shown = {"samples._type", "attention._type"}
+    assert [row for row in history if not shown & row.keys()] == read_rows(folder.metrics)
     tables = [(row["step"], row["samples._type"], row["samples.nrows"]) for row in history if "samples._type" in row]
     assert tables == [(6, "table-file", 2), (12, "table-file", 2)]
+    images = {row["step"]: row["attention.path"] for row in history if row.get("attention._type") == "image-file"}
+    assert list(images) == [6, 12]
+    for step, path in images.items():
+        (copy,) = (folder.path / "wandb").glob(f"offline-run-*/files/{path}")
+        assert copy.read_bytes() == (folder.path / "attention" / f"step-{step:08d}.png").read_bytes()
     config = {item.key: json.loads(item.value_json) for record in read_records(folder.path, "run")
               for item in record.run.config.update}  # fmt: skip
     assert config["batch"]["global_tokens"] == 512

@@ -1,0 +1,128 @@
+"""Runs that generate texts and draw attention train the same as runs that do not, bit for bit, whatever the shape of
+the model and however its weights lie on the ranks; and what they show does not depend on that."""
+
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain.config.prepare import PrepareConfig
+from pretrain.rundir import RunDir
+from pretrain.tracking.audit import compare, read_audit
+from pretrain.tracking.jsonl import read_rows
+from tests.helpers.runs import RunMaker
+from tests.helpers.warm_jobs import WarmJobs
+
+pytestmark = pytest.mark.timeout(600)
+
+CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 16}}
+model:
+  preset: t5-v1.1-tiny
+  max_seq_len: 48
+  encoder: {{width: 32, heads: 2, head_width: 16, ff_width: 48, dropout: 0.1}}
+  decoder: {{width: 32, heads: 2, head_width: 16, ff_width: 48, dropout: 0.1}}
+objective: {{kind: span, span: {{density: 0.3, mean_length: 2.0}}}}
+batch: {{global_tokens: 288, seq_len: 48, micro: 3}}
+optim: {{lr: 1e-2, schedule: {{warmup_steps: 2}}}}
+train: {{steps: 6}}
+eval: {{every_steps: 3}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 60}}
+tracking: {{log_every_steps: 3, norms_every_steps: 0, wandb: off}}
+"""
+PROMPTS = ["alpha <extra_id_0> gamma", "beta", ""]
+TEXTS = f"tracking.samples={{prompts: {PROMPTS}, max_tokens: 12, temperature: 1.0}}"
+PICTURES = 'tracking.attention={text: "alpha <extra_id_0> delta", target: "beta", every_evals: 2}'
+OBJECTIVE = "span: {density: 0.15, mean_length: 3.0}"
+SHAPES = {
+    "encoder-decoder": [TEXTS, PICTURES],
+    "decoder": ["model.encoder=null", f"objective={{kind: causal, {OBJECTIVE}}}", TEXTS,
+                "tracking.attention={text: alpha beta, every_evals: 2}"],
+    "encoder": ["model.decoder=null", f"objective={{kind: masked, {OBJECTIVE}}}",
+                "tracking.attention={text: 'alpha [MASK] beta', every_evals: 2}"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> RunMaker:
+    """Runs over a vocabulary with sentinels and a mask."""
+    from pretrain.data.prepare import prepare
+
+    folder, output = tmp_path_factory.mktemp("texts"), tmp_path_factory.mktemp("shards")
+    rng, words = random.Random(3), ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+    for number in range(30):
+        (folder / f"{number:02d}.txt").write_text(" ".join(rng.choices(words, k=rng.randint(40, 200))) + "\n")
+    tokenizer = {"kind": "bpe", "vocab_size": 340, "roles": "t5", "sentinels": 12, "special_tokens": ["[MASK]"]}
+    config = {"output": str(output), "inputs": [{"path": str(folder)}], "tokenizer": tokenizer, "split": "tail:0.1"}
+    prepare(PrepareConfig.model_validate(config), processes=1)
+    return RunMaker(tmp_path_factory.mktemp("runs"), output, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Ranks that are forked, not started."""
+    with WarmJobs() as started:
+        yield started
+
+
+def complete(jobs: WarmJobs, runs: RunMaker, name: str, *overrides: str, ranks: int = 1) -> RunDir:
+    """Runs to the end."""
+    job = jobs.start(runs.config(name), *overrides, ranks=ranks)
+    assert job.end() == 0, job.output()
+    return runs.folder(name)
+
+
+def check_shown(shown: RunDir, bare: RunDir, *, has_texts: bool) -> None:
+    """A run has its texts and its picture, and the ledger of one that shows nothing."""
+    assert compare(bare.audit, shown.audit) is None
+    assert len(read_audit(shown.audit)) == 6
+    assert [path.name for path in (shown.path / "attention").iterdir()] == ["step-00000006.png"]
+    assert pixels(shown).std() > 10
+    assert not (bare.path / "attention").exists() and not (bare.path / "samples.jsonl").exists()
+    if has_texts:
+        rows = read_rows(shown.path / "samples.jsonl")
+        assert [row["step"] for row in rows] == [3, 6]
+        assert all([sample["prompt"] for sample in row["samples"]] == PROMPTS for row in rows)
+        assert all(any(sample["text"] for sample in row["samples"]) for row in rows)
+
+
+def pixels(run: RunDir) -> np.ndarray:
+    """The picture of step 6, grey."""
+    return np.asarray(Image.open(run.path / "attention" / "step-00000006.png").convert("L")).astype(int)
+
+
+@pytest.mark.parametrize(
+    "shape", ["encoder-decoder", *(pytest.param(s, marks=pytest.mark.long) for s in list(SHAPES)[1:])]
+)
+def test_texts_and_pictures_change_nothing_of_what_is_trained(jobs, runs, shape):
+    overrides = SHAPES[shape]
+    kept = [item for item in overrides if not item.startswith("tracking.")]
+    bare = complete(jobs, runs, f"{shape}-bare", *kept)
+    shown = complete(jobs, runs, f"{shape}-shown", *overrides)
+    check_shown(shown, bare, has_texts=TEXTS in overrides)
+
+
+@pytest.mark.long
+def test_every_zero_stage_shows_the_same_and_trains_as_without(jobs, runs):
+    found = {}
+    for stage in (0, 2, 3):
+        engine = f"engine={{kind: deepspeed, zero_stage: {stage}, precision: fp32, device: cpu}}"
+        bare = complete(jobs, runs, f"bare-{stage}", engine, ranks=2)
+        found[stage] = shown = complete(jobs, runs, f"shown-{stage}", engine, TEXTS, PICTURES, ranks=2)
+        check_shown(shown, bare, has_texts=True)
+    for stage in (2, 3):
+        assert (found[stage].path / "samples.jsonl").read_text() == (found[0].path / "samples.jsonl").read_text()
+        # Weights that differ in their last digits may turn a pixel by one shade of 256.
+        assert np.abs(pixels(found[stage]) - pixels(found[0])).max() <= 1
+
+
+@pytest.mark.long
+def test_a_prompt_that_does_not_fit_ends_all_ranks_before_the_first_step(jobs, runs):
+    engine = "engine={kind: deepspeed, zero_stage: 3, precision: fp32, device: cpu}"
+    picture = f"tracking.attention={{text: '{'alpha ' * 50}', target: beta}}"
+    job = jobs.start(runs.config("long"), engine, picture, ranks=2)
+    assert job.end() == 64, job.output()
+    assert "tracking.attention.text: the prompt has 52 tokens, model.max_seq_len is 48" in job.output()
