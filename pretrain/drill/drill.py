@@ -15,7 +15,7 @@ from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
 from pretrain.drill.attempt import STEPS_SPREAD, Attempts, Ended
 from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, open_state
-from pretrain.drill.leftovers import find_shared_memory, find_temporary, list_shared_memory
+from pretrain.drill.leftovers import find_leases, find_shared_memory, find_temporary, list_shared_memory
 from pretrain.drill.plan import Kill, Target, plan_kill
 from pretrain.drill.processes import check_platform
 from pretrain.drill.progress import Progress
@@ -109,7 +109,8 @@ class Drill:
         if not self._state.is_stuck:
             progress.begin("to the end", self._settings.steps)
             self._note_end(self._attempts.complete(KILLED, progress.reach))
-        left = find_temporary(self._folder, self._folder.run(KILLED)) + find_shared_memory(shared_memory)
+        run = self._folder.run(KILLED)
+        left = find_temporary(self._folder, run) + find_shared_memory(shared_memory) + find_leases(run)
         return judge(self._folder, self._state, left)
 
     def _run_golden(self, progress: Progress) -> Pace:

@@ -1,10 +1,11 @@
-"""What kills must not leave behind: temporary files, in run folder and TMPDIR, and shared memory."""
+"""What kills must not leave behind: temporary files, in run folder and TMPDIR, shared memory, and a lease."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from pretrain.drill.folder import DrillFolder
+from pretrain.lease.owner import find_owner, highest_number, path_of
 from pretrain.rundir import RunDir
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -18,6 +19,16 @@ def find_temporary(folder: DrillFolder, run: RunDir) -> list[str]:
     inside = [path for path in run.path.rglob("*") if path.name.startswith(_TEMPORARY) or ".tmp-" in path.name]
     outside = folder.temporary.iterdir() if folder.temporary.is_dir() else []
     return [str(path) for path in (*inside, *(path for path in outside if not path.name.startswith(CACHES)))]
+
+
+def find_leases(run: RunDir) -> list[str]:
+    """Returns what is in the lease folder of a run that has ended, besides the lease that its last owner gave back."""
+    if not run.lease.is_dir():
+        return []
+    last = path_of(run.lease, highest_number(run.lease))
+    found = find_owner(last)
+    is_given_back = found is not None and found.owner is not None and found.owner.released
+    return sorted(str(path) for path in run.lease.iterdir() if path != last or not is_given_back)
 
 
 def list_shared_memory() -> set[str]:

@@ -9,9 +9,10 @@ import torch
 from pretrain.checkpoint.layout import MANIFEST, load_manifest, step_name
 from pretrain.checkpoint.weights import write_weights
 from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, State
-from pretrain.drill.leftovers import find_shared_memory, find_temporary
+from pretrain.drill.leftovers import find_leases, find_shared_memory, find_temporary
 from pretrain.drill.verdict import judge
 from pretrain.io import write_json
+from pretrain.lease import Lease
 
 ENTRY = {"number": 0, "phase": "save", "target": "rank", "steps_lost": 2, "first_step_s": 1.0, "gone_s": 0.5}
 
@@ -101,6 +102,19 @@ def test_temporary_files_are_found_wherever_a_run_may_leave_them(folder):
     for path in (*names, folder.temporary / "torchinductor_root"):
         path.mkdir()
     assert sorted(find_temporary(folder, run)) == sorted(map(str, names))
+
+
+def test_a_lease_that_nobody_gave_back_and_files_beside_it_are_found(folder):
+    write_run(folder, KILLED)
+    run = folder.run(KILLED)
+    assert find_leases(run) == []
+    lease = Lease(run.lease)
+    held = str(run.lease / "00000001.json")
+    assert find_leases(run) == [held]
+    lease.release()
+    assert find_leases(run) == []
+    (run.lease / "00000002.json").write_text("torn")
+    assert find_leases(run) == [held, str(run.lease / "00000002.json")]
 
 
 def test_shared_memory_in_use_is_somebody_elses(monkeypatch, tmp_path):
