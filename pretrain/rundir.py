@@ -3,6 +3,7 @@
 config.yaml    the resolved config                     metrics.jsonl  one row a logging interval
 run.json       identity, versions, attempts            audit.jsonl    one row a step
 checkpoints/   step-00001000/ ...                      logs/ wandb/
+evaluations.jsonl  one row for each `pretrain evaluate` of it
 lease/         of the attempt that owns the folder (pretrain/lease)
 launch/        spec.json, config.yaml, journal.jsonl of jobs under Slurm (launch/)
 """
@@ -55,6 +56,11 @@ class RunDir:
     def audit(self) -> Path:
         """The ledger: one row a step."""
         return self.path / "audit.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """What `pretrain evaluate` has found of its checkpoints; absent until it has."""
+        return self.path / "evaluations.jsonl"
 
     @property
     def checkpoints(self) -> Path:

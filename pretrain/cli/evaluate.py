@@ -71,6 +71,7 @@ def evaluate_command(
     Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
     """
     import json
+    from dataclasses import asdict
 
     from pretrain.errors import ConfigError
 
@@ -78,6 +79,7 @@ def evaluate_command(
     if (source is None) != (reference is None) or len(ways) > 1:
         raise ConfigError("not clear what to evaluate on", fix="give --data, --tasks, or both --source and --reference")
     report: Any
+    asked: Any
     from pretrain.evaluate.ranks import joined_ranks
 
     with _interruptible(), joined_ranks(device) as (world, device):
@@ -91,12 +93,12 @@ def evaluate_command(
             from pretrain.evaluate.corpus import Choice
             from pretrain.evaluate.held_out import evaluate_held_out
 
-            choice = Choice(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
-            report = evaluate_held_out(what, choice, other=compare, resamples=resamples, device=device)
+            asked = Choice(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
+            report = evaluate_held_out(what, asked, other=compare, resamples=resamples, device=device)
         else:
             from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
 
-            task = TranslationTask(
+            asked = TranslationTask(
                 source=source,
                 reference=reference,
                 preprocessed=preprocessed,
@@ -107,9 +109,14 @@ def evaluate_command(
                 batch_tokens=batch_tokens,
                 resamples=resamples,
             )
-            report = evaluate_translation(what, task, other=compare, output=output, device=device)
+            report = evaluate_translation(what, asked, other=compare, output=output, device=device)
     if world.is_main:
-        print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()))
+        print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()), flush=True)
+        if report.subject is not None:
+            from pretrain.evaluate.kept import keep_evaluation
+
+            settings = {**asdict(asked), "resamples": resamples, "device": device, "ranks": world.size}
+            keep_evaluation(report.subject, report.data, settings, report.facts())
 
 
 @contextlib.contextmanager

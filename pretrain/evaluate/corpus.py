@@ -21,8 +21,9 @@ from pretrain.data.loader import ValidationLoader
 from pretrain.data.source_streams import open_stores, open_windows
 from pretrain.data.tokenizer import load_tokenizer, parse_tokenizer
 from pretrain.errors import ConfigError, DataError
+from pretrain.evaluate.kept import Data
 from pretrain.evaluate.labels import check_labels
-from pretrain.index import DataIndex
+from pretrain.index import DataIndex, data_hash
 from pretrain.index.dataset import open_dataset
 from pretrain.objective import build_rows
 from pretrain.row_maker import build_context, fill_special
@@ -149,6 +150,7 @@ class Corpus:
         objective: What is predicted.
         labels: Names of the labels that are predicted; empty: tokens are.
         sources: One or several; at least one has the split.
+        data: What each of them is.
 
     Raises:
         ConfigError: The objective does not fit the data, or lacks a token.
@@ -186,7 +188,8 @@ class Corpus:
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = all(task.kind == "causal" for task in self.objective.tasks)
         self.sources: list[HeldOut] = []
-        for source, store in zip(self._dataset.sources, stores, strict=True):
+        self.data: list[Data] = []
+        for source, store, path in zip(self._dataset.sources, stores, setting.data.paths, strict=True):
             if len(stores) > 1 and choice.split not in source.index.splits:
                 continue
             index = _as_validation(source.index, choice.split)
@@ -203,6 +206,7 @@ class Corpus:
             left_out = windows.num_left_out() if isinstance(windows, BinStream) else 0
             tokens_per_byte = _tokens_per_byte(index) if is_code else 0.0
             self.sources.append(HeldOut(source.name, loader, left_out, tokens_per_byte))
+            self.data.append(Data(source.name, str(path), data_hash(source.index)))
         if not self.sources:
             raise DataError(f"no source has a split {choice.split!r}", fix="choose another --split")
 

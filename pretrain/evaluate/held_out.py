@@ -8,18 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import NamedTuple
 
 from pretrain.artifact.open import open_artifact
-from pretrain.artifact.what import What, open_what
+from pretrain.artifact.what import What
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES
 from pretrain.evaluate.corpus import Choice, Corpus, HeldOut, settle
 from pretrain.evaluate.held_out_report import HeldOutReport, SourceLoss
+from pretrain.evaluate.kept import find_subject
 from pretrain.evaluate.label_scores import Answers, compare_labels, score_labels
 from pretrain.evaluate.labels import read_answers, sum_documents
 from pretrain.evaluate.loss import LossReport, evaluate_loss
-from pretrain.evaluate.ranks import current
+from pretrain.evaluate.ranks import current, open_together
 from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, sum_rows
 from pretrain.log import stderr_console
 from pretrain.objective import build_loss
@@ -44,25 +46,36 @@ def evaluate_held_out(
         ConfigError: The objective does not fit the model or the data.
         DataError: Data are missing or damaged, or of another tokenizer or other labels.
     """
-    described = open_what(what)
+    described = open_together(what)
+    subject = find_subject(described)
     setting = settle(described, choice)
     rank, world_size = current()
     corpus = Corpus(setting, choice, described.config, rank=rank, world_size=world_size)
     corpus.check_model(described)
+    models = [_Named(what.name, described.path)]
     if other is not None:
-        theirs = open_what(other)
+        theirs = open_together(other)
+        models.append(_Named(other.name, theirs.path))
         _check_fits(theirs, corpus.objective, max(setting.lengths.target, setting.lengths.source or 0))
         corpus.check_model(theirs)
     if corpus.labels:
-        losses = _evaluate_labels(corpus, what, other, resamples, device)
+        losses = _evaluate_labels(corpus, models, resamples, device)
     elif other is None:
-        model = ModelLoss(open_artifact(what, device).model, build_loss(corpus.objective))
+        model = ModelLoss(open_artifact(described.path, device).model, build_loss(corpus.objective))
         losses = [_measure(model, held, what.name) for held in corpus.sources]
         losses += [_of_all(losses)] if len(losses) > 1 else []
     else:
-        losses = _compare(corpus, what, other, resamples, device)
+        losses = _compare(corpus, models, resamples, device)
     kinds = "+".join(task.kind for task in corpus.objective.tasks)
-    return HeldOutReport(str(what), None if other is None else str(other), kinds, choice.split, losses)
+    names = str(what), None if other is None else str(other)
+    return HeldOutReport(*names, kinds, choice.split, losses, corpus.data, subject)
+
+
+class _Named(NamedTuple):
+    """A model: what a bar calls it, and where its weights are."""
+
+    name: str
+    path: Path
 
 
 def _check_fits(what: What, objective: ObjectiveConfig, longest: int) -> None:
@@ -96,12 +109,12 @@ def _of_source(held: HeldOut, report: LossReport) -> SourceLoss:
     return SourceLoss(held.name, report, bits, held.num_left_out)
 
 
-def _compare(corpus: Corpus, what: Path, other: Path, resamples: int, device: str) -> list[SourceLoss]:
-    """Returns a model's losses beside a baseline's."""
+def _compare(corpus: Corpus, models: Sequence[_Named], resamples: int, device: str) -> list[SourceLoss]:
+    """Returns the losses of the first model beside those of the second, the baseline."""
     sums: list[list[RowSums]] = []
-    for path in (what, other):
+    for name, path in models:
         model = ModelLoss(open_artifact(path, device).model, build_loss(corpus.objective))
-        sums.append([sum_rows(model, _shown(held, path.name)) for held in corpus.sources])
+        sums.append([sum_rows(model, _shown(held, name)) for held in corpus.sources])
     losses = []
     for held, mine, its in zip(corpus.sources, *sums, strict=True):
         found = _of_source(held, mine.report)
@@ -113,12 +126,12 @@ def _compare(corpus: Corpus, what: Path, other: Path, resamples: int, device: st
     return losses
 
 
-def _evaluate_labels(corpus: Corpus, what: Path, other: Path | None, resamples: int, device: str) -> list[SourceLoss]:
-    """Returns the scores of a classifier, beside a baseline's where there is one."""
+def _evaluate_labels(corpus: Corpus, models: Sequence[_Named], resamples: int, device: str) -> list[SourceLoss]:
+    """Returns the scores of a classifier, beside those of a second, the baseline, where there is one."""
     answers: list[list[Answers]] = []
-    for path in (what, *([] if other is None else [other])):
+    for name, path in models:
         model = open_artifact(path, device).model
-        answers.append([read_answers(model, _shown(held, path.name)) for held in corpus.sources])
+        answers.append([read_answers(model, _shown(held, name)) for held in corpus.sources])
     losses = []
     for number, held in enumerate(corpus.sources):
         loss = _of_source(held, sum_documents(answers[0][number]).report)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pretrain.evaluate.bootstrap import Difference
+from pretrain.evaluate.kept import Data, Subject
 from pretrain.evaluate.label_scores import LabelScores
 from pretrain.evaluate.loss import LossReport
 
@@ -65,6 +66,9 @@ class HeldOutReport:
         baseline: The same of the model that it is compared with.
         objective: Kinds of what is predicted.
         split: What was read.
+        losses: By source.
+        data: The sources.
+        subject: The checkpoint; None: the model is no run's.
     """
 
     model: str
@@ -72,6 +76,8 @@ class HeldOutReport:
     objective: str
     split: str
     losses: list[SourceLoss]
+    data: list[Data]
+    subject: Subject | None
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""

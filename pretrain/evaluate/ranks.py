@@ -9,9 +9,11 @@ those of one rank. Rank 0 prints.
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pretrain import dist
+from pretrain.artifact.what import What, open_what
 from pretrain.dist import World, read_world
 
 ALONE = World(0, 1, 0)
@@ -42,6 +44,17 @@ def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
         yield world, f"cuda:{world.local_rank}" if on_cuda else device
     finally:
         td.destroy_process_group()
+
+
+def open_together(path: Path) -> What:
+    """Describes a model; of a run that goes on all ranks take the checkpoint that rank 0 found. Collective.
+
+    Raises:
+        CheckpointError: As `open_what`, and ConfigError.
+    """
+    what = open_what(path)
+    chosen = dist.broadcast_object(str(what.path))
+    return what if str(what.path) == chosen else open_what(Path(chosen))
 
 
 def gather_batches(found: list[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> t
 """
 
 import contextlib
+import hashlib
 import importlib
 import logging
 import os
@@ -19,7 +20,8 @@ import numpy as np
 from pretrain.artifact.open import open_artifact
 from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference, compare_means
-from pretrain.evaluate.ranks import current
+from pretrain.evaluate.kept import Data, Subject, find_subject
+from pretrain.evaluate.ranks import current, open_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class TaskReport:
         harness: Its version.
         scores: In the order of the harness.
         num_documents: Of each task.
+        data: The documents of each task.
+        subject: The checkpoint; None: the model is no run's.
     """
 
     model: str
@@ -79,6 +83,8 @@ class TaskReport:
     harness: str
     scores: list[TaskScore]
     num_documents: dict[str, int] = field(default_factory=dict)
+    data: list[Data] = field(default_factory=list)
+    subject: Subject | None = None
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -120,12 +126,27 @@ def evaluate_tasks(
     names = None if other is None else str(other)
     # Refused before a model is loaded; and loaded anew for each: tasks keep the answers.
     _load(choice)
-    found = [_run(path, choice, resamples, device) for path in (what, *([] if other is None else [other]))]
+    described = [open_together(path) for path in (what, *([] if other is None else [other]))]
+    subject = find_subject(described[0])
+    found = [_run(one.path, choice, resamples, device) for one in described]
     if current()[0] != 0:
         return TaskReport(str(what), names, harness, [])
     mine, its = found[0], found[1] if other is not None else None
     counts = {task: count["effective"] for task, count in mine["n-samples"].items()}
-    return TaskReport(str(what), names, harness, list(_scores(mine, its, resamples)), counts)
+    scores = list(_scores(mine, its, resamples))
+    return TaskReport(str(what), names, harness, scores, counts, _documents(mine, choice), subject)
+
+
+def _documents(results: Any, choice: TaskChoice) -> list[Data]:
+    """Returns which documents each task has asked about, in their order."""
+    place = None if choice.path is None else str(choice.path)
+    found = []
+    for task, samples in results["samples"].items():
+        # A document is there once for each filter.
+        by_id = {sample["doc_id"]: str(sample["doc_hash"]) for sample in samples}
+        hashes = "\n".join(by_id[number] for number in sorted(by_id))
+        found.append(Data(task, place, hashlib.sha256(hashes.encode()).hexdigest()))
+    return found
 
 
 def _import_harness() -> str:

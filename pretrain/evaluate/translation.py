@@ -11,13 +11,14 @@ from typing import Any
 
 from pretrain.artifact.normalize import find_normalize
 from pretrain.artifact.open import Artifact, open_artifact
-from pretrain.artifact.what import open_what
+from pretrain.artifact.what import What
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.data.normalize import build_normalizers
 from pretrain.errors import ConfigError
+from pretrain.evaluate.kept import Data, Subject, find_subject, hash_lines
 from pretrain.evaluate.lines import read_parallel, write_texts
 from pretrain.evaluate.measure import RESAMPLES, Hypotheses, Measure, Paired, Scored
-from pretrain.evaluate.ranks import current
+from pretrain.evaluate.ranks import current, open_together
 from pretrain.evaluate.translate import BATCH_TOKENS, Translations, encode_sources, translate
 from pretrain.generate.options import Options
 
@@ -90,10 +91,19 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class TranslationReport:
-    """Scores of every system, and their comparisons."""
+    """Scores of every system, and their comparisons.
+
+    Attributes:
+        systems: Translations and their scores.
+        compared: Pairs of them.
+        data: The test set.
+        subject: The checkpoint; None: the model is no run's.
+    """
 
     systems: list[tuple[Decoded, list[Scored]]]
     compared: list[Paired]
+    data: list[Data]
+    subject: Subject | None
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -162,28 +172,38 @@ def evaluate_translation(
     """
     task.options()  # what is out of range is refused before anything is loaded
     sources, references = read_parallel(task.source, task.reference)
-    steps = {path: find_normalize(open_what(path)) for path in (what, *([] if other is None else [other]))}
-    measure = Measure(references, next(filter(None, steps.values()), None), preprocessed=task.preprocessed)
-    own = _decode(what, task, sources, steps[what], device)
+    described = [open_together(path) for path in (what, *([] if other is None else [other]))]
+    subject = find_subject(described[0])
+    steps = [find_normalize(one) for one in described]
+    measure = Measure(references, next(filter(None, steps), None), preprocessed=task.preprocessed)
+    own = _decode(what, described[0], task, sources, steps[0], device)
     if output is not None and current()[0] == 0:
         for one in own:
             name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
             write_texts(output.with_name(name), one.found.texts)
-    theirs = [] if other is None else _decode(other, task, sources, steps[other], device)
+    theirs = [] if other is None else _decode(other, described[1], task, sources, steps[1], device)
     pairs = [(own[0], one) for one in own[1:]] + list(zip(theirs, own, strict=False))
     compared = [
         paired
         for baseline, system in pairs
         for paired in measure.compare(baseline.hypotheses, system.hypotheses, task.resamples)
     ]
-    return TranslationReport([(one, measure.score(one.hypotheses)) for one in (*own, *theirs)], compared)
+    scored = [(one, measure.score(one.hypotheses)) for one in (*own, *theirs)]
+    test_set = {"source": (task.source, sources), "reference": (task.reference, references)}
+    data = [Data(name, str(path), hash_lines(lines)) for name, (path, lines) in test_set.items()]
+    return TranslationReport(scored, compared, data, subject)
 
 
 def _decode(
-    path: Path, task: TranslationTask, texts: Sequence[str], normalize: NormalizeConfig | None, device: str
+    path: Path,
+    what: What,
+    task: TranslationTask,
+    texts: Sequence[str],
+    normalize: NormalizeConfig | None,
+    device: str,
 ) -> list[Decoded]:
-    """Translates with one model, once for each beam size."""
-    artifact = open_artifact(path, device)
+    """Translates with one model, called by its path as it was given, once for each beam size."""
+    artifact = open_artifact(what.path, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
         print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
     if normalize is not None and not task.preprocessed:

@@ -25,11 +25,19 @@ from pretrain.report.run_details import (
     facts_table,
     samples_of,
 )
+from pretrain.report.run_evaluations import evaluations_tables
 from pretrain.report.run_html import figure, section, swatch
 from pretrain.report.run_panels import Line, Panel, choose_panels, color_of
 from pretrain.report.run_read import RunData
 from pretrain.report.run_svg import GEOMETRY, MAX_DOTS, NUM_TICKS, beyond, draw_panel
-from pretrain.report.run_tables import evaluation_table, rollbacks_table, starts_table, summarize, summary_table
+from pretrain.report.run_tables import (
+    evaluation_table,
+    name_cell,
+    rollbacks_table,
+    starts_table,
+    summarize,
+    summary_table,
+)
 from pretrain.report.run_timeline import draw_timeline
 
 _MAX_KEY = 16
@@ -74,7 +82,7 @@ def build_page(runs: Sequence[RunData]) -> str:
         *curves[:2],
         section("By the clock", *_clock(runs)),
         *curves[2:],
-        section("Evaluation", evaluation_table(runs)),
+        section("Evaluation", evaluation_table(runs), _evaluations(runs)),
         section("Generated texts", *(samples_of(run) for run in runs)),
         section("Checkpoints", *(checkpoints_table(run, number) for number, run in enumerate(runs))),
         section("Config", config_diff(runs), configs(runs)),
@@ -90,6 +98,10 @@ def build_page(runs: Sequence[RunData]) -> str:
         f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}"
         f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'
     )
+
+
+def _evaluations(runs: Sequence[RunData]) -> str:
+    return evaluations_tables(runs, [name_cell(number, run) for number, run in enumerate(runs)])
 
 
 def _short(text: str, limit: int) -> str:

@@ -3,12 +3,14 @@
     run.json, config.yaml        identity, versions, attempts, config
     metrics.jsonl                rows in order of steps; those of steps that were done again are left out
     samples.jsonl                texts that the run has generated
+    evaluations.jsonl            what `pretrain evaluate` has found
     checkpoints/*/manifest.json  what is on disk, and how many parameters there are
 
 A run may be going on, cut short or damaged: what cannot be read is left out, and a note says so. Not here: the starts
 of a run, which its Slurm jobs know of too (launch/starts.py).
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,7 @@ import yaml
 
 from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest, step_of
 from pretrain.errors import CheckpointError
+from pretrain.report.run_evaluations import Evaluation, read_evaluations
 from pretrain.report.run_series import Course, make_course
 from pretrain.rundir import RunDir
 
@@ -39,6 +42,7 @@ class Saved:
         num_bytes: Of all its files.
         at: When its manifest was written, UTC.
         written_by: Engine and ranks.
+        manifest: sha256 of its manifest.
     """
 
     step: int
@@ -46,6 +50,7 @@ class Saved:
     num_bytes: int
     at: datetime
     written_by: str
+    manifest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class RunData:
         last_step: Of its rows.
         course: Tokens and hours by step, a knot at each row.
         samples: Of samples.jsonl: a step, and (prompt, text) pairs.
+        evaluations: Of evaluations.jsonl, oldest first.
         starts: Oldest first, as `launch.starts` merges them.
         checkpoints: Oldest first.
         parameters: Of the model, as far as a checkpoint tells.
@@ -77,6 +83,7 @@ class RunData:
     last_step: int
     course: Course
     samples: list[tuple[int, list[tuple[str, str]]]]
+    evaluations: list[Evaluation]
     starts: list[dict[str, Any]]
     checkpoints: list[Saved]
     parameters: int | None
@@ -118,6 +125,7 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
         last_step=rows[-1]["step"] if rows else 0,
         course=make_course(rows),
         samples=_read_samples(path / SAMPLES, notes),
+        evaluations=read_evaluations(run.evaluations, notes),
         starts=list(starts),
         checkpoints=checkpoints,
         parameters=parameters,
@@ -231,6 +239,7 @@ def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[Saved], int |
         try:
             manifest = load_manifest(path)
             written = (path / MANIFEST).stat().st_mtime
+            digest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
         except (CheckpointError, OSError) as error:
             notes.append(f"{path.name}: {getattr(error, 'what', error)}")
             continue
@@ -243,6 +252,7 @@ def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[Saved], int |
                 num_bytes=sum(record.num_bytes for record in manifest.files),
                 at=datetime.fromtimestamp(written, UTC),
                 written_by=str(topology.get("engine", topology)),
+                manifest=digest,
             )
         )
     return found, parameters

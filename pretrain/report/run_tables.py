@@ -49,6 +49,7 @@ def summarize(run: RunData) -> dict[str, Any]:
         "peak_memory_bytes": max(_values(run, "memory_bytes"), default=None),
         "parameters": run.parameters,
         "checkpoints": len(run.checkpoints),
+        "evaluations": len(run.evaluations),
         "notes": run.notes,
     }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,10 +54,21 @@ def test_a_model_is_measured_on_its_own_data_and_on_others(folder, warm):
     # Both splits hold the same texts here.
     assert line == other.stdout.splitlines()[1]
     assert all(word in line for word in ("loss", "perplexity", "bits per byte", "accuracy", "targets"))
+    kept = [json.loads(row) for row in (folder / "gpt" / "evaluations.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["settings"]["split"]) for row in kept] == [(1, "validation"), (1, "train")]
+    # The folder is the same, said in two ways.
+    assert len({row["data"][0]["sha256"] for row in kept}) == 1
 
 
-def test_two_models_are_compared_on_the_same_rows(folder, warm):
-    done = warm("evaluate", "gpt", "--compare", "gpt", "--seq-len", "16", "--json", cwd=folder)
+def test_two_models_are_compared_on_the_same_rows_and_a_run_that_cannot_keep_it_is_a_warning(folder, warm, tmp_path):
+    (tmp_path / "gpt").mkdir()
+    for path in (folder / "gpt").iterdir():
+        if path.name != "evaluations.jsonl":
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / "gpt" / path.name)
+    (tmp_path / "gpt" / "evaluations.jsonl").mkdir()
+    done = warm("evaluate", str(tmp_path / "gpt"), "--compare", "gpt", "--seq-len", "16", "--json", cwd=folder)
+    assert (done.code, done.stderr.count("\n")) == (0, 1)
+    assert "evaluations.jsonl: the result could not be kept: Is a directory" in done.stderr
     facts = json.loads(done.stdout)
     for name in ("loss", "accuracy"):
         found = facts["sources"]["data"]["differences"][name]

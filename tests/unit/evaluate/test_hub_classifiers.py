@@ -6,11 +6,12 @@ import torch
 
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model, import_model
+from pretrain.artifact.what import open_what
 from pretrain.config.prepare import PrepareConfig
 from pretrain.data.prepare import prepare
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.corpus import Choice, Corpus, settle
-from pretrain.evaluate.held_out import evaluate_held_out, open_what
+from pretrain.evaluate.held_out import evaluate_held_out
 from pretrain.evaluate.labels import read_answers
 from tests.helpers.corpus import write_rows
 from tests.helpers.lent import quiet_transformers

@@ -1,0 +1,123 @@
+"""Results that a run keeps: a whole line each, whoever else appends; what cannot be kept is a warning and no more."""
+
+import hashlib
+import json
+import logging
+import multiprocessing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pretrain.checkpoint.layout import MANIFEST
+from pretrain.evaluate import kept
+from pretrain.evaluate.kept import Data, Subject, append_line, find_subject, hash_lines, keep_evaluation
+from pretrain.rundir import RunDir
+from tests.unit.checkpoint.stand_in import save
+
+DATA = [Data("data", "data/web", "0" * 64)]
+
+
+def subject(folder: Path) -> Subject:
+    return Subject(RunDir(folder), "step-00000300", 300, "a" * 64)
+
+
+def rows(folder: Path) -> list:
+    return [json.loads(line) for line in (folder / "evaluations.jsonl").read_bytes().splitlines()]
+
+
+def test_a_row_says_what_was_measured_on_what_and_how(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "geheimnis")
+    result = {"kind": "loss", "sources": {"data": {"loss": 2.5, "perplexity": float("inf"), "bits_per_byte": None}}}
+    settings = {"data": (Path("data/web?key=geheimnis"),), "split": "validation", "max_tokens": None}
+    keep_evaluation(subject(tmp_path), DATA, settings, result)
+    (row,) = rows(tmp_path)
+    assert row.pop("at").endswith("+00:00") and row.pop("versions").keys() == {"pretrain", "torch"}
+    assert row == {
+        "step": 300,
+        "checkpoint": "step-00000300",
+        "manifest": "a" * 64,
+        "data": [{"name": "data", "path": "data/web", "sha256": "0" * 64}],
+        "settings": {"data": ["data/web?key=***"], "split": "validation", "max_tokens": None},
+        "result": {"kind": "loss", "sources": {"data": {"loss": 2.5, "perplexity": None, "bits_per_byte": None}}},
+    }
+
+
+def test_the_confusion_of_labels_is_left_out(tmp_path):
+    labels = {"accuracy": {"value": 0.5}, "confusion": [[1, 1], [1, 1]]}
+    keep_evaluation(subject(tmp_path), DATA, {}, {"sources": {"data": {"labels": labels}}})
+    assert rows(tmp_path)[0]["result"]["sources"]["data"]["labels"] == {"accuracy": {"value": 0.5}}
+
+
+def test_the_checkpoint_is_known_by_its_manifest(tmp_path):
+    (checkpoint,) = save(tmp_path / "run" / "checkpoints", 7)
+    what = SimpleNamespace(path=checkpoint, run=RunDir(tmp_path / "run"))
+    found = find_subject(what)
+    assert (found.checkpoint, found.step) == (checkpoint.name, 7)
+    assert found.sha256 == hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
+    assert find_subject(SimpleNamespace(path=checkpoint, run=None)) is None
+
+
+def test_the_hash_of_lines_is_that_of_their_file(tmp_path):
+    (tmp_path / "text").write_bytes("ein Satz\n\nnoch \u00e4iner\n".encode())
+    expected = hashlib.sha256((tmp_path / "text").read_bytes()).hexdigest()
+    assert hash_lines(["ein Satz", "", "noch \u00e4iner"]) == expected
+
+
+def append_many(path: Path, name: str) -> None:
+    for number in range(20):
+        append_line(path, json.dumps({"who": name, "number": number, "fill": name * 20_000}).encode())
+
+
+def test_lines_of_several_at_once_are_whole_and_all_there(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=append_many, args=(path, name)) for name in "abcd"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = [(row["who"], row["number"]) for row in rows(tmp_path)]
+    assert sorted(found) == [(name, number) for name in "abcd" for number in range(20)]
+    for name in "abcd":
+        assert [number for who, number in found if who == name] == list(range(20))
+
+
+def test_a_torn_line_takes_no_other_with_it(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    path.write_bytes(b'{"whole":1}\n{"torn":')
+    append_line(path, b'{"next":2}')
+    assert path.read_bytes() == b'{"whole":1}\n{"torn":\n{"next":2}\n'
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "evaluations.jsonl"
+    path.write_bytes(b'{"whole":1}\n')
+    write = kept.os.write
+    monkeypatch.setattr(kept.os, "write", lambda descriptor, content: write(descriptor, content[:5]))
+    with caplog.at_level(logging.WARNING):
+        keep_evaluation(subject(tmp_path), DATA, {}, {})
+    assert path.read_bytes() == b'{"whole":1}\n'
+    assert [record.message for record in caplog.records] == [
+        f"{path}: the result could not be kept: No space left on device"
+    ]
+
+
+@pytest.mark.parametrize("obstacle", ["no folder", "a folder of the name"])
+def test_what_cannot_be_written_is_one_warning(tmp_path, caplog, obstacle):
+    folder = tmp_path / "run"
+    if obstacle == "a folder of the name":
+        (folder / "evaluations.jsonl").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING):
+        keep_evaluation(subject(folder), DATA, {}, {})
+    (record,) = caplog.records
+    assert record.message.startswith(f"{folder / 'evaluations.jsonl'}: the result could not be kept: ")
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(tmp_path, monkeypatch):
+    path = tmp_path / "evaluations.jsonl"
+    monkeypatch.setattr(kept, "LOCK_WAIT_S", 0.1)
+    with path.open("wb") as other:
+        kept.fcntl.flock(other, kept.fcntl.LOCK_EX)
+        append_line(path, b"{}")
+    assert path.read_bytes() == b"{}\n"
