@@ -1,10 +1,11 @@
 """Associative recall: rows that ask for what was said some way back (as Ba et al. 2016, 4.1; Arora et al. 2023, 3).
 
-    k17 v3  k52 v60  k8 v41 ...  f9 f30 k52 v60 f2 ...  k8 v41  f7 ...
+    k17 v3  k52 v60  k8 v41 ...  f9 f30 k52 v60 f2 ...  k8 v41  f7  k52 v60 ...
 
-A document is some pairs of key and value, then filler in which each key comes once more, followed by its value, and the
-end. Only those second values have a loss. The distance of a question is that from the key to its second time: drawn
-evenly on a logarithmic scale, so that neither the place of a question nor the distance tells which pair it asks for.
+A document is some pairs of key and value, then filler in which keys come again, each followed by its value, and the end.
+Those later values have a loss: they were drawn for this document, so they can only be known from there. Which key comes
+is drawn evenly each time, so neither the place nor what was asked for before tells it. The distance is that to the last
+time that the key came. Documents differ in length, and most are short: what is near is learned first.
 
     python -m benchmarks.recall_data --output data/recall
 """
@@ -23,9 +24,12 @@ from pretrain.data.tokenizer import EOS, UNK, dump_tokenizer
 from pretrain.index import DataIndex, SplitIndex, build_split, write_index
 
 DISTANCES = (16, 32, 64, 128, 256, 512)
-"""In the middle of each class on a logarithmic scale; questions are from the first to the last."""
-PAIRS = 8
-SYMBOLS = 64
+"""In the middle of each class on a logarithmic scale."""
+FILLERS = (16, 32, 64, 128, 256, 512)
+"""Of a document, with the questions in it; the share of documents falls with the square of it."""
+QUESTIONS = 4
+PAIRS = 4
+SYMBOLS = 16
 """Keys, values and fillers, of each so many."""
 EOS_ID = 0
 FIRST_KEY, FIRST_VALUE, FIRST_FILLER = 2, 2 + SYMBOLS, 2 + 2 * SYMBOLS
@@ -33,21 +37,21 @@ DOCUMENTS_A_SHARD = 20_000
 
 
 def draw_document(rng: np.random.Generator) -> tuple[np.ndarray, dict[int, int]]:
-    """Returns int64 tokens [any], and the distance of each question by the place of its value: that is learned."""
+    """Returns int64 tokens [any], and the distance of each value that can be known, by its place."""
+    shares = np.array(FILLERS, dtype=float) ** -2
+    fillers = int(rng.choice(FILLERS, p=shares / shares.sum()))
     keys = rng.permutation(SYMBOLS)[:PAIRS] + FIRST_KEY
     values = rng.integers(SYMBOLS, size=PAIRS) + FIRST_VALUE
-    questions: dict[int, int] = {}  # place of the key's second time: which pair
-    for pair in rng.permutation(PAIRS).tolist():
-        place = -1
-        while place < 2 * PAIRS or any(abs(place - other) < 2 for other in questions):
-            place = 2 * pair + round(DISTANCES[0] * (DISTANCES[-1] / DISTANCES[0]) ** rng.random())
-        questions[place] = pair
-    document = rng.integers(SYMBOLS, size=max(questions) + 3) + FIRST_FILLER
+    document = rng.integers(SYMBOLS, size=2 * PAIRS + fillers + 1) + FIRST_FILLER
     document[: 2 * PAIRS] = np.stack((keys, values), axis=1).reshape(-1)
-    for place, pair in questions.items():
-        document[place : place + 2] = keys[pair], values[pair]
     document[-1] = EOS_ID
-    return document, {place + 1: place - 2 * pair for place, pair in questions.items()}
+    last, questions = {pair: 2 * pair for pair in range(PAIRS)}, {}
+    places = 2 * PAIRS + np.sort(rng.choice(fillers - QUESTIONS, size=QUESTIONS, replace=False)) + np.arange(QUESTIONS)
+    for place in places.tolist():
+        pair = int(rng.integers(PAIRS))
+        document[place : place + 2] = keys[pair], values[pair]
+        questions[place + 1], last[pair] = place - last[pair], place
+    return document, questions
 
 
 def class_of(distance: int) -> int:

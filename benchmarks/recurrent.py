@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, measure, time_once
-from benchmarks.recall_data import DISTANCES, class_of, draw_document, write_recall
+from benchmarks.recall_data import DISTANCES, FILLERS, PAIRS, class_of, draw_document, write_recall
 from pretrain.artifact import open_artifact
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.objective import ObjectiveConfig
@@ -36,23 +36,27 @@ from pretrain.objective import build_loss
 from pretrain.plan.params import count_parameters
 from pretrain.types import Batch
 
-TRANSFORMER = "transformer x4"
+TRANSFORMER = "transformer"
 RECURRENT = {f"{cell} x{layers}": (cell, layers) for cell in ("rnn", "gru", "lstm") for layers in (1, 3)}
 WIDTHS = range(16, 2048, 4)
-RECALL_ROW = max(DISTANCES) + 32
+RECALL_ROW = 2 * PAIRS + max(FILLERS) + 16
+RECALL_LAYERS = 2
+"""Of the Transformer: two are what it takes (Olsson et al. 2022), and more of them find it later."""
 
 
-def plan_arms(names: list[str], vocab_size: int, max_seq_len: int, width: int) -> dict[str, dict[str, Any]]:
-    """Returns the `model:` section of each arm that is named: a Transformer of 4 layers, and recurrent models as large,
-    embeddings counted (they are tied), to the nearest width that is a multiple of 4.
+def plan_arms(
+    names: list[str], vocab_size: int, max_seq_len: int, width: int, layers: int, init: str = "normal"
+) -> dict[str, dict[str, Any]]:
+    """Returns the `model:` section of each arm that is named: a Transformer of `layers` layers, begun by `init`, and
+    recurrent models as large, embeddings counted (they are tied), to the nearest width that is a multiple of 4.
     """
     shared = {"vocab_size": vocab_size, "max_seq_len": max_seq_len, "tied_embeddings": True}
-    stack = {"layers": 4, "width": width, "heads": width // 32, "ff_width": width * 8 // 3 // 8 * 8}
-    arms: dict[str, dict[str, Any]] = {TRANSFORMER: {**shared, "decoder": stack}}
+    stack = {"layers": layers, "width": width, "heads": width // 32, "ff_width": width * 8 // 3 // 8 * 8}
+    arms: dict[str, dict[str, Any]] = {TRANSFORMER: {**shared, "init": init, "decoder": stack}}
     wanted = count_parameters(parse_model(arms[TRANSFORMER]))
-    for name, (cell, layers) in RECURRENT.items():
+    for name, (cell, depth) in RECURRENT.items():
         sizes = [
-            {**shared, "kind": "recurrent", "decoder": {"cell": cell, "layers": layers, "width": each}}
+            {**shared, "kind": "recurrent", "decoder": {"cell": cell, "layers": depth, "width": each}}
             for each in WIDTHS
         ]
         arms[name] = min(sizes, key=lambda section: abs(count_parameters(parse_model(section)) - wanted))
@@ -177,20 +181,23 @@ def _common(data: Path, seq_len: int, rows: int, micro: int) -> dict[str, Any]:
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures one question; returns its figures."""
     if arguments.question == "speed":
-        arms = plan_arms(arguments.arms, arguments.vocab_size, max(arguments.lengths), arguments.width)
+        arms = plan_arms(
+            arguments.arms, arguments.vocab_size, max(arguments.lengths), arguments.width, arguments.layers
+        )
         configs = {name: parse_model(section) for name, section in arms.items()}
         figures = measure_speed(configs, arguments.lengths, arguments.tokens, arguments.rounds)
     elif arguments.question == "loss":
-        arms = plan_arms(arguments.arms, load_index(arguments.data).vocab_size, 256, arguments.width)
+        arms = plan_arms(arguments.arms, load_index(arguments.data).vocab_size, 256, arguments.width, arguments.layers)
         config = _common(arguments.data, 256, 8, 8) | {"objective": {"kind": "causal"}}
         figures = {"arms": run_arms(arms, config, arguments, arguments.output / "loss")}
     else:
         folder = arguments.output / "recall-data"
         if not folder.exists():
             write_recall(folder, arguments.documents)
-        arms = plan_arms(arguments.arms, load_index(folder).vocab_size, RECALL_ROW, arguments.width)
-        config = _common(folder, RECALL_ROW, 16, 16) | {"objective": {"kind": "supervised"}}
-        config["data"] |= {"packing": "padded"}
+        vocab_size = load_index(folder).vocab_size
+        arms = plan_arms(arguments.arms, vocab_size, RECALL_ROW, arguments.width, RECALL_LAYERS, "xavier")
+        config = _common(folder, RECALL_ROW, 8, 8) | {"objective": {"kind": "supervised"}}
+        config["data"] |= {"packing": "bins"}
         found = run_arms(arms, config, arguments, arguments.output / "recall")
         for arm in found.values():
             arm["recall"] = measure_recall(arm["run"], arguments.recall_documents)
@@ -208,6 +215,7 @@ def main() -> None:
     names = (TRANSFORMER, *RECURRENT)
     parser.add_argument("--arms", nargs="+", choices=names, default=list(names))
     parser.add_argument("--width", type=int, default=256, help="of the Transformer: a multiple of 32")
+    parser.add_argument("--layers", type=int, default=4, help="speed, loss: of the Transformer")
     parser.add_argument("--budget-s", type=float, default=1200.0, help="loss, recall: CPU seconds of training an arm")
     parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3])

@@ -65,11 +65,12 @@ def _curves(axes: Any, curves: dict[str, dict[str, float]]) -> None:
 
 
 def table(rows: Rows) -> str:
-    """Returns a row a model: its size, tokens/s at the shortest and longest length, loss, recall by distance, BLEU."""
+    """Returns a row a model: tokens/s at the shortest and longest length, loss, recall by distance, BLEU.
+
+    Below it, how large the models of each question were.
+    """
     names = list(dict.fromkeys(name for row in rows.values() for name in row["parameters"]))
-    head, lines = ["model", "parameters"], [[name] for name in names]
-    for line in lines:
-        line.append(f"{next(row['parameters'][line[0]] for row in rows.values() if line[0] in row['parameters']):,}")
+    head, lines = ["model"], [[name] for name in names]
     speed = rows.get("speed", {}).get("tokens_per_s", {})
     lengths = list(next(iter(speed.values()), {}))
     for length in dict.fromkeys(lengths[:1] + lengths[-1:]):
@@ -87,7 +88,10 @@ def table(rows: Rows) -> str:
     for beams in (1, 5) if bleu else ():
         head.append("BLEU, greedy" if beams == 1 else f"BLEU, beam {beams}")
         _fill(lines, {name: f"{_bleu(arm, beams):.2f}" for name, arm in bleu.items()})
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines))
+    sizes = {question: row["parameters"].values() for question, row in rows.items()}
+    spans = [f"{question} {min(found) / 1e6:.2f}M to {max(found) / 1e6:.2f}M" for question, found in sizes.items()]
+    cells = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines)]
+    return "\n".join([*cells, "", f"Parameters: {', '.join(spans)}."])
 
 
 def _fill(lines: list[list[str]], cells: dict[str, str]) -> None:
