@@ -2,8 +2,8 @@
 
     k17 v3  k52 v60  k8 v41 ...  f9 f30 k52 v60 f2 ...  k8 v41  f7  k52 v60 ...
 
-A document is some pairs of key and value, then filler in which keys come again, each followed by its value, and the end.
-Those later values have a loss: they were drawn for this document, so they can only be known from there. Which key comes
+A document is some pairs of key and value, then filler in which keys come again, each with its value after it, and the
+end. Those later values have a loss: they were drawn for this document, so they can only be known from there. Which key comes
 is drawn evenly each time, so neither the place nor what was asked for before tells it. The distance is that to the last
 time that the key came. Documents differ in length, and most are short: what is near is learned first.
 
@@ -36,10 +36,16 @@ FIRST_KEY, FIRST_VALUE, FIRST_FILLER = 2, 2 + SYMBOLS, 2 + 2 * SYMBOLS
 DOCUMENTS_A_SHARD = 20_000
 
 
-def draw_document(rng: np.random.Generator) -> tuple[np.ndarray, dict[int, int]]:
-    """Returns int64 tokens [any], and the distance of each value that can be known, by its place."""
-    shares = np.array(FILLERS, dtype=float) ** -2
-    fillers = int(rng.choice(FILLERS, p=shares / shares.sum()))
+def draw_document(rng: np.random.Generator, fillers: int | None = None) -> tuple[np.ndarray, dict[int, int]]:
+    """Returns int64 tokens [any], and the distance of each value that can be known, by its place.
+
+    Args:
+        rng: Draws all of it.
+        fillers: How long it is, besides the pairs. None: one of FILLERS, drawn.
+    """
+    if fillers is None:
+        shares = np.array(FILLERS, dtype=float) ** -2
+        fillers = int(rng.choice(FILLERS, p=shares / shares.sum()))
     keys = rng.permutation(SYMBOLS)[:PAIRS] + FIRST_KEY
     values = rng.integers(SYMBOLS, size=PAIRS) + FIRST_VALUE
     document = rng.integers(SYMBOLS, size=2 * PAIRS + fillers + 1) + FIRST_FILLER

@@ -140,11 +140,11 @@ def train_for(
 
 
 def measure_recall(run: str, num_documents: int) -> dict[int, float]:
-    """Returns the share of keys that a trained model recalls, by class of distance, of documents that it never read."""
+    """Returns the share of keys that a trained model recalls, by class of distance, of long documents that it never read."""
     model, rng = open_artifact(Path(run)).model, np.random.default_rng(10_000)
     recalled: dict[int, list[bool]] = {distance: [] for distance in DISTANCES}
     for _ in range(num_documents):
-        document, questions = draw_document(rng)
+        document, questions = draw_document(rng, max(FILLERS))
         tokens_BT = torch.from_numpy(document[None, :-1])
         with torch.no_grad():
             best_T = model(Batch(tokens_BT, tokens_BT)).logits_BTV[0].argmax(-1)
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3])
     parser.add_argument("--documents", type=int, default=300_000, help="recall: of the data")
-    parser.add_argument("--recall-documents", type=int, default=500, help="recall: asked")
+    parser.add_argument("--recall-documents", type=int, default=1000, help="recall: asked")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048])
     parser.add_argument("--tokens", type=int, default=4096, help="speed: of a step")
     parser.add_argument("--rounds", type=int, default=7)

@@ -100,8 +100,8 @@ def test_a_run_stops_and_goes_on_bit_for_bit_and_generates(tmp_path, corpus):
 
 def test_recall_asks_for_keys_at_the_distance_that_it_says_and_learns_their_values_alone():
     rng, distances = np.random.default_rng(0), []
-    for _ in range(400):
-        document, questions = draw_document(rng)
+    for fillers in (None, 512) * 200:
+        document, questions = draw_document(rng, fillers)
         values = dict(zip(document[: 2 * PAIRS : 2].tolist(), document[1 : 2 * PAIRS : 2].tolist(), strict=True))
         assert document[-1] == EOS_ID
         assert (len(values), len(questions)) == (PAIRS, QUESTIONS)
