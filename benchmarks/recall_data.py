@@ -3,9 +3,9 @@
     k17 v3  k52 v60  k8 v41 ...  f9 f30 k52 v60 f2 ...  k8 v41  f7  k52 v60 ...
 
 A document is some pairs of key and value, then filler in which keys come again, each with its value after it, and the
-end. Those later values have a loss: they were drawn for this document, so they can only be known from there. Which key comes
-is drawn evenly each time, so neither the place nor what was asked for before tells it. The distance is that to the last
-time that the key came. Documents differ in length, and most are short: what is near is learned first.
+end. Those later values have a loss: they were drawn for this document, so they can only be known from there. Which key
+comes is drawn evenly each time, so neither the place nor what was asked before tells it. The distance is that to the
+last time that the key came. Documents differ in length, and most are short: what is near is learned first.
 
     python -m benchmarks.recall_data --output data/recall
 """

@@ -140,7 +140,7 @@ def train_for(
 
 
 def measure_recall(run: str, num_documents: int) -> dict[int, float]:
-    """Returns the share of keys that a trained model recalls, by class of distance, of long documents that it never read."""
+    """Returns the share of keys that a trained model recalls, by class of distance; of long documents that are new."""
     model, rng = open_artifact(Path(run)).model, np.random.default_rng(10_000)
     recalled: dict[int, list[bool]] = {distance: [] for distance in DISTANCES}
     for _ in range(num_documents):
