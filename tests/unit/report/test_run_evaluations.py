@@ -111,7 +111,7 @@ def test_scores_stand_with_their_intervals_signatures_and_samples(run):
     assert [(row["of"], row["bleu"], row["cut short"]) for row in found["Translations"]] == [
         ("runs/mt, greedy", "27.31", "1"), ("runs/mt, beam 5", "27.31", "1")
     ]  # fmt: skip
-    assert "<p class=note>bleu: tok:13a</p>" in page
+    assert "<p class=note>bleu: tok:13a</p><p class=note>bleu, compared: bs:1000</p>" in page
     first, second = found["Tasks of lm-eval-harness"]
     assert (first["metric"], first["score"], second["score"]) == ("acc,none", "0.4500 +- 0.0300", "0.2500")
     assert first["data"] == "choices (44444444), 2 examples, first 10 documents"
