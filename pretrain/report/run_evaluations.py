@@ -153,9 +153,8 @@ def _translation_rows(result: dict[str, Any], data: dict[str, str], signatures: 
     for pair in result["compared"]:
         interval = f"+-{_float(pair['system_ci']):.2f} against +-{_float(pair['baseline_ci']):.2f}"
         score = f"{pair['system']}: {pair['metric']}"
-        yield _pair(
-            read, pair["baseline"], score, pair["difference"], interval, pair["p_value"], str(pair["signature"])
-        )
+        signatures[f"{pair['metric']}, compared"] = str(pair["signature"])
+        yield _pair(read, pair["baseline"], score, pair["difference"], interval, pair["p_value"], "sentences")
 
 
 def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[Row]:
