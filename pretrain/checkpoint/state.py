@@ -4,7 +4,7 @@ There is no random-generator state, because dropout is seeded by counters, and n
 rate is a function of the step. The data position points at what was trained on, not at what was prefetched.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pretrain.errors import CheckpointError
@@ -28,6 +28,7 @@ class TrainState:
         bad_steps_in_a_row: Last steps that were skipped because they were not finite.
         empty_steps: Steps without a single target.
         base_hash: Identity of the weights that adapters are trained beside; empty where there are none.
+        next_digest: Of the sample ids of the step that comes, as the ledger has it; empty where it is not known.
     """
 
     step: int = 0
@@ -43,6 +44,11 @@ class TrainState:
     bad_steps_in_a_row: int = 0
     empty_steps: int = 0
     base_hash: str = ""
+    next_digest: str = ""
+
+    def leaving_out(self, skips: tuple[tuple[int, int], ...]) -> "TrainState":
+        """Returns the state of a run that leaves out these ranges of positions: others may come next then."""
+        return replace(self, skips=skips, next_digest=self.next_digest if skips == self.skips else "")
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""

@@ -135,7 +135,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     record = begin(claim, world, {**topology, "from_step": state.step})
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)
-    state = replace(state, skips=skips.ranges)
+    state = state.leaving_out(skips.ranges)
     samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
     loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
     tracker = _tracker(claim, world, record["id"])

@@ -1,9 +1,9 @@
 """The one collective that the loop adds to a step.
 
 The ranks sum a few numbers while the optimizer works: the loss and sample digest of the step that is ending, the target
-count of the step that comes (its loss scale needs the global count before the backward pass), how many ranks have
-written their part of a checkpoint, and whether anyone was asked to stop. Everybody gets the same sums, so everybody
-takes the same decision at the same step.
+count of the step that comes (its loss scale needs the global count before the backward pass) and its digest, how many
+ranks have written their part of a checkpoint, and whether anyone was asked to stop. Everybody gets the same sums, so
+everybody takes the same decision at the same step.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ class Agreed:
         num_written: Ranks whose part of the save in flight is done, or has failed.
         stop: Whether any rank was asked to stop.
         by_source: Of a mixture: the sum of -log p(target) over each source, then the targets of each; else empty.
+        next_digest: Digest of the global sample ids of the coming step; None where some rank has none.
     """
 
     loss_sum: float
@@ -41,6 +42,7 @@ class Agreed:
     num_written: int
     stop: bool
     by_source: tuple[float, ...] = ()
+    next_digest: int | None = None
 
 
 def start_exchange(
@@ -51,8 +53,9 @@ def start_exchange(
     next_targets: int,
     stop: bool,
     is_written: bool = False,
+    next_digest: int | None = None,
 ) -> Callable[[], Agreed]:
-    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of nine float64 values.
+    """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of twelve float64 values.
 
     Two more a source, where the step is told by source.
 
@@ -65,9 +68,10 @@ def start_exchange(
         next_targets: Of this rank's rows in the coming step; 0 where none comes.
         stop: Whether this rank was asked to stop.
         is_written: Whether this rank's part of the save in flight is done, or has failed.
+        next_digest: Of this rank's rows in the coming step; None where none comes.
     """
-    high, low = split64(digest)
-    counts = [high, low, num_skipped, num_tokens, next_targets, float(is_written), float(stop)]
+    coming = (float(next_digest is None), *split64(next_digest or 0))
+    counts = [*split64(digest), num_skipped, num_tokens, next_targets, float(is_written), float(stop), *coming]
     host = torch.tensor([0.0, 0.0, *counts, *([0.0] * (len(sums) - 2))], dtype=torch.float64)
     values = host.to(sums.device, non_blocking=True)
     values[:2], values[2 + len(counts) :] = sums[:2], sums[2:]
@@ -75,7 +79,8 @@ def start_exchange(
 
     def finish() -> Agreed:
         wait()
-        total, correct, high, low, skipped, tokens, targets, written, stops, *by_source = values.tolist()
+        total, correct, high, low, skipped, tokens, targets, written, stops, *rest = values.tolist()
+        missing, next_high, next_low, *by_source = rest
         return Agreed(
             loss_sum=total,
             num_correct=int(correct),
@@ -86,6 +91,7 @@ def start_exchange(
             num_written=int(written),
             stop=stops > 0,
             by_source=tuple(by_source),
+            next_digest=None if missing else join64(next_high, next_low),
         )
 
     return finish

@@ -46,7 +46,7 @@ def go_back(run: Run, spike: SpikeError) -> TrainState:
         if loaded is None:
             raise CheckpointError("the checkpoint to go back to is gone", where=str(run.folder.checkpoints))
         ours = replace(loaded, data_hash=state.data_hash, tokenizer_hash=state.tokenizer_hash)
-        state = replace(ours, skips=skips.ranges)
+        state = ours.leaving_out(skips.ranges)
         run.tracker.rewind(state.step)
         if run.audit is not None:
             run.audit.rewind(state.step)

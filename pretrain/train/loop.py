@@ -28,6 +28,7 @@ from pretrain.train.exchange import Agreed, start_exchange
 from pretrain.train.go_back import go_back
 from pretrain.train.guard import Guard, SpikeError
 from pretrain.train.noise import seed_dropout
+from pretrain.train.resume import check_order
 from pretrain.train.saving import Saving
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     run.progress.enter("data", state.step + 1)
     upcoming = _fetch(run) if state.step < target else None
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
+    check_order(state, agreed.next_digest, config.resume.allow)
     while upcoming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.next_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
@@ -82,7 +84,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.samples.damage.check(skipped_rows)
 
         loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
-        state = guard.judge(_advance(state, batch, num_targets, update), loss, num_targets, update)
+        state = guard.judge(_advance(state, batch, num_targets, update, agreed), loss, num_targets, update)
         _record(run, state, agreed, update, num_targets, loss)
         sources.add(agreed.by_source)
         run.meter.end_step(agreed.num_tokens)
@@ -143,7 +145,9 @@ def _start_exchange(
     run: Run, saving: Saving, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
 ) -> Callable[[], Agreed]:
     done = (ending.digest, ending.num_skipped, ending.num_tokens) if ending else (0, 0, 0)
-    finish = start_exchange(sums, *done, upcoming.num_targets if upcoming else 0, bool(run.stop), saving.is_written)
+    coming = upcoming.num_targets if upcoming else 0
+    following = upcoming.digest if upcoming else None
+    finish = start_exchange(sums, *done, coming, bool(run.stop), saving.is_written, following)
 
     def wait() -> Agreed:
         with run.timeline.within("communication"):
@@ -169,13 +173,14 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tens
     return total
 
 
-def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update) -> TrainState:
+def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update, agreed: Agreed) -> TrainState:
     return replace(
         state,
         step=state.step + 1,
         optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
         tokens=state.tokens + num_targets,
         position=batch.next_position,
+        next_digest="" if agreed.next_digest is None else f"{agreed.next_digest:016x}",
     )
 
 

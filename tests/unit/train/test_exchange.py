@@ -43,6 +43,18 @@ def test_alone_a_rank_hears_itself(
     assert exchange(*values) == Agreed(*values)
 
 
+def coming(number: int, digest: int | None) -> int | None:
+    """What one rank hears of the digest of the coming step."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    return start_exchange(sums, number, 0, 0, 0, False, next_digest=digest)().next_digest
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_the_digest_of_what_comes_next_is_heard_where_anything_comes(digest):
+    assert coming(5, digest) == digest
+    assert coming(5, None) is None
+
+
 def test_before_the_first_step_there_is_nothing_done():
     assert exchange(0.0, 0, 0, 0, 0, 7, False, False) == Agreed(0.0, 0, 0, 0, 0, 7, 0, False)
 
@@ -62,6 +74,8 @@ def rank(number: int, port: int, results) -> None:
             agreed.next_targets,
             agreed.num_written,
             agreed.stop,
+            coming(number, 2**64 - 1 - number),
+            coming(number, None if number == 1 else number),
         )
     )
     td.destroy_process_group()
@@ -77,4 +91,4 @@ def test_every_rank_hears_the_same_sums():
     for process in processes:
         process.join(30)
     digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
-    assert rows == [(number, 0.75, 15, digest, 3, 300, 33, 2, True) for number in range(3)]
+    assert rows == [(number, 0.75, 15, digest, 3, 300, 33, 2, True, digest, None) for number in range(3)]

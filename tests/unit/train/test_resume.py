@@ -9,8 +9,8 @@ import pytest
 
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.load import load_config
-from pretrain.errors import ConfigError
-from pretrain.train.resume import check_config, check_data
+from pretrain.errors import ConfigError, DataError
+from pretrain.train.resume import check_config, check_data, check_order
 
 STORED = "configs/run/quickstart.yaml"
 
@@ -137,6 +137,24 @@ def test_other_data_is_refused_unless_allowed():
         check_data(saved, other_tokenizer, ["seed"])
     check_data(saved, other_shards, ["data"])
     check_data(saved, other_tokenizer, ["data.path"])
+
+
+def test_other_samples_than_were_to_come_are_refused_unless_the_order_may_change(caplog):
+    saved = TrainState(step=7, next_digest=f"{5:016x}")
+    check_order(saved, 5, [])
+    check_order(saved, None, [])  # the run is complete
+    check_order(TrainState(step=7), 6, [])  # of a version that did not know, or a run that leaves others out
+    check_order(saved.leaving_out(((8, 16),)), 6, [])
+    check_order(saved.leaving_out(()), 5, [])
+    what = (
+        r"the samples of step 8 are not those .* \(digest 0{15}5 -> 0{15}6\); go on with the data, config and version"
+    )
+    for allow in ([], ["optim.lr"]):
+        with pytest.raises(DataError, match=what):
+            check_order(saved, 6, allow)
+    assert not caplog.records
+    check_order(saved, 6, ["data.lanes"])
+    assert "the samples of step 8 are not those" in caplog.text
 
 
 def test_resuming_needs_no_torch():

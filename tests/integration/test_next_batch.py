@@ -1,0 +1,31 @@
+"""What comes next is written into each checkpoint, and a resumption that would train on something else is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.io import write_json
+from pretrain.rundir import RunDir
+from pretrain.tracking.audit import read_audit
+from tests.helpers.refused import CONFIG, check_refused, fill_folder
+
+
+def test_a_checkpoint_knows_the_samples_of_its_next_step_and_others_are_refused(warm, corpus, tmp_path):
+    folder = fill_folder(tmp_path, CONFIG, corpus)
+    command = ("train", "a.yaml", "train.steps=20")
+    done = warm(*command, "train.stop_after=6", "checkpoint.keep=9", cwd=folder)
+    assert done.code == 0, done.stderr
+    run = RunDir(Path(folder / "runs/run"))
+    rows = read_audit(run.audit)
+    *earlier, last = list_checkpoints(run.checkpoints)
+    assert [load_manifest(path).state["next_digest"] for path in earlier] == [rows[2].digest, rows[4].digest]
+    assert load_manifest(last).state["next_digest"] == "", "nothing was to come"
+
+    manifest = load_manifest(last)
+    write_json(last / MANIFEST, replace(manifest, state={**manifest.state, "next_digest": "0" * 16}).to_json())
+    words = ["the samples of step 7 are not those that its checkpoint says come next (digest 0000000000000000 -> "]
+    check_refused(warm(*command, "train.stop_after=8", cwd=folder), 65, *words, "resume.allow=[data]")
+    assert len(read_audit(run.audit)) == 6
+    done = warm(*command, "train.stop_after=8", "resume.allow=[data]", cwd=folder)
+    assert done.code == 0 and words[0] in done.stderr, done.stderr
+    assert [row.step for row in read_audit(run.audit)] == list(range(1, 9))
