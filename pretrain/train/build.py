@@ -5,6 +5,7 @@
 Each step calls one builder. Siblings meet here and nowhere else.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
+from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
 from pretrain.control import Progress, StopFlag
 from pretrain.data.damage import DamagePolicy
@@ -125,7 +127,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         module, names, optimizer, accelerator, config.engine, clip, plan, world, saves_frozen=saves_frozen
     )
 
-    topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number}
+    identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml, as this attempt writes it
+    topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
     keep, for_good, best = config.checkpoint.keep, config.checkpoint.keep_every_steps, config.checkpoint.best
     checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good, best)
     room = _room_needed(config, num_saved, len(names), state_size(groups, config.optim.kind), world)

@@ -1,5 +1,6 @@
 """What comes next is written into each checkpoint, and a resumption that would train on something else is refused."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def test_a_checkpoint_knows_the_samples_of_its_next_step_and_others_are_refused(
     *earlier, last = list_checkpoints(run.checkpoints)
     assert [load_manifest(path).state["next_digest"] for path in earlier] == [rows[2].digest, rows[4].digest]
     assert load_manifest(last).state["next_digest"] == "", "nothing was to come"
+    assert load_manifest(last).topology["config"] == hashlib.sha256(run.config.read_bytes()).hexdigest()
 
     manifest = load_manifest(last)
     write_json(last / MANIFEST, replace(manifest, state={**manifest.state, "next_digest": "0" * 16}).to_json())
