@@ -25,7 +25,14 @@ FORBIDDEN_CALLS = {
     "torch.jit.load": "runs what is saved",
     "runpy.run_path": "runs a file",
 }
-FORBIDDEN_METHODS = {"extractall": "writes wherever an archive says", "extract": "writes wherever an archive says"}
+FORBIDDEN_METHODS = {
+    "extractall": "writes wherever an archive says",
+    "extract": "writes wherever an archive says",
+    **dict.fromkeys(
+        ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        "unpickles what another rank sends; pretrain.dist sends JSON",
+    ),
+}
 FORBIDDEN_TRUE_KEYWORDS = {"shell": "runs a shell", "trust_remote_code": "runs code that comes with a model",
                            "allow_pickle": "unpickles"}  # fmt: skip
 WEIGHTS_MAY_BE_UNPICKLED_IN = ROOT / "pretrain" / "interop"
@@ -124,6 +131,7 @@ def test_a_source_file_does_nothing_forbidden(path):
         "import joblib\njoblib.load('x')",
         "import numpy as np\nnp.load('x', allow_pickle=flag)",
         "import dill",
+        "import torch.distributed as td\ntd.all_gather_object(found, value)",
     ],
 )
 def test_the_rule_sees_each_way_of_breaking_it(code):
