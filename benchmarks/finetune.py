@@ -1,6 +1,6 @@
-"""Is fine-tuning of use? A released BERT against a bag of words, and LoRA against training all of a small decoder.
+"""Is fine-tuning of use? A released BERT against a bag of words, LoRA against training all, a translator's new domain.
 
-python -m benchmarks.finetune classify|prompt [--output runs/finetune] [--data DIR] [--quick]
+python -m benchmarks.finetune classify|prompt|translate [--output runs/finetune] [--data DIR] [--steps N] [--quick]
 
 classify   which package of the standard library a sentence of its documentation is from; files are held out, so that
            no sentence's neighbours are known. all-MiniLM-L6-v2 with a new head, and logistic regression over the
@@ -8,6 +8,8 @@ classify   which package of the standard library a sentence of its documentation
 prompt     a decoder of 1M parameters, trained for 100 steps on the quickstart's corpus (`--data`, a folder that
            `pretrain prepare` wrote), answers an instruction, to name a function by its body: untouched, in full, and by
            LoRA, without and with the head; held out by file
+translate  a translator of captions (`--model`, of configs/run/multi30k.yaml; `--data`, what it learned from; `--source`
+           and `--reference`, its test) learns to translate software messages: benchmarks/finetune_translate.py
 """
 
 import argparse
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import print_row
+from benchmarks.finetune_translate import First, Test, translate
 from benchmarks.pretraining import functions, pretrain, train, write_task
 
 PER_CLASS, TEST_PER_CLASS, CLASSES = 120, 60, 12
@@ -156,17 +159,25 @@ def main() -> None:
     """Runs one case and prints one JSON row."""
     os.environ["OMP_NUM_THREADS"] = "1"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=("classify", "prompt"))
+    parser.add_argument("case", choices=("classify", "prompt", "translate"))
     parser.add_argument("--output", type=Path, default=Path("runs/finetune"))
-    parser.add_argument("--data", type=Path, default=Path("data/stdlib"))
+    parser.add_argument("--data", type=Path, default=None, help="default: data/stdlib, or of translate data/multi30k")
+    parser.add_argument("--model", type=Path, default=Path("models/multi30k"))
+    parser.add_argument("--source", type=Path, default=Path("test.en"))
+    parser.add_argument("--reference", type=Path, default=Path("test.de"))
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--quick", action="store_true", help="a trial, whose figures mean nothing")
     arguments = parser.parse_args()
     folder = arguments.output.resolve() / ("quick" if arguments.quick else "")
     if arguments.case == "classify":
         row = classify(folder, 10 if arguments.quick else arguments.steps or 80)
+    elif arguments.case == "prompt":
+        data = (arguments.data or Path("data/stdlib")).resolve()
+        row = prompt(folder, data, 15 if arguments.quick else arguments.steps or 40)
     else:
-        row = prompt(folder, arguments.data.resolve(), 15 if arguments.quick else arguments.steps or 40)
+        test = Test(arguments.source.resolve(), arguments.reference.resolve())
+        first = First(arguments.model.resolve(), (arguments.data or Path("data/multi30k")).resolve(), test)
+        row = translate(folder, first, 24 if arguments.quick else arguments.steps or 300)
     print_row(f"finetune {arguments.case}", {"quick": arguments.quick, **row}, ("torch", "transformers", "peft"))
 
 
