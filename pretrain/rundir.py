@@ -3,6 +3,7 @@
 config.yaml    the resolved config                     metrics.jsonl  one row a logging interval
 run.json       identity, versions, attempts            audit.jsonl    one row a step
 checkpoints/   step-00001000/ ...                      logs/ wandb/
+samples.jsonl  texts that it has generated             attention/     step-00001000.png ...
 evaluations.jsonl  one row for each `pretrain evaluate` of it
 lease/         of the attempt that owns the folder (pretrain/lease)
 launch/        spec.json, config.yaml, journal.jsonl of jobs under Slurm (launch/)

@@ -24,14 +24,22 @@ def attention_command(
     Example: pretrain attention runs/quickstart --text "def main():" --out heads.png
     """
     import json
+    from dataclasses import replace
 
     from pretrain.artifact import open_artifact
+    from pretrain.artifact.normalize import find_normalize
+    from pretrain.artifact.what import open_what
+    from pretrain.data.normalize import build_normalizers
     from pretrain.errors import ConfigError
     from pretrain.report.attention_text import Request, see_attention
 
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --out x.png, or --json")
     request = Request(text, target, kind, layer, head, out)
+    normalize = find_normalize(open_what(what))
+    if normalize is not None:
+        to_source, to_target = build_normalizers(normalize)
+        request = replace(request, text=to_source(text), target=None if target is None else to_target(target))
     facts = see_attention(open_artifact(what, device), request)
     print(
         json.dumps(facts, indent=2) if as_json else f"{out}: {len(facts['heads'])} map{'s'[: len(facts['heads']) != 1]}"

@@ -1,5 +1,6 @@
-"""The tables of a report that tell what runs are: config, versions and machines, checkpoints, generated texts."""
+"""The tables of a report that tell what runs are: config, machines, checkpoints, generated texts, attention."""
 
+import base64
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -124,6 +125,15 @@ def samples_of(run: RunData) -> str:
     if len(places) < len(run.samples):
         parts.append(f"<p class=note>{len(places)} of {len(run.samples):,} steps with texts are shown.</p>")
     return "".join(parts)
+
+
+def attention_of(run: RunData) -> str:
+    """Returns the newest picture of attention that a run has drawn; empty where there is none."""
+    if run.attention is None:
+        return ""
+    step, png = run.attention
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f'<h3>{escape(run.label)}, step {step:,}</h3><img alt="maps of attention" src="{source}">'
 
 
 def _text(text: str) -> Html:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pretrain.io import make_dir, write_file
 from pretrain.report.run_details import (
+    attention_of,
     checkpoints_table,
     config_diff,
     configs,
@@ -84,6 +85,7 @@ def build_page(runs: Sequence[RunData]) -> str:
         *curves[2:],
         section("Evaluation", evaluation_table(runs), _evaluations(runs)),
         section("Generated texts", *(samples_of(run) for run in runs)),
+        section("Attention", *(attention_of(run) for run in runs)),
         section("Checkpoints", *(checkpoints_table(run, number) for number, run in enumerate(runs))),
         section("Config", config_diff(runs), configs(runs)),
         section("Facts", facts_table(runs)),
@@ -93,7 +95,7 @@ def build_page(runs: Sequence[RunData]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        f"style-src 'unsafe-inline'; script-src 'sha256-{policy}'\">"
+        f"img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{policy}'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}"
         f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'

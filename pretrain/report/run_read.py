@@ -3,6 +3,7 @@
     run.json, config.yaml        identity, versions, attempts, config
     metrics.jsonl                rows in order of steps; those of steps that were done again are left out
     samples.jsonl                texts that the run has generated
+    attention/step-00001000.png  pictures that it has drawn: the newest
     evaluations.jsonl            what `pretrain evaluate` has found
     checkpoints/*/manifest.json  what is on disk, and how many parameters there are
 
@@ -26,8 +27,11 @@ from pretrain.errors import CheckpointError
 from pretrain.report.run_evaluations import Evaluation, read_evaluations
 from pretrain.report.run_series import Course, make_course
 from pretrain.rundir import RunDir
+from pretrain.tracking.pictures import ATTENTION, list_pictures
 
 SAMPLES = "samples.jsonl"
+MAX_PICTURE_BYTES = 4 * 2**20
+_PNG = b"\x89PNG\r\n\x1a\n"
 _HUGE = 2**1000
 """Above, an int is no float."""
 
@@ -67,6 +71,7 @@ class RunData:
         last_step: Of its rows.
         course: Tokens and hours by step, a knot at each row.
         samples: Of samples.jsonl: a step, and (prompt, text) pairs.
+        attention: Step and PNG of the newest picture of attention, if there is one.
         evaluations: Of evaluations.jsonl, oldest first.
         starts: Oldest first, as `launch.starts` merges them.
         checkpoints: Oldest first.
@@ -83,6 +88,7 @@ class RunData:
     last_step: int
     course: Course
     samples: list[tuple[int, list[tuple[str, str]]]]
+    attention: tuple[int, bytes] | None
     evaluations: list[Evaluation]
     starts: list[dict[str, Any]]
     checkpoints: list[Saved]
@@ -125,6 +131,7 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
         last_step=rows[-1]["step"] if rows else 0,
         course=make_course(rows),
         samples=_read_samples(path / SAMPLES, notes),
+        attention=_read_attention(path / ATTENTION, notes),
         evaluations=read_evaluations(run.evaluations, notes),
         starts=list(starts),
         checkpoints=checkpoints,
@@ -230,6 +237,23 @@ def _read_samples(path: Path, notes: list[str]) -> list[tuple[int, list[tuple[st
         if pairs:
             found.append((row["step"], pairs))
     return found
+
+
+def _read_attention(folder: Path, notes: list[str]) -> tuple[int, bytes] | None:
+    found = list_pictures(folder)
+    if not found:
+        return None
+    step, path = found[-1]
+    try:
+        with path.open("rb") as file:
+            png = file.read(MAX_PICTURE_BYTES + 1)
+    except OSError as error:
+        notes.append(f"{path.name}: {error.strerror}")
+        return None
+    if len(png) > MAX_PICTURE_BYTES or not png.startswith(_PNG):
+        notes.append(f"{path.name}: no PNG of at most {MAX_PICTURE_BYTES >> 20} MiB")
+        return None
+    return step, png
 
 
 def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[Saved], int | None]:

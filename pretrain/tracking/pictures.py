@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pretrain.io import make_dir, write_file
 
+ATTENTION = "attention"
+"""The folder in that of a run."""
 _NAME = re.compile(r"step-(\d{8,})\.png")
 
 
@@ -23,8 +25,13 @@ class Pictures:
 
     def rewind(self, step: int) -> None:
         """Removes the pictures after a step, as far as the disk lets them go: they are drawn once more."""
-        for path in self._folder.glob("step-*.png"):
-            match = _NAME.fullmatch(path.name)
-            if match and int(match[1]) > step:
+        for drawn_at, path in list_pictures(self._folder):
+            if drawn_at > step:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+def list_pictures(folder: Path) -> list[tuple[int, Path]]:
+    """Returns the step and path of each picture in a folder, which need not be there, in order of steps."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.png"))
+    return sorted((int(match[1]), path) for match, path in matches if match)

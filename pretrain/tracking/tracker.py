@@ -15,7 +15,7 @@ from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError
 from pretrain.tracking.console import Console
 from pretrain.tracking.jsonl import JsonLines
-from pretrain.tracking.pictures import Pictures
+from pretrain.tracking.pictures import ATTENTION, Pictures
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S, WandbMirror
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Tracker:
             find_facts=find_facts,
         )
         self._samples: JsonLines | None = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
-        self._pictures = Pictures(run_dir / "attention")
+        self._pictures = Pictures(run_dir / ATTENTION)
 
     def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
         """Takes the row of a step. Steps never go backwards, but after `rewind`.

@@ -8,6 +8,8 @@ import torch
 
 from pretrain.artifact import Artifact
 from pretrain.artifact.codec import PlainCodec
+from pretrain.artifact.normalize import NORMALIZE_KEY
+from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.cli import run
 from pretrain.config.model import SpecialTokens
 from pretrain.data.tokenizer import EOS, train_char
@@ -136,6 +138,16 @@ def test_the_command_prints_numbers_of_the_chosen_heads(released, capsys):
     assert facts["tokens"] == {"decoder": list("cab")}
     assert [(head["layer"], head["head"]) for head in facts["heads"]] == [(1, 0), (1, 2)]
     assert all(0 < head["entropy_bits"] < 1.59 for head in facts["heads"])
+
+
+def test_a_text_is_normalised_as_the_data_of_the_model_were(released, tmp_path, capsys):
+    assert run(["import", str(released), str(tmp_path / "model")]) == EXIT_OK
+    file = tmp_path / "model" / MODEL_FILE
+    facts = json.loads(file.read_text()) | {NORMALIZE_KEY: {"steps": ["lowercase"]}}
+    file.write_text(json.dumps(facts))
+    capsys.readouterr()
+    assert run(["attention", str(tmp_path / "model"), "--text", "CaB", "--json"]) == EXIT_OK
+    assert json.loads(capsys.readouterr().out)["tokens"] == {"decoder": list("cab")}
 
 
 def test_the_command_wants_a_picture_or_numbers(released, capsys):

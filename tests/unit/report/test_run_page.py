@@ -14,12 +14,13 @@ from launch.starts import merge_starts
 from pretrain.report.run_details import differing_keys
 from pretrain.report.run_page import build_page, write_report
 from pretrain.report.run_panels import choose_panels
-from pretrain.report.run_read import RunData, read_run_data
+from pretrain.report.run_read import MAX_PICTURE_BYTES, RunData, read_run_data
 from pretrain.rundir import RunDir
 from tests.helpers.hostile_names import hostile_names
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import attempt, metric_row, write_long_run, write_run
 
+PNG = b"\x89PNG\r\n\x1a\n"
 SCRIPTS = [
     "<script>document.title='pwned'</script>",
     "</script><script>document.title='pwned'</script>",
@@ -80,7 +81,7 @@ def test_the_policy_allows_the_script_of_the_page_and_no_other(long_page):
     (policy,) = (attributes["content"] for tag, attributes in Page(long_page).tags if "http-equiv" in attributes)
     script = re.search(r"<script>(.*?)</script>", long_page, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
@@ -94,6 +95,26 @@ def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
     assert any(text.startswith("3, job 4711+2: ended without a word") for text in texts)
     assert "a time, at step 10000,\nthere was a loss." in texts
     assert 'class="restart"' in long_page and 'class="lost"' in long_page and 'class="beyond"' in long_page
+
+
+def test_the_newest_picture_of_attention_is_in_the_page_itself(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(20)])
+    (folder / "attention").mkdir()
+    for step, png in ((10, PNG + b"old"), (20, PNG + b"new")):
+        (folder / "attention" / f"step-{step:08d}.png").write_bytes(png)
+    page = Page(build_page([read(folder)]))
+    (picture,) = (attributes for tag, attributes in page.tags if tag == "img")
+    assert picture["src"] == f"data:image/png;base64,{base64.b64encode(PNG + b'new').decode()}"
+    assert "first, step 20" in page.texts
+
+
+@pytest.mark.parametrize("content", [b"<script>", PNG + bytes(MAX_PICTURE_BYTES)], ids=["no PNG", "too large"])
+def test_what_is_no_picture_of_a_bounded_size_is_told_and_left_out(content, tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(20)])
+    (folder / "attention").mkdir()
+    (folder / "attention" / "step-00000020.png").write_bytes(content)
+    run = read(folder)
+    assert run.attention is None and run.notes == ["step-00000020.png: no PNG of at most 4 MiB"]
 
 
 def test_a_month_of_many_curves_stays_below_two_megabytes(tmp_path):
