@@ -28,10 +28,9 @@ from pretrain.doctor.services import check_data, check_wandb
 from pretrain.doctor.versions import check_packages, own_versions
 from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster, find_gpu
-from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
-from pretrain.plan.layout import Layout, known_model, task_of
-from pretrain.plan.memory import STATE_BYTES
-from pretrain.plan.params import count_parameters
+from pretrain.plan.course import checkpoints_at_once
+from pretrain.plan.layout import Layout, task_of
+from pretrain.plan.memory import state_bytes
 from pretrain.plan.state import host_bytes
 
 
@@ -80,8 +79,8 @@ def _checkpoint_room(config: RunConfig | None, place: Place) -> int:
     """Bytes that checkpoints will take more than they do now."""
     if config is None:
         return 0
-    state = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
-    size = checkpoint_bytes(count_parameters(known_model(config.model)), state, tensors=0, ranks=max(1, place.size))
+    values = task_of(config).values
+    size = 4 * values.saved + state_bytes(config.optim.kind, values)
     there = len(list((Path(config.run.dir) / config.run.name / "checkpoints").glob("step-*")))
     return size * max(0, checkpoints_at_once(config.checkpoint, config.train.last_step) - there)
 

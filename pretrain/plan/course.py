@@ -16,7 +16,7 @@ START_S = 300.0
 """From a failure to the next step, besides what is lost: scheduler, imports, loading."""
 
 
-def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int, trained: int | None = None) -> int:
+def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int) -> int:
     """Returns the size of a checkpoint: fp32 master weights, the optimizer's state, headers and manifest.
 
     Args:
@@ -24,10 +24,8 @@ def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int
         state_bytes: Of fp32 optimizer state for each: 8 for the two moments of AdamW.
         tensors: That the parameters are.
         ranks: Each has a file, and may have a piece of each tensor and of each of its moments.
-        trained: Parameters that have optimizer state. None: all that are saved.
     """
-    state = state_bytes * (parameters if trained is None else trained)
-    return 4 * parameters + state + tensors * (ranks * (1 + state_bytes // 4) + 1) * _HEADER_BYTES
+    return (4 + state_bytes) * parameters + tensors * (ranks * (1 + state_bytes // 4) + 1) * _HEADER_BYTES
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:

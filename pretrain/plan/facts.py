@@ -11,7 +11,6 @@ from pretrain.config.run import RunConfig
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import (
     MTBF_NODE_DAYS,
-    checkpoint_bytes,
     checkpoints_at_once,
     plan_failures,
     plan_jobs,
@@ -19,7 +18,7 @@ from pretrain.plan.course import (
 from pretrain.plan.facts_found import found_facts, point_facts
 from pretrain.plan.fits import check_fits
 from pretrain.plan.layout import Layout, known_model, task_with
-from pretrain.plan.memory import STATE_BYTES
+from pretrain.plan.memory import state_bytes
 from pretrain.plan.params import count_parts
 from pretrain.plan.rate import DAY_S, Rate, predict_rate, rate_at, rate_of
 from pretrain.plan.roofline import Network, link_seconds, wire_bytes
@@ -193,9 +192,8 @@ def _network_facts(task: Task, layout: Layout, cluster: Cluster) -> list[dict[st
 
 
 def _course_facts(config: RunConfig, values: Values, rate: Rate, cluster: Cluster, asked: Asked) -> dict[str, Any]:
-    state = STATE_BYTES.get(config.optim.kind, STATE_BYTES["adamw"])
     last = config.train.last_step
-    size = checkpoint_bytes(values.saved, state, tensors=0, ranks=cluster.size, trained=values.trained)
+    size = 4 * values.saved + state_bytes(config.optim.kind, values)
     kept = checkpoints_at_once(config.checkpoint, last)
     save_s, total_s = size / asked.disk_bytes_s, rate.step_s * last
     interval_s = config.checkpoint.every_steps * rate.step_s

@@ -6,6 +6,8 @@ Not here: activations, and the allocator's overhead.
 from dataclasses import dataclass
 from typing import Literal
 
+from pretrain.plan.trained import Values
+
 _MIN_BUCKET = 2**20
 _MAX_BUCKET = 50_000_000
 _MAX_PERSISTENT = 100_000
@@ -49,8 +51,19 @@ def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
     )
 
 
-STATE_BYTES = {"adamw": 8, "muon": 4, "adafactor": 0}
-"""Of fp32 optimizer state, for each parameter of a matrix, by `optim.kind`."""
+STATE_BYTES = {"adamw": (8, 8), "muon": (4, 8), "adafactor": (0, 0)}
+"""Of fp32 optimizer state by `optim.kind`: for each value of a hidden matrix, and for each other."""
+
+
+def state_bytes(optimizer: str, values: Values) -> int:
+    """Returns the bytes of all optimizer state, in fp32: two moments under AdamW, one of hidden matrices under Muon.
+
+    Args:
+        optimizer: `optim.kind`; one that is not known here counts as AdamW.
+        values: Of the model.
+    """
+    of_hidden, of_others = STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
+    return of_hidden * values.hidden + of_others * (values.trained - values.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ def bytes_per_parameter(
     zero_stage: int,
     precision: Literal["fp32", "bf16", "fp16"],
     world_size: int,
-    optimizer: str = "adamw",
+    state: float = 8.0,
     *,
     offload_optimizer: bool = False,
     offload_params: bool = False,
@@ -81,22 +94,22 @@ def bytes_per_parameter(
     Replicated, fp32 holds 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master weight and two
     moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the
     weights' too. From stage 1 on DeepSpeed steps a copy of what a rank owns, which in fp32 is 4 bytes more than the
-    paper has. What is offloaded is in the host's memory instead. Muon keeps one moment of a matrix, and the
-    embeddings' two are not told apart here; Adafactor's rows and columns are too few to count.
+    paper has. What is offloaded is in the host's memory instead. Adafactor's rows and columns
+    are too few to count.
 
     Args:
         zero_stage: ZeRO stage; 0 for DDP and one process.
         precision: Of the working weights.
         world_size: Ranks.
-        optimizer: `optim.kind`; one that is not known here counts as AdamW.
+        state: Bytes of optimizer state for each: 8 under AdamW.
         offload_optimizer: Whether master weights and optimizer state are in host memory.
         offload_params: Whether working weights are, at stage 3.
     """
     working = 4 if precision == "fp32" else 2
     master = 0 if precision == "fp32" and not zero_stage else 4
-    state = 0 if offload_optimizer else master + STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
+    kept = 0.0 if offload_optimizer else master + state
     return BytesPerParameter(
         weights=0.0 if offload_params else working / (world_size if zero_stage >= 3 else 1),
         gradients=working / (world_size if zero_stage >= 2 else 1),
-        optimizer=state / (world_size if zero_stage >= 1 else 1),
+        optimizer=kept / (world_size if zero_stage >= 1 else 1),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.layout import Layout
-from pretrain.plan.memory import STATE_BYTES, bytes_per_parameter, plan_buckets
+from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
 from pretrain.plan.params import count_parameters
 from pretrain.plan.work import Task, kept_by
 
@@ -98,7 +98,7 @@ def rank_memory(task: Task, layout: Layout, cluster: Cluster) -> RankMemory:
         engine.zero_stage,
         engine.precision if engine.kind == "deepspeed" else "fp32",
         cluster.size,
-        task.optimizer,
+        state_bytes(task.optimizer, values) / values.trained,
         offload_optimizer=engine.offload_optimizer != "none",
         offload_params=engine.offload_params != "none",
     )
@@ -133,11 +133,11 @@ def _fixed_bytes(cluster: Cluster) -> int:
 def host_bytes(task: Task, layout: Layout, cluster: Cluster) -> int:
     """Returns what a rank keeps in the memory of its host: what is offloaded, and the copy that a save is made from."""
     engine, values = layout.engine, task.values
-    state = STATE_BYTES.get(task.optimizer, STATE_BYTES["adamw"])
-    copied = (4 * values.saved + state * values.trained) // cluster.size
+    state = state_bytes(task.optimizer, values)
+    copied = (4 * values.saved + state) // cluster.size
     offloaded = 0
     if engine.offload_optimizer != "none":
-        offloaded += values.trained * (state + 8) // cluster.size
+        offloaded += (state + 8 * values.trained) // cluster.size
     if engine.offload_params != "none":
         offloaded += values.weights * (4 if engine.precision == "fp32" else 2) // cluster.size
     return copied + offloaded

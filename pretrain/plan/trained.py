@@ -15,6 +15,9 @@ from pretrain.config.recurrent import AnyModelConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.shapes import Shape, parameter_shapes
 
+_OUTSIDE = frozenset({"embedding", "position", "token_type", "head"})
+"""Parts of the names of matrices that are looked up in, or that make scores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -49,21 +52,28 @@ class Values:
     Attributes:
         weights: In the model, those of adapters too.
         trained: Have a gradient and optimizer state.
+        hidden: Of those trained, are in matrices between embedding and head: Muon steps these.
         saved: Are weights in a checkpoint.
     """
 
     weights: int
     trained: int
+    hidden: int
     saved: int
 
 
-def count_values(total: int, trained: Trained | None) -> Values:
-    """Counts the values of a model of `total` parameters, of which some are trained. None: all are."""
+def count_values(model: AnyModelConfig, trained: Trained | None) -> Values:
+    """Counts the values of a model, its vocabulary and labels known, of which some are trained. None: all are."""
+    shapes = parameter_shapes(model)
+    total = _count(shapes, shapes)
+    names = {name for name in shapes if trained is None or name in trained.names}
+    hidden = _count(shapes, {name for name in names if _is_hidden(name, shapes[name])})
     if trained is None:
-        return Values(total, total, total)
+        return Values(total, total, hidden, total)
     return Values(
         weights=total + trained.adapter_values,
         trained=trained.values,
+        hidden=hidden + trained.adapter_values,
         saved=total if trained.saves_all else trained.values,
     )
 
@@ -103,6 +113,11 @@ def _beside(shapes: dict[str, Shape], finetune: FinetuneConfig, *, new_head: boo
     names = frozenset(name for name in shapes if _matches(name, also))
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
     return Trained(names, layers, finetune, _count(shapes, names), adapters, saves_all=False)
+
+
+def _is_hidden(name: str, shape: Shape) -> bool:
+    """Whether a parameter is one of those that Muon steps (`optim/muon.py`, which asks the built model)."""
+    return len(shape) == 2 and _OUTSIDE.isdisjoint(name.split("."))
 
 
 def _is_adaptable(name: str, shape: Shape) -> bool:

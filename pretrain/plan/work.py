@@ -7,8 +7,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
 from pretrain.plan.activations import activation_bytes, adapter_bytes
 from pretrain.plan.flops import RowFlops, row_flops
-from pretrain.plan.memory import bytes_per_parameter
-from pretrain.plan.params import count_parameters
+from pretrain.plan.memory import bytes_per_parameter, state_bytes
 from pretrain.plan.recurrent_memory import recurrent_bytes
 from pretrain.plan.roofline import Work
 from pretrain.plan.trained import Trained, Values, count_values
@@ -36,7 +35,7 @@ class Task:
     @property
     def values(self) -> Values:
         """How many there are, are trained, and are saved."""
-        return count_values(count_parameters(self.model), self.trained)
+        return count_values(self.model, self.trained)
 
     @property
     def trains_head(self) -> bool:
@@ -112,14 +111,13 @@ def plan_work(
     plain = engine.model_copy(update={"activation_checkpointing": "none"})
     kept, _ = kept_by(task, plain, micro, "cuda")
     on_host = engine.offload_optimizer != "none"
-    state = bytes_per_parameter(
-        engine.zero_stage, engine.precision, world_size, task.optimizer, offload_optimizer=on_host
-    )
+    of_each = state_bytes(task.optimizer, values) / values.trained
+    state = bytes_per_parameter(engine.zero_stage, engine.precision, world_size, of_each, offload_optimizer=on_host)
     weight_bytes = 4 if engine.precision == "fp32" else 2
     offload = 0.0
     if on_host:
         # Gradients down, weights up; and the update itself, at about the same speed, out of the host's memory.
-        whole = bytes_per_parameter(engine.zero_stage, engine.precision, world_size, task.optimizer)
+        whole = bytes_per_parameter(engine.zero_stage, engine.precision, world_size, of_each)
         offload += 2 * weight_bytes * values.trained / world_size + 2 * whole.optimizer * values.trained
     if engine.offload_params != "none":
         offload += 2 * weight_bytes * values.weights / world_size * accumulation

@@ -7,7 +7,8 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.plan.memory import bytes_per_parameter, plan_buckets
+from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
+from pretrain.plan.trained import Values
 
 
 # From 20 x 2^20 parameters on; below, the floor counts.
@@ -60,8 +61,10 @@ def test_one_rank_saves_nothing_and_in_fp32_pays_for_a_copy_of_its_weights(stage
 
 
 def test_other_optimizers_keep_less_than_adamw():
-    totals = {kind: bytes_per_parameter(1, "bf16", 8, kind).total for kind in ("adamw", "muon", "adafactor")}
-    assert totals == {"adamw": 4 + 12 / 8, "muon": 4 + 8 / 8, "adafactor": 4 + 4 / 8}
+    values = Values(weights=10, trained=8, hidden=6, saved=10)
+    sizes = {kind: state_bytes(kind, values) for kind in ("adamw", "muon", "adafactor", "of a user")}
+    assert sizes == {"adamw": 64, "muon": 40, "adafactor": 0, "of a user": 64}
+    assert bytes_per_parameter(1, "bf16", 8, 40 / 8).total == 4 + 9 / 8
 
 
 def test_what_is_offloaded_is_not_on_the_device():

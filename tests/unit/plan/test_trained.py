@@ -1,5 +1,7 @@
 """What is counted as trained, against models that are frozen and adapted in earnest; FLOPs against torch's counter."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,8 +19,10 @@ from pretrain.errors import ConfigError
 from pretrain.finetune.freeze import freeze, train_beside
 from pretrain.finetune.lora import add_adapters
 from pretrain.model import build_model, init_weights
+from pretrain.optim.groups import group_parameters
+from pretrain.optim.state_size import state_size
 from pretrain.plan.flops import row_flops
-from pretrain.plan.params import count_parameters
+from pretrain.plan.memory import state_bytes
 from pretrain.plan.shapes import parameter_shapes
 from pretrain.plan.trained import Trained, count_values, plan_trained
 from pretrain.plan.tuned_flops import tuned_flops
@@ -107,7 +111,7 @@ def test_frozen_values_are_those_that_the_run_freezes(preset, patterns):
         return
     named = dict(arranged(config, patterns).named_parameters())
     assert trained.names == {name for name, weight in named.items() if weight.requires_grad}
-    values = count_values(count_parameters(config), trained)
+    values = count_values(config, trained)
     assert values.trained == sum(weight.numel() for weight in named.values() if weight.requires_grad)
     assert values.weights == values.saved == sum(weight.numel() for weight in named.values())
 
@@ -121,15 +125,26 @@ def test_adapters_are_those_that_the_run_adds(preset, changes):
     trained = plan_trained(config, [], finetune)
     named = dict(arranged(config, finetune=finetune).named_parameters())
     assert trained.adapter_values == sum(weight.numel() for name, weight in named.items() if is_adapter(name))
-    values = count_values(count_parameters(config), trained)
+    values = count_values(config, trained)
     assert values.trained == values.saved == sum(weight.numel() for weight in named.values() if weight.requires_grad)
     assert values.weights == sum(weight.numel() for weight in named.values())
 
 
 def test_all_of_a_model_is_trained_where_nothing_is_frozen():
     assert plan_trained(model_of("llama-tiny"), [], FULL) is None
-    values = count_values(7, None)
-    assert (values.weights, values.trained, values.saved) == (7, 7, 7)
+    config = model_of("llama-tiny")
+    total, values = sum(map(math.prod, parameter_shapes(config).values())), count_values(config, None)
+    assert (values.weights, values.trained, values.saved) == (total, total, total)
+
+
+@pytest.mark.parametrize("finetune", [FULL, FinetuneConfig(kind="lora")], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_optimizer_state_is_that_of_the_optimizer_of_the_built_model(preset, kind, finetune):
+    config = model_of(preset)
+    values = count_values(config, plan_trained(config, [], finetune))
+    size = state_size(group_parameters(arranged(config, finetune=finetune)), kind)
+    assert state_bytes(kind, values) == 4 * size.elements
 
 
 @pytest.mark.parametrize(
