@@ -12,9 +12,10 @@ BIN := .venv/bin
 BENCH ?= --quick
 JOBS ?= 2
 # What benchmarks share, and the parts of one. decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
-# shakespeare and recurrent_bleu need texts besides, and are run by hand.
-PARTS := common peers recall_data recurrent_figure trainer_%
-BENCHMARKS := $(filter-out $(PARTS) decoder_step recurrent recurrent_bleu shakespeare,$(basename $(notdir $(wildcard benchmarks/*.py))))
+# BY_HAND name a case, or need texts besides.
+PARTS := common peers recall_data recurrent_figure trainer_% finetune_%
+BY_HAND := finetune pretraining recurrent_bleu shakespeare
+BENCHMARKS := $(filter-out $(PARTS) $(BY_HAND) decoder_step recurrent,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: install quickstart test check bench clean
 

@@ -34,8 +34,9 @@ from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.state_size import StateSize, state_size
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
-from pretrain.plan.flops import train_flops_per_row
+from pretrain.plan.layout import task_of
 from pretrain.plan.params import count_parameters
+from pretrain.plan.work import task_flops
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.facts import find_facts
@@ -233,11 +234,8 @@ def _loader(
 
 def _flops_per_token(config: RunConfig) -> float:
     """Returns the training FLOPs of a token that is read, of a whole row."""
-    lengths = config.lengths
-    flops = train_flops_per_row(
-        config.model, lengths.target, source_len=lengths.source, head_share=config.objective.head_share
-    )
-    return flops / (lengths.target + (lengths.source or 0))
+    task = task_of(config)
+    return task_flops(task).whole.total / task.tokens
 
 
 def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:

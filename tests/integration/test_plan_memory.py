@@ -60,21 +60,24 @@ def planned_bytes(case: list, world_size: int, values: Values) -> float:
     return each.weights * values.weights + (each.gradients + each.optimizer) * values.trained
 
 
-def check_tuned(world_size, cases, folder=None):
-    """Compares adapters at two depths, and frozen weights with none: what is fixed, and buckets, cancel."""
-    arms = [["lora", DEPTHS[0]], ["lora", DEPTHS[1]], ["full", DEPTHS[0]], ["freeze", DEPTHS[0]]]
-    arguments = {"cases": cases, "arms": arms, "folder": folder}
-    for rows in run_in_ranks("tests.integration.plan_workers:bytes_tuned", world_size, arguments, timeout_s=900):
-        for case, found in zip(cases, rows, strict=True):
+def held_and_planned(world_size, cases, arms, folder=None):
+    """Returns the case, the bytes that the arms hold, and those that are planned, of each case on each rank."""
+    arguments, rows = {"cases": cases, "arms": arms, "folder": folder}, []
+    for found in run_in_ranks("tests.integration.plan_workers:bytes_tuned", world_size, arguments, timeout_s=900):
+        for case, of_arms in zip(cases, found, strict=True):
             values = [values_of(*arm) for arm in arms]
-            assert [numbers for numbers, _ in found] == [one.weights for one in values], case
-            held, planned = [row[1] for row in found], [planned_bytes(case, world_size, one) for one in values]
-            assert held[1] - held[0] == pytest.approx(planned[1] - planned[0], rel=0.02), case
-            assert held[2] - held[3] == pytest.approx(planned[2] - planned[3], rel=0.02), case
+            assert [numbers for numbers, _ in of_arms] == [one.weights for one in values], case
+            planned = [planned_bytes(case, world_size, one) for one in values]
+            rows.append((case, [held for _, held in of_arms], planned))
+    return rows
 
 
 def test_what_is_frozen_has_neither_gradient_nor_moments_and_a_checkpoint_is_as_large_as_planned(tmp_path):
-    check_tuned(1, [["single", 0, "fp32"]], str(tmp_path))
+    arms = [["lora", DEPTHS[0]], ["lora", DEPTHS[1]], ["full", DEPTHS[0]], ["freeze", DEPTHS[0]]]
+    ((_, held, planned),) = held_and_planned(1, [["single", 0, "fp32"]], arms, str(tmp_path))
+    # What is fixed, and buckets, cancel.
+    assert held[1] - held[0] == pytest.approx(planned[1] - planned[0], rel=0.02)
+    assert held[2] - held[3] == pytest.approx(planned[2] - planned[3], rel=0.02)
     for finetune in ("freeze", "lora"):
         values = values_of(finetune, DEPTHS[0])
         (path,) = (tmp_path / f"{finetune}-{DEPTHS[0]}").iterdir()
@@ -82,3 +85,14 @@ def test_what_is_frozen_has_neither_gradient_nor_moments_and_a_checkpoint_is_as_
         headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in files)
         tensors = sum(file.stat().st_size for file in files) - headers
         assert tensors == 4 * values.saved + state_bytes("adamw", values), finetune
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("finetune", ["lora", "freeze"])
+def test_adapters_and_frozen_weights_hold_what_is_planned_at_every_stage(finetune):
+    # By depth: the base of adapters is frozen, and grows; a parameter that two ranks share would weigh in a difference
+    # between kinds of fine-tuning.
+    arms = [[finetune, depth] for depth in DEPTHS]
+    for case, held, planned in held_and_planned(2, [*STAGES, ["ddp", 0, "fp32"]], arms):
+        assert held[1] - held[0] == pytest.approx(planned[1] - planned[0], rel=0.02), case
