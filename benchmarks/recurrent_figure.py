@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recall_data import PAIRS
+
 Rows = dict[str, dict[str, Any]]
 
 
@@ -45,6 +47,7 @@ def draw(rows: Rows, path: Path) -> None:
             axes.legend(fontsize="small")
             axes.invert_yaxis()
         else:
+            axes.axhline(1 / PAIRS, color="grey", linestyle=":", label="a guess")
             _curves(axes, {name: arm["recall"] for name, arm in row["arms"].items()})
             axes.set(title="recall after an equal time", xlabel="distance", ylabel="share of keys", ylim=(0, 1.02))
     figure.savefig(path, dpi=120)
@@ -61,7 +64,7 @@ def _curves(axes: Any, curves: dict[str, dict[str, float]]) -> None:
         axes.plot(range(len(points)), list(points.values()), marker="o", label=name)
     labels = list(next(iter(curves.values())))
     axes.set_xticks(range(len(labels)), labels)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="best")
 
 
 def table(rows: Rows) -> str:

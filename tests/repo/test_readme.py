@@ -29,6 +29,7 @@ DOCUMENTS = [
     "docs/report.md",
     "docs/scale.md",
     "slurm/README.md",
+    "docs/why_transformers.md",
 ]
 MAX_README_LINES = 230
 
