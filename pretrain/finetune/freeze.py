@@ -1,11 +1,11 @@
 """Which parameters are trained: all, all but those that `init.freeze` names, or adapters with what goes beside them."""
 
 from collections.abc import Collection
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from pretrain.artifact.adapters import is_adapter, name_without_adapter
+from pretrain.config.patterns import check_patterns, matches
 from pretrain.errors import ConfigError
 
 
@@ -18,9 +18,9 @@ def freeze(model: nn.Module, patterns: Collection[str]) -> int:
         ConfigError: A pattern names no parameter, or nothing is left to be trained.
     """
     names = [name for name, _ in model.named_parameters()]
-    _check("init.freeze", patterns, names)
+    check_patterns("init.freeze", patterns, names)
     for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
+        if matches(name, patterns):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"init.freeze={list(patterns)} leaves nothing to train", fix="name fewer parameters")
@@ -34,19 +34,10 @@ def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[s
         ConfigError: A pattern names no parameter.
     """
     names = {name: name_without_adapter(name) for name, _ in model.named_parameters() if not is_adapter(name)}
-    _check("finetune.also", patterns, list(names.values()))
+    check_patterns("finetune.also", patterns, list(names.values()))
     chosen = []
     for name, own in names.items():
-        if own in anew or any(fnmatchcase(own, pattern) for pattern in patterns):
+        if own in anew or matches(own, patterns):
             model.get_parameter(name).requires_grad_(True)
             chosen.append(own)
     return chosen
-
-
-def _check(key: str, patterns: Collection[str], names: list[str]) -> None:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"{key}: {pattern!r} is the name of no parameter",
-                fix=f"names are such as {names[0]} and {names[-1]}; * stands for any characters",
-            )

@@ -7,13 +7,13 @@ rank asked for, with fewer values than three adapters.
 """
 
 import logging
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from pretrain.artifact.adapters import is_adapter
 from pretrain.config.finetune import FinetuneConfig
+from pretrain.config.patterns import matches
 from pretrain.errors import ConfigError, LaunchError
 from pretrain.model.init import seeded_by_name
 from pretrain.model.stack import Stack
@@ -37,13 +37,13 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     """
     linear = [name for name, part in model.named_modules() if type(part) is nn.Linear and ".blocks." in name]
     for pattern in config.targets:
-        if not any(fnmatchcase(name, pattern) for name in linear):
+        if not any(matches(name, [pattern]) for name in linear):
             kinds = sorted({name.split(".blocks.")[1].partition(".")[2] for name in linear})
             raise ConfigError(
                 f"finetune.targets: {pattern!r} is no linear layer of a block",
                 fix=f"use *.{' or *.'.join(kinds)}, or '*' for all",
             )
-    layers = [name for name in linear if any(fnmatchcase(name, pattern) for pattern in config.targets)]
+    layers = [name for name in linear if matches(name, config.targets)]
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -8,9 +8,9 @@ finetune: lora  weights count all and the adapters; everything else the adapters
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from pretrain.config.finetune import FinetuneConfig
+from pretrain.config.patterns import check_patterns, matches
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.shapes import Shape, parameter_shapes
@@ -96,8 +96,8 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     shapes = parameter_shapes(model)
     if finetune.kind == "lora":
         return _beside(shapes, finetune, new_head=model.head.kind == "labels")
-    _check("init.freeze", freeze, shapes)
-    names = frozenset(name for name in shapes if not _matches(name, freeze))
+    check_patterns("init.freeze", freeze, shapes)
+    names = frozenset(name for name in shapes if not matches(name, freeze))
     if not names:
         raise ConfigError(f"init.freeze={list(freeze)} leaves nothing to train", fix="name fewer parameters")
     return Trained(names, frozenset(), finetune, _count(shapes, names), 0, saves_all=True)
@@ -106,11 +106,11 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
 def _beside(shapes: dict[str, Shape], finetune: FinetuneConfig, *, new_head: bool) -> Trained:
     """Counts adapters: A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1)."""
     linear = [name.removesuffix(".weight") for name, shape in shapes.items() if _is_adaptable(name, shape)]
-    _check("finetune.targets", finetune.targets, linear)
-    _check("finetune.also", finetune.also, shapes)
-    layers = frozenset(name for name in linear if _matches(name, finetune.targets))
+    check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")
+    check_patterns("finetune.also", finetune.also, shapes)
+    layers = frozenset(name for name in linear if matches(name, finetune.targets))
     also = [*finetune.also, *(["head.*"] if new_head else [])]
-    names = frozenset(name for name in shapes if _matches(name, also))
+    names = frozenset(name for name in shapes if matches(name, also))
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
     return Trained(names, layers, finetune, _count(shapes, names), adapters, saves_all=False)
 
@@ -125,19 +125,5 @@ def _is_adaptable(name: str, shape: Shape) -> bool:
     return ".blocks." in name and len(shape) == 2
 
 
-def _matches(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _count(shapes: dict[str, Shape], names: Collection[str]) -> int:
     return sum(math.prod(shapes[name]) for name in names)
-
-
-def _check(key: str, patterns: Collection[str], names: Collection[str]) -> None:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            first, *_, last = names
-            raise ConfigError(
-                f"{key}: {pattern!r} is the name of nothing that it could be about",
-                fix=f"names are such as {first} and {last}; * stands for any characters",
-            )
