@@ -115,7 +115,8 @@ def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(run
     losses = [float.fromhex(row.loss) for row in read_audit(runs.folder("golden").audit)]
     assert losses[-1] < losses[0] - 1
     lines = [json.loads(line) for line in runs.folder("golden").metrics.read_text().splitlines()]
-    assert [line["val_tokens"] for line in lines if "val_tokens" in line] == [lines[-1]["val_tokens"]] * 2
+    first, second = (line["val_tokens"] for line in lines if "val_tokens" in line)
+    assert first == second
     assert not any("val_bits_per_byte" in line for line in lines), "a part of the text is no code for it"
     run = runs.folder("golden").path
     prompt = ["--prompt", "alpha <extra_id_0> gamma", "--max-tokens", "8", "--json"]
