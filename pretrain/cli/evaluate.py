@@ -112,11 +112,15 @@ def evaluate_command(
             report = evaluate_translation(what, asked, other=compare, output=output, device=device)
     if world.is_main:
         print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()), flush=True)
-        if report.subject is not None:
-            from pretrain.evaluate.kept import keep_evaluation
+        _keep(report, {**asdict(asked), "resamples": resamples, "device": device, "ranks": world.size})
 
-            settings = {**asdict(asked), "resamples": resamples, "device": device, "ranks": world.size}
-            keep_evaluation(report.subject, report.data, settings, report.facts())
+
+def _keep(report: Any, settings: dict[str, Any]) -> None:
+    """Keeps what was found of a run in its folder."""
+    from pretrain.evaluate.kept import keep_evaluation
+
+    if report.subject is not None:
+        keep_evaluation(report.subject, report.data, settings, report.facts())
 
 
 @contextlib.contextmanager
