@@ -36,7 +36,8 @@ SETTLE_S = 1.0
 FAILURE_GRACE_S = 5.0
 HANG_SETTLE_S = 2.0
 """After a hang was found: every rank that can end does so by itself, and what is left is frozen."""
-STOPPED_GRACE_S = 10.0
+STOPPED_GRACE_S = 25.0
+"""After a stop: rank 0 may still wait for wandb, 20 s; a signal then ends it as it would have ended."""
 _PR_SET_PDEATHSIG = 1
 
 

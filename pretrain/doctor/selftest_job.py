@@ -15,10 +15,12 @@ from pretrain.doctor.check import Check
 from pretrain.doctor.small import Asked
 from pretrain.doctor.trial import WITHIN_S, end_of, rank_environment, start_command
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK
+from pretrain.io import write_file
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import compare
 
 STEPS, EVERY, KILL_AT = 24, 4, 9
+DONE_WITHIN_S = 120.0
 _FIRST_TURN = 10
 _POLL_S = 0.01
 _NAME = "kill and resume"
@@ -54,6 +56,23 @@ def kill_in_job(asked: Asked, small: Callable[..., list[str]]) -> Check:
         return Check(_NAME, "fail", text, f"see {asked.folder}", EXIT_DIVERGED)
     where = f"rank {asked.place.size - 1} killed at step {mark.read_text(encoding='ascii')}"
     return Check(_NAME, "pass", f"{where}, {STEPS} steps; the ledgers are equal in bits")
+
+
+def is_last_reader(asked: Asked) -> bool:
+    """Says that this rank reads nothing more in the folder; on rank 0, returns whether within 2 minutes all have."""
+    write_file(_done(asked, asked.place.rank), b"")
+    if asked.place.rank:
+        return False
+    deadline = time.monotonic() + DONE_WITHIN_S
+    while not all(_done(asked, rank).exists() for rank in range(asked.place.size)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _done(asked: Asked, rank: int) -> Path:
+    return asked.folder / f"rank-{rank}.done"
 
 
 def _kill_at(process: subprocess.Popen[bytes], run: RunDir, mark: Path) -> None:

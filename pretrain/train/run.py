@@ -13,10 +13,15 @@ from pretrain.dist import World
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, DiskError, HangError, PretrainError
 from pretrain.log import setup_logging
 from pretrain.rundir import end_attempt
+from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
 from pretrain.train.out_of_memory import memory_explained
+
+STOPPED_TRACKER_S = 20.0
+"""After a stop, what wandb has on its way: a loaded node took more than 5 s to end a run that it tracked offline, and
+wandb writes in blocks of 32 KiB, so that cutting it off costs the last of them."""
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     stop.disarm(code)
     if stopped and world.is_main:
         log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
-    _close(run, claim, tracker_timeout_s=5.0 if stopped else 60.0)
+    _close(run, claim, tracker_timeout_s=STOPPED_TRACKER_S if stopped else FINISH_TIMEOUT_S)
     return code
 
 
