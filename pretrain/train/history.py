@@ -1,7 +1,8 @@
 """What a run folder tells of the past where it has no checkpoint: a run that has ever committed never starts over.
 
 The mark is in run.json, written when an attempt commits for the first time. Where that file is damaged or gone, the
-ledger and the metrics tell: they have rows only of runs that began.
+ledger and the metrics tell: they have rows only of runs that began. Where it lacks the mark, as after a commit that a
+full disk kept it from noting, a row of a later attempt or of a save does.
 """
 
 import logging
@@ -14,6 +15,8 @@ from pretrain.tracking.jsonl import read_rows
 log = logging.getLogger(__name__)
 
 COMMITTED = "committed_step"
+SAVED = "checkpoint_step"
+"""In the row of the metrics that a save has."""
 
 
 def note_commit(folder: RunDir, step: int) -> None:
@@ -65,7 +68,9 @@ def _find_in_ledger(folder: RunDir) -> str | None:
             if row.attempt > before and row.step > 1:
                 return f"audit.jsonl tells of an attempt that began at one of step {row.step - 1}"
             before = max(before, row.attempt)
-        read_rows(folder.metrics)
+        for row in read_rows(folder.metrics):
+            if row.get(SAVED):
+                return f"metrics.jsonl tells of one of step {row[SAVED]}"
     except DataError as error:
         return f"the records are damaged ({error.where}: {error.what})"
     return None

@@ -17,7 +17,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.vote import nothing
 from pretrain.errors import DiskError, DivergedError, PretrainError
 from pretrain.train.build import Run
-from pretrain.train.history import note_commit
+from pretrain.train.history import SAVED, note_commit
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Saving:
             self._save, self._num_failed = None, 0
 
     def _note(self, saved_step: int, seconds: float) -> None:
-        figures = {"checkpoint_step": saved_step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
+        figures = {SAVED: saved_step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
         self._run.tracker.log(self._step, figures, shown=False)
 
     def _wait(self) -> None:

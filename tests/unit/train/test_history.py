@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,17 @@ def start(folder: Path) -> int | None:
     return None if state is None else state.step
 
 
-def add_rows(run: RunDir, steps: range, attempt: int) -> None:
-    """Rows of the ledger and of the metrics."""
+def add_rows(run: RunDir, steps: range, attempt: int, saved: Sequence[int] = ()) -> None:
+    """Rows of the ledger and of the metrics, which have one for each save too."""
     ledger = AuditLedger(run.audit)
     for step in steps:
         ledger.append(step=step, tokens=1, digest="0", loss=1.0, grad_norm=1.0, attempt=attempt)
     ledger.close()
     with run.metrics.open("a") as file:
-        file.writelines(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps)
+        for step in steps:
+            file.write(json.dumps({"step": step, "loss": 1.0}) + "\n")
+            if step in saved:
+                file.write(json.dumps({"step": step, "checkpoint_step": step}) + "\n")
 
 
 @pytest.fixture
@@ -39,11 +43,11 @@ def run(tmp_path) -> RunDir:
     """A run of two attempts that has saved steps 2, 4 and 6, the first two in its first attempt."""
     run = RunDir(make_dir(tmp_path / "run"))
     begin_attempt(run, "run", {"from_step": 0})
-    add_rows(run, range(1, 5), 1)
+    add_rows(run, range(1, 5), 1, saved=(2, 4))
     save(run.checkpoints, 2, 4)
     note_commit(run, 2)
     begin_attempt(run, "run", {"from_step": 4})
-    add_rows(run, range(5, 8), 2)
+    add_rows(run, range(5, 8), 2, saved=(6,))
     save(run.checkpoints, 6)
     return run
 
@@ -106,23 +110,36 @@ CHECKPOINTS = {
 }
 
 
-def tells_nothing(record: str, ledger: str, checkpoints: str) -> bool:
-    """A record that knows of no commit, beside a ledger of one attempt or none: as of a run that died early."""
-    return record == "forgetful" and ledger in ("missing", "cut") and checkpoints in ("missing", "empty", "leftovers")
+METRICS = {
+    "whole": lambda run: None,
+    "missing": lambda run: run.metrics.unlink(),
+    "cut": lambda run: cut_in_half(run.metrics),
+    "empty": lambda run: run.metrics.write_bytes(b""),
+}
+
+
+def tells_nothing(record: str, ledger: str, checkpoints: str, metrics: str) -> bool:
+    """As of a run that died before its first save, or of none: no file knows of a commit, or of a later attempt."""
+    silent = {"forgetful": ("missing", "cut"), "missing": ("missing",)}.get(record, ())
+    return ledger in silent and metrics in ("missing", "empty") and checkpoints in ("missing", "empty", "leftovers")
 
 
 @pytest.mark.parametrize("record", RECORD)
 def test_no_damage_to_a_run_that_has_committed_makes_it_start_over(run, tmp_path, record):
     assert start(run.path) == 6
-    for number, (ledger, checkpoints) in enumerate(itertools.product(LEDGER, CHECKPOINTS)):
+    told = 0
+    for number, (ledger, checkpoints, metrics) in enumerate(itertools.product(LEDGER, CHECKPOINTS, METRICS)):
         damaged = RunDir(shutil.copytree(run.path, tmp_path / str(number)))
         RECORD[record](damaged)
         LEDGER[ledger](damaged)
         CHECKPOINTS[checkpoints](damaged)
-        if tells_nothing(record, ledger, checkpoints):
+        METRICS[metrics](damaged)
+        if tells_nothing(record, ledger, checkpoints, metrics):
             continue
         with pytest.raises(PretrainError, match=r"step|run\.json|damaged"):
             start(damaged.path)
+        told += 1
+    assert told == {"forgetful": 68, "missing": 74}.get(record, 80)
 
 
 def test_what_is_told_is_named_with_the_file_that_tells(run):
@@ -133,6 +150,10 @@ def test_what_is_told_is_named_with_the_file_that_tells(run):
     forget_commits(run)
     with pytest.raises(CheckpointError, match=r"audit.jsonl tells of an attempt that began at one of step 4"):
         start(run.path)
+    run.audit.rename(aside := run.path / "aside")
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl tells of one of step 2"):
+        start(run.path)
+    aside.rename(run.audit)
     run.record.unlink()
     with pytest.raises(CheckpointError, match=r"audit.jsonl has rows, and run.json is missing"):
         start(run.path)
