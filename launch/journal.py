@@ -10,14 +10,12 @@ on), end.
 """  # noqa: E501 (rows as they are)
 
 import json
-import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import DiskError
-from pretrain.io import make_dir
+from pretrain.io import append_line, make_dir
 from pretrain.rundir import RunDir
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
@@ -61,19 +59,8 @@ def read_journal(run: RunDir) -> list[dict[str, Any]]:
 def append_row(run: RunDir, row: dict[str, Any]) -> None:
     """Adds a row, durably, with the time. Raises: DiskError."""
     make_dir(run.launch)
-    path = journal_path(run)
-    content = json.dumps({**row, "at": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            torn = size and os.pread(file, 1, size - 1) != b"\n"
-            os.write(file, (("\n" if torn else "") + content).encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise DiskError(f"cannot write: {error.strerror}", where=str(path), fix="free space") from None
+    row = {**row, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    append_line(journal_path(run), json.dumps(row).encode())
 
 
 def count_idle_restarts(rows: list[dict[str, Any]], chain: str, step: int) -> int:

@@ -2,6 +2,7 @@
 
     write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
     AtomicWriter              ->  the same, for content that comes piece by piece
+    append_line               ->  one write at the end of a file that several processes append to, fsync
     write_chunks              ->  write in place (inside a folder that is itself renamed later), fsync, CRCs returned
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
     remove_dir                ->  rename to .trash-name, fsync the parent, remove what is in it
@@ -10,8 +11,11 @@ Every operation passes through `_operation` first, so that a test can make any s
 process there (`set_fault_hook`). Nothing else in this package opens a file for writing that must survive a crash.
 """
 
+import errno
+import fcntl
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +26,8 @@ from typing import Any, BinaryIO
 from pretrain.errors import ConfigError, DiskError
 
 CRC_CHUNK_BYTES = 16 * 1024 * 1024
+LOCK_WAIT_S = 5.0
+"""Longer than any append takes; then one that hangs elsewhere is not waited for."""
 
 FaultHook = Callable[[str, Path], None]
 _fault_hook: FaultHook | None = None
@@ -148,6 +154,56 @@ def write_file(path: Path, content: bytes) -> FileRecord:
         _unlink(temporary)
         raise _disk_error("write", path, error) from error
     return FileRecord(path.name, record.num_bytes, record.crc32s)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line, durably, beside others that do so too; a line that a crash has torn is ended first.
+
+    Behind a lock where the file system has locks; without, one write at the end must do.
+
+    Args:
+        path: Made if it does not exist; its folder does.
+        line: Without its line feed.
+
+    Raises:
+        DiskError: The disk refused; the file is as it was, unless others append to it without a lock.
+    """
+    try:
+        is_new = not path.exists()
+        _operation("append", path)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            has_lock = _lock(descriptor)
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            content = (b"\n" if is_torn else b"") + line + b"\n"
+            if os.write(descriptor, content) != len(content):
+                if has_lock:
+                    os.ftruncate(descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _operation("fsync", path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)  # with its lock
+        if is_new:
+            fsync_dir(path.parent)
+    except OSError as error:
+        raise _disk_error("append", path, error) from error
+
+
+def _lock(descriptor: int) -> bool:
+    """Waits a little for the lock of a file; returns whether it is held."""
+    end = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:  # a file system without locks
+            return False
+        else:
+            return True
+    return False
 
 
 class AtomicWriter:

@@ -7,31 +7,24 @@ file system has locks. A row is history: `pretrain report` shows it, nothing els
 a warning, and the evaluation has done its work.
 """
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import logging
 import math
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from pretrain.artifact.what import What
 from pretrain.checkpoint.layout import MANIFEST, load_manifest
-from pretrain.io import fsync_dir
+from pretrain.errors import DiskError
+from pretrain.io import append_line
 from pretrain.log import redact
 from pretrain.rundir import RunDir, package_versions
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_S = 5.0
-"""Longer than any append takes; then one that hangs elsewhere is not waited for."""
 _VERSIONS = ("pretrain", "torch")
 
 
@@ -106,9 +99,8 @@ def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, A
     }
     try:
         append_line(subject.run.evaluations, json.dumps(_plain(row), separators=(",", ":"), allow_nan=False).encode())
-    except OSError as error:
-        reason = error.strerror or str(error)
-        log.warning("%s: the result could not be kept: %s", subject.run.evaluations, reason)
+    except DiskError as error:
+        log.warning("the result could not be kept: %s", error)
 
 
 def _plain(value: Any) -> Any:
@@ -120,39 +112,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int) else redact(str(value))
-
-
-def append_line(path: Path, line: bytes) -> None:
-    """Appends a line, durably, beside others that do so too; a line that a crash has torn is ended first.
-
-    Raises:
-        OSError: The disk refused; the file is as it was.
-    """
-    is_new = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        has_lock = _lock(descriptor)
-        size = os.fstat(descriptor).st_size
-        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        content = (b"\n" if is_torn else b"") + line + b"\n"
-        if os.write(descriptor, content) != len(content):
-            if has_lock:
-                os.ftruncate(descriptor, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)  # with its lock
-    if is_new:
-        fsync_dir(path.parent)
-
-
-def _lock(descriptor: int) -> bool:
-    """Waits a little for the lock of a file; returns whether it is held. Without, a write at the end must do."""
-    end = time.monotonic() + LOCK_WAIT_S
-    while True:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)

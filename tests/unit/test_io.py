@@ -1,5 +1,6 @@
 """Durable writes: whatever fails, or whenever the process dies, a reader sees the old state or the new one."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -299,3 +300,69 @@ def test_a_folder_whose_name_was_removed_before_by_a_process_that_died_can_be_re
         (tmp_path / name / "weights").write_bytes(OLD)
     io.remove_dir(tmp_path / "step")
     assert list(tmp_path.iterdir()) == []
+
+
+def append_many(path: Path, name: str) -> None:
+    for number in range(20):
+        io.append_line(path, json.dumps({"who": name, "number": number, "fill": name * 20_000}).encode())
+
+
+def test_lines_of_several_at_once_are_whole_and_all_there(tmp_path):
+    path = tmp_path / "lines"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=append_many, args=(path, name)) for name in "abcd"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+    for name in "abcd":
+        assert [row["number"] for row in rows if row["who"] == name] == list(range(20))
+
+
+def test_a_torn_line_takes_no_other_with_it(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"whole":1}\n{"torn":')
+    io.append_line(path, b'{"next":2}')
+    assert path.read_bytes() == b'{"whole":1}\n{"torn":\n{"next":2}\n'
+
+
+def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"whole":1}\n')
+    write = os.write
+    monkeypatch.setattr(io.os, "write", lambda descriptor, content: write(descriptor, content[:5]))
+    with pytest.raises(DiskError, match=f"{path}: cannot append: No space left on device"):
+        io.append_line(path, b'{"next":2}')
+    assert path.read_bytes() == b'{"whole":1}\n'
+
+
+def test_an_append_that_the_disk_refuses_at_any_operation_is_an_error(tmp_path):
+    operations = record_operations(lambda: io.append_line(tmp_path / "first", b"1"))
+    assert operations == ["append", "fsync", "fsync_dir"]
+    for number in range(len(operations)):
+        fail_at(number)
+        with pytest.raises(DiskError, match="cannot append: No space left on device"):
+            io.append_line(tmp_path / str(number), b"1")
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(tmp_path, monkeypatch):
+    path = tmp_path / "lines"
+    monkeypatch.setattr(io, "LOCK_WAIT_S", 0.1)
+    with path.open("wb") as other:
+        io.fcntl.flock(other, io.fcntl.LOCK_EX)
+        io.append_line(path, b"{}")
+    assert path.read_bytes() == b"{}\n"
+
+
+def test_where_there_are_no_locks_none_is_waited_for(tmp_path, monkeypatch):
+    tries = []
+
+    def refuse(descriptor: int, operation: int) -> None:
+        tries.append(operation)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(io.fcntl, "flock", refuse)
+    io.append_line(tmp_path / "lines", b"{}")
+    assert (tmp_path / "lines").read_bytes() == b"{}\n"
+    assert len(tries) == 1
