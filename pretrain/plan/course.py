@@ -16,16 +16,16 @@ START_S = 300.0
 """From a failure to the next step, besides what is lost: scheduler, imports, loading."""
 
 
-def checkpoint_bytes(parameters: int, state_bytes: int, tensors: int, ranks: int) -> int:
-    """Returns the size of a checkpoint: fp32 master weights, the optimizer's state, headers and manifest.
+def checkpoint_bytes(elements: int, tensors: int, ranks: int) -> int:
+    """Returns the size of a checkpoint: what it holds in fp32, headers and manifest.
 
     Args:
-        parameters: That are saved: all of the model; of a run of adapters what is trained.
-        state_bytes: Of fp32 optimizer state for each: 8 for the two moments of AdamW.
-        tensors: That the parameters are.
-        ranks: Each has a file, and may have a piece of each tensor and of each of its moments.
+        elements: Saved: of parameters (all of the model; of a run of adapters what is trained) and of the optimizer's
+            state, which for AdamW is twice as many more.
+        tensors: That they are.
+        ranks: Each has a file, and may have a piece of each tensor.
     """
-    return (4 + state_bytes) * parameters + tensors * (ranks * (1 + state_bytes // 4) + 1) * _HEADER_BYTES
+    return 4 * elements + tensors * (ranks + 1) * _HEADER_BYTES
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:

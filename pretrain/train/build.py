@@ -201,8 +201,7 @@ def _room_needed(
     config: RunConfig, num_parameters: int, num_tensors: int, state: StateSize, world: World
 ) -> tuple[int, int]:
     """Returns the size of a checkpoint, and how many there are going to be at once."""
-    # State of whole matrices is not so many bytes a parameter: it is counted as parameters more.
-    size = checkpoint_bytes(num_parameters + state.elements, 0, num_tensors + state.tensors, world.size)
+    size = checkpoint_bytes(num_parameters + state.elements, num_tensors + state.tensors, world.size)
     return size, checkpoints_at_once(config.checkpoint, config.train.last_step)
 
 
