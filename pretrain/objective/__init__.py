@@ -1,6 +1,7 @@
 """Training objectives by name. A new one: a file that makes its rows, and a line here and in `NEEDS`."""
 
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.errors import ConfigError
 from pretrain.objective.causal import build_causal, build_supervised
 from pretrain.objective.contract import Loss, LossOutput, ObjectiveKind, RowContext, RowMaker
 from pretrain.objective.fim import build_fim
@@ -27,7 +28,16 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
 
 
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
-    """Returns what makes the rows of a run. Raises: ConfigError: The tokenizer lacks a token that they need."""
+    """Returns what makes the rows of a run.
+
+    Raises:
+        ConfigError: The tokenizer lacks a token that they need, or objectives are mixed that have different losses.
+    """
+    if len({OBJECTIVES[task.kind].build_loss for task in config.tasks}) > 1:
+        kinds = ", ".join(dict.fromkeys(task.kind for task in config.tasks))
+        raise ConfigError(
+            f"objective.mixture: {kinds} have different losses, and a run has one", fix="mix those that share a loss"
+        )
     makers = [OBJECTIVES[task.kind].build_rows(task, context) for task in config.tasks]
     return mix(makers, config.weights, "objective", context.seed, context.lengths, context.vocabulary.eos)
 

@@ -6,7 +6,9 @@ import pytest
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.draw import draw_uniform
-from pretrain.objective import RowContext, build_rows
+from pretrain.errors import ConfigError
+from pretrain.objective import OBJECTIVES, ObjectiveKind, RowContext, build_rows
+from pretrain.objective.contract import token_loss
 from pretrain.objective.mixed import merge, mix
 from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, TokenRows, select_rows
 from tests.unit.objective.test_causal_rows import make_rows
@@ -128,3 +130,14 @@ def test_a_mixture_beside_a_kind_is_refused(alone):
     mixture = [{"kind": "causal", "weight": 1}]
     with pytest.raises(ValueError, match=r"needs kind or mixture, and not both"):
         ObjectiveConfig.model_validate(alone | {"mixture": mixture})
+
+
+@pytest.mark.parametrize("order", [("causal", "prefix"), ("prefix", "causal")])
+def test_objectives_with_different_losses_are_refused(monkeypatch, order):
+    """Of modules under `extend`: those of this project share one."""
+    own = ObjectiveKind(OBJECTIVES["prefix"].build_rows, build_loss=lambda config: token_loss(config))
+    config = ObjectiveConfig.model_validate({"mixture": [{"kind": kind, "weight": 1} for kind in order]})
+    build_rows(config, context(8))
+    monkeypatch.setitem(OBJECTIVES, "prefix", own)
+    with pytest.raises(ConfigError, match=rf"mixture: {order[0]}, {order[1]} have different losses, and a run has one"):
+        build_rows(config, context(8))
