@@ -121,4 +121,8 @@ def test_under_layer_decay_each_block_is_slower_than_the_one_above_it():
     assert ratio.keys() == {name for name, _ in model.named_parameters()}
     optimizer = build_optimizer(groups, OptimConfig(lr=1.0), torch.device("cpu"))
     assert {group["name"]: group["lr_ratio"] for group in optimizer.param_groups}["decay.1"] == 0.5**3
+    for kind, name, own in (("muon", "matrix.1", 0.02), ("adafactor", "decay.1", 1.0)):
+        optimizer = build_optimizer(groups, OptimConfig(kind=kind, lr=1.0), torch.device("cpu"))
+        ratios = {group["name"]: group["lr_ratio"] for group in optimizer.param_groups}
+        assert (ratios[name], ratios["no_decay.1"]) == (own * 0.5**3, 0.5**3), kind
     assert {group.lr_ratio for group in group_parameters(model)} == {1.0}
