@@ -91,7 +91,8 @@ class ScheduleConfig(Section):
             )
         cooldown = steps.cooldown_steps or 0
         if steps.warmup_steps + cooldown > end:
+            unit = "steps" if self.cooldown_tokens is None else "tokens"
             raise ValueError(
                 f"the warm-up of {steps.warmup_steps} steps and the cooldown of {cooldown} are longer than the {end} "
-                f"steps of the schedule; lower optim.schedule.cooldown_steps or raise train.steps"
+                f"steps of the schedule; lower optim.schedule.cooldown_{unit} or raise train.steps"
             )

@@ -20,7 +20,7 @@ from pretrain.evaluate.held_out_report import HeldOutReport, SourceLoss
 from pretrain.evaluate.kept import find_subject
 from pretrain.evaluate.label_scores import Answers, compare_labels, score_labels
 from pretrain.evaluate.labels import read_answers, sum_documents
-from pretrain.evaluate.loss import LossReport, evaluate_loss
+from pretrain.evaluate.loss import LossReport, evaluate_loss, pool
 from pretrain.evaluate.ranks import current, open_together
 from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, sum_rows
 from pretrain.log import stderr_console
@@ -63,7 +63,7 @@ def evaluate_held_out(
     elif other is None:
         model = ModelLoss(open_artifact(described.path, device).model, build_loss(corpus.objective))
         losses = [_measure(model, held, what.name) for held in corpus.sources]
-        losses += [_of_all(losses)] if len(losses) > 1 else []
+        losses += [_of_all(losses, corpus.sources)] if len(losses) > 1 else []
     else:
         losses = _compare(corpus, models, resamples, device)
     kinds = "+".join(task.kind for task in corpus.objective.tasks)
@@ -121,7 +121,7 @@ def _compare(corpus: Corpus, models: Sequence[_Named], resamples: int, device: s
         losses.append(replace(found, baseline=its.report, differences=compare_rows(its, mine, resamples)))
     if len(losses) > 1:
         mine, its = (reduce(operator.add, of_model) for of_model in sums)
-        whole = _of_all(losses)
+        whole = _of_all(losses, corpus.sources)
         losses.append(replace(whole, baseline=its.report, differences=compare_rows(its, mine, resamples)))
     return losses
 
@@ -138,7 +138,7 @@ def _evaluate_labels(corpus: Corpus, models: Sequence[_Named], resamples: int, d
         losses.append(_with_labels(loss, [of_model[number] for of_model in answers], corpus.labels, resamples))
     if len(losses) > 1:
         whole = [reduce(operator.add, of_model) for of_model in answers]
-        losses.append(_with_labels(_of_all(losses), whole, corpus.labels, resamples))
+        losses.append(_with_labels(_of_all(losses, corpus.sources), whole, corpus.labels, resamples))
     return losses
 
 
@@ -154,18 +154,10 @@ def _with_labels(found: SourceLoss, answers: Sequence[Answers], names: Sequence[
     return replace(found, baseline=its.report, differences={"loss": loss, **scores})
 
 
-def _of_all(losses: Sequence[SourceLoss]) -> SourceLoss:
-    """Returns the mean over the targets of all sources."""
-    reports = [found.report for found in losses]
-    count = sum(report.num_targets for report in reports)
-    loss = sum(report.loss * report.num_targets for report in reports) / count
-    bits = [found.bits_per_byte * found.report.num_targets for found in losses if found.bits_per_byte is not None]
-    return SourceLoss(
-        ALL,
-        LossReport(loss, count, sum(report.num_correct for report in reports)),
-        sum(bits) / count if len(bits) == len(losses) else None,
-        sum(found.left_out for found in losses),
-    )
+def _of_all(losses: Sequence[SourceLoss], sources: Sequence[HeldOut]) -> SourceLoss:
+    """Returns the mean over the targets of all sources, and over their bytes where all of these are known."""
+    whole, bits = pool([found.report for found in losses], [held.tokens_per_byte for held in sources])
+    return SourceLoss(ALL, whole, bits, sum(found.left_out for found in losses))
 
 
 def _shown(held: HeldOut, label: str) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
 """Loss over a validation split: the exact token mean over all ranks, and what follows from it."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +49,22 @@ class LossReport:
     def bits_per_byte(self, tokens_per_byte: float) -> float:
         """Returns the loss in bits for each UTF-8 byte of the text, which tokenizers do not change."""
         return self.loss / math.log(2) * tokens_per_byte
+
+
+def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tuple[LossReport, float | None]:
+    """Returns the mean over the targets of several texts; and their bits over their bytes, where these are known.
+
+    Args:
+        reports: One a text.
+        tokens_per_byte: Of each text; 0: not known.
+    """
+    count = sum(report.num_targets for report in reports)
+    loss = sum(report.loss * report.num_targets for report in reports) / max(count, 1)
+    whole = LossReport(loss, count, sum(report.num_correct for report in reports))
+    if not count or not all(tokens_per_byte):
+        return whole, None
+    num_bytes = sum(report.num_targets / ratio for report, ratio in zip(reports, tokens_per_byte, strict=True))
+    return whole, whole.bits_per_byte(count / num_bytes)
 
 
 def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callable[[], bool]) -> LossReport | None:

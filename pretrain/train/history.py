@@ -68,9 +68,9 @@ def _find_in_ledger(folder: RunDir) -> str | None:
             if row.attempt > before and row.step > 1:
                 return f"audit.jsonl tells of an attempt that began at one of step {row.step - 1}"
             before = max(before, row.attempt)
-        for row in read_rows(folder.metrics):
-            if row.get(SAVED):
-                return f"metrics.jsonl tells of one of step {row[SAVED]}"
+        for metrics in read_rows(folder.metrics):
+            if metrics.get(SAVED):
+                return f"metrics.jsonl tells of one of step {metrics[SAVED]}"
     except DataError as error:
         return f"the records are damaged ({error.where}: {error.what})"
     return None

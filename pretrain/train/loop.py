@@ -13,13 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch
 from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
-from pretrain.evaluate.loss import LossReport, evaluate_loss
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.tracking.by_source import SourceLosses
 from pretrain.tracking.memory import memory_metrics
@@ -30,6 +28,7 @@ from pretrain.train.guard import Guard, SpikeError
 from pretrain.train.noise import seed_dropout
 from pretrain.train.resume import check_order
 from pretrain.train.saving import Saving
+from pretrain.train.validate import validate
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
 
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
             with run.meter.excluded(), run.timeline.within("evaluation"):
-                _validate(run, state)
+                validate(run, state)
         run.progress.enter("save")
         with run.timeline.within("checkpoint"):
             saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
@@ -219,43 +218,3 @@ def _alert(run: Run, state: TrainState, loss: float) -> None:
         run.tracker.alert("A step was not finite", f"step {state.step}, loss {loss}: it was skipped")
     elif state.spikes_in_a_row == 1:
         run.tracker.alert("A loss spike", f"step {state.step}, loss {loss:.4g}")
-
-
-def _validate(run: Run, state: TrainState) -> None:
-    """Logs the loss over the validation splits, the mean over all their targets; gives up when a stop is asked for."""
-
-    def should_stop() -> bool:
-        run.progress.go_on()
-        flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
-        return bool(dist.all_reduce_sum(flag).item() > 0)
-
-    run.progress.enter("evaluate")
-    metrics: dict[str, float] = {}
-    loss_sum = bits = 0.0
-    num_targets = num_correct = 0
-    for held in run.validation:
-        report = evaluate_loss(run.engine, held.loader, should_stop)
-        if report is None:
-            run.checkpoints.note_evaluation(state.step, {})
-            return
-        loss_sum += report.loss * report.num_targets
-        num_targets += report.num_targets
-        num_correct += report.num_correct
-        bits += report.bits_per_byte(held.tokens_per_byte) * report.num_targets
-        if len(run.validation) > 1:
-            metrics[f"val_loss_{held.name}"] = report.loss
-    damage = run.validation[0].damage
-    damaged = torch.tensor([float(damage.num_skipped_rows)], dtype=torch.float64, device=run.engine.device)
-    damage.check(int(dist.all_reduce_sum(damaged).item()))
-    whole = LossReport(loss_sum / max(num_targets, 1), num_targets, num_correct)
-    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_accuracy": whole.accuracy}
-    metrics["val_tokens"] = float(num_targets)
-    if bits:
-        metrics["val_bits_per_byte"] = bits / num_targets
-    run.checkpoints.note_evaluation(state.step, metrics)
-    run.tracker.log(state.step, metrics)
-    run.progress.go_on()
-    if run.texts is not None and run.texts.is_due(state.step):
-        run.tracker.samples(state.step, run.texts.generate())
-    if run.pictures is not None and run.pictures.is_due(state.step) and (png := run.pictures.draw()) is not None:
-        run.tracker.attention(state.step, png)

@@ -158,7 +158,9 @@ def test_sources_are_told_apart_and_add_up(folder):
     assert both.report.num_targets == first.report.num_targets + second.report.num_targets
     total = sum(one.report.loss * one.report.num_targets for one in (first, second))
     assert both.report.loss == pytest.approx(total / both.report.num_targets, rel=1e-12)
-    assert first.bits_per_byte < both.bits_per_byte < second.bits_per_byte
+    # The bits of all over the bytes of all: not the mean of two ratios.
+    num_bytes = [one.report.bits_per_byte(1.0) * one.report.num_targets / one.bits_per_byte for one in (first, second)]
+    assert both.bits_per_byte == pytest.approx(total / math.log(2) / sum(num_bytes), rel=1e-12)
 
 
 def write_given(output, data, texts):

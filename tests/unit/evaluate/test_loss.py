@@ -1,9 +1,11 @@
 """The mean over all targets, whatever the batches; an evaluation that is given up says nothing."""
 
+import math
+
 import pytest
 import torch
 
-from pretrain.evaluate.loss import evaluate_loss
+from pretrain.evaluate.loss import LossReport, evaluate_loss, pool
 from pretrain.types import IGNORE_INDEX, Batch
 
 
@@ -48,3 +50,19 @@ def test_an_evaluation_that_is_asked_to_stop_reads_no_further():
     assert evaluate_loss(engine, batches(100), should_stop) is None
     assert asked == [15, 31], "now and then, at the same batches on every rank: the question is collective"
     assert engine.num_read == 31
+
+
+def test_texts_are_pooled_by_targets_and_their_bits_by_bytes():
+    short, long = LossReport(2.0, 10, 4), LossReport(3.0, 30, 6)
+    whole, bits = pool([short, long], [0.5, 0.25])  # 20 bytes and 120
+    assert whole == LossReport(110 / 40, 40, 10)
+    assert bits == pytest.approx(110 / math.log(2) / 140, rel=1e-12)
+    assert pool([short], [0.5])[1] == pytest.approx(short.bits_per_byte(0.5), rel=1e-12)
+
+
+def test_bits_by_bytes_are_not_told_where_a_text_has_none():
+    reports = [LossReport(2.0, 10, 4), LossReport(3.0, 30, 6)]
+    assert pool(reports, [0.5, 0.0]) == (LossReport(110 / 40, 40, 10), None)
+    assert pool([LossReport(0.0, 0, 0)], [0.5]) == (LossReport(0.0, 0, 0), None)
+    whole, bits = pool([*reports, LossReport(0.0, 0, 0)], [0.5, 0.25, 0.1])
+    assert whole.num_targets == 40 and bits == pytest.approx(110 / math.log(2) / 140, rel=1e-12)

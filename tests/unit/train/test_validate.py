@@ -1,0 +1,37 @@
+"""The row of an evaluation during a run."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pretrain.evaluate.loss import LossReport
+from pretrain.train.build import Held
+from pretrain.train.validate import _describe
+
+NONE: Any = None
+WEB, CODE = (Held(name, NONE, NONE, ratio) for name, ratio in (("web", 0.5), ("code", 0.25)))
+
+
+def test_a_row_has_all_splits_together_and_the_loss_of_each():
+    row = _describe([WEB, CODE], [LossReport(2.0, 10, 4), LossReport(3.0, 30, 6)])
+    bits = row.pop("val_bits_per_byte")
+    assert row.pop("val_perplexity") == pytest.approx(15.64, abs=0.01)
+    assert row == {
+        "val_loss_web": 2.0,
+        "val_loss_code": 3.0,
+        "val_loss": 2.75,
+        "val_accuracy": 0.25,
+        "val_tokens": 40.0,
+    }
+    assert bits == pytest.approx(1.1336, abs=1e-4), "all bits over all bytes: 158.7 over 140"
+
+
+def test_one_split_is_not_told_twice_and_unknown_bytes_not_at_all():
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(2.0, 10, 4)])
+    assert row.keys() == {"val_loss", "val_perplexity", "val_accuracy", "val_tokens"}
+
+
+def test_no_target_is_no_loss_and_not_the_best_one():
+    assert _describe([WEB], [LossReport(0.0, 0, 0)]) == {}
+    assert "val_loss_web" not in _describe([WEB, CODE], [LossReport(0.0, 0, 0), LossReport(3.0, 30, 6)])
