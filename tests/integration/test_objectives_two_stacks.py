@@ -2,15 +2,14 @@
 are killed and go on, text from what was trained, and the errors that a user meets."""
 
 import json
-import random
 import shutil
 
 import numpy as np
 import pytest
 
-from pretrain.config.prepare import PrepareConfig
 from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.tracking.audit import read_audit
+from tests.helpers import two_stacks
 from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
@@ -56,23 +55,16 @@ def test_every_zero_stage_trains_alike(tmp_path, objective):
     assert first[-1][0] < first[0][0]
 
 
-CONFIG = """
-seed: 7
-run: {{dir: {runs}, name: run}}
-data: {{path: {data}, lanes: 3, block_samples: 16}}
-model:
-  preset: t5-v1.1-tiny
-  max_seq_len: 48
-  encoder: {{width: 32, heads: 2, head_width: 16, ff_width: 48, dropout: 0.1}}
-  decoder: {{width: 32, heads: 2, head_width: 16, ff_width: 48, dropout: 0.1}}
-objective: {{kind: span, span: {{density: 0.3, mean_length: 2.0}}}}
-batch: {{global_tokens: 576, seq_len: 48, micro: 2}}
+CONFIG = (
+    two_stacks.CONFIG
+    + """batch: {{global_tokens: 576, seq_len: 48, micro: 2}}
 optim: {{lr: 1e-2, schedule: {{warmup_steps: 5}}}}
 train: {{steps: 30}}
 engine: {{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu, timeout_s: 60}}
 checkpoint: {{every_steps: 10}}
 tracking: {{log_every_steps: 10, wandb: off}}
 """
+)
 MODES = ["[S2S]", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 MIXTURES = {
     "prefix": "[{kind: span, weight: 2, span: {density: 0.3, mean_length: 2.0}}, "
@@ -84,16 +76,7 @@ MIXTURES = {
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """A shard folder whose vocabulary has sentinels, a mode and the tokens of fill in the middle."""
-    from pretrain.data.prepare import prepare
-
-    folder, output = tmp_path_factory.mktemp("texts"), tmp_path_factory.mktemp("shards")
-    rng, words = random.Random(3), ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
-    for number in range(30):
-        (folder / f"{number:02d}.txt").write_text(" ".join(rng.choices(words, k=rng.randint(40, 200))) + "\n")
-    tokenizer = {"kind": "bpe", "vocab_size": 340, "roles": "t5", "sentinels": 12, "special_tokens": MODES}
-    config = {"output": str(output), "inputs": [{"path": str(folder)}], "tokenizer": tokenizer, "split": "tail:0.1"}
-    prepare(PrepareConfig.model_validate(config), processes=1)
-    return output
+    return two_stacks.prepare_words(tmp_path_factory, MODES)
 
 
 @pytest.fixture(scope="module")

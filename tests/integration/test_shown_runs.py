@@ -1,38 +1,29 @@
 """Runs that generate texts and draw attention train the same as runs that do not, bit for bit, whatever the shape of
 the model and however its weights lie on the ranks; and what they show does not depend on that."""
 
-import random
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.config.prepare import PrepareConfig
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import compare, read_audit
 from pretrain.tracking.jsonl import read_rows
+from tests.helpers import two_stacks
 from tests.helpers.runs import RunMaker
 from tests.helpers.warm_jobs import WarmJobs
 
 pytestmark = pytest.mark.timeout(600)
 
-CONFIG = """
-seed: 7
-run: {{dir: {runs}, name: run}}
-data: {{path: {data}, lanes: 3, block_samples: 16}}
-model:
-  preset: t5-v1.1-tiny
-  max_seq_len: 48
-  encoder: {{width: 32, heads: 2, head_width: 16, ff_width: 48, dropout: 0.1}}
-  decoder: {{width: 32, heads: 2, head_width: 16, ff_width: 48, dropout: 0.1}}
-objective: {{kind: span, span: {{density: 0.3, mean_length: 2.0}}}}
-batch: {{global_tokens: 288, seq_len: 48, micro: 3}}
+CONFIG = (
+    two_stacks.CONFIG
+    + """batch: {{global_tokens: 288, seq_len: 48, micro: 3}}
 optim: {{lr: 1e-2, schedule: {{warmup_steps: 2}}}}
 train: {{steps: 6}}
 eval: {{every_steps: 3}}
 engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 60}}
 tracking: {{log_every_steps: 3, norms_every_steps: 0, wandb: off}}
 """
+)
 PROMPTS = ["alpha <extra_id_0> gamma", "beta", ""]
 TEXTS = f"tracking.samples={{prompts: {PROMPTS}, max_tokens: 12, temperature: 1.0}}"
 PICTURES = 'tracking.attention={text: "alpha <extra_id_0> delta", target: "beta", every_evals: 2}'
@@ -49,15 +40,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> RunMaker:
     """Runs over a vocabulary with sentinels and a mask."""
-    from pretrain.data.prepare import prepare
-
-    folder, output = tmp_path_factory.mktemp("texts"), tmp_path_factory.mktemp("shards")
-    rng, words = random.Random(3), ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
-    for number in range(30):
-        (folder / f"{number:02d}.txt").write_text(" ".join(rng.choices(words, k=rng.randint(40, 200))) + "\n")
-    tokenizer = {"kind": "bpe", "vocab_size": 340, "roles": "t5", "sentinels": 12, "special_tokens": ["[MASK]"]}
-    config = {"output": str(output), "inputs": [{"path": str(folder)}], "tokenizer": tokenizer, "split": "tail:0.1"}
-    prepare(PrepareConfig.model_validate(config), processes=1)
+    output = two_stacks.prepare_words(tmp_path_factory, ["[MASK]"])
     return RunMaker(tmp_path_factory.mktemp("runs"), output, CONFIG)
 
 
