@@ -50,7 +50,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no fsync of folders", "pretrain/io.py",
-        "        os.fsync(descriptor)\n", "        pass\n",
+        "    try:\n        os.fsync(descriptor)\n", "    try:\n        pass\n",
         POWER,
     ),
     Mutation(
