@@ -88,6 +88,7 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     from accelerate.utils import DeepSpeedPlugin
 
     quiet_libraries()
-    # Its shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a kill.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Its shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a kill. Where
+    # the table of its ops is read first, it compiles a probe for each in TMPDIR, where a kill leaves it: not here.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))

@@ -1,8 +1,11 @@
 """A canary: every attribute of DeepSpeed that it does not promise to keep, and that we read, is where we expect it."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from pretrain.dist import World
+from pretrain.drill.leftovers import CACHES
 from tests.helpers.ranks import run_in_ranks
 from tests.integration.workers import build
 
@@ -54,6 +57,27 @@ def _has(root: Any, path: str) -> bool:
             return False
         root = getattr(root, name)
     return True
+
+
+def compile_nothing(world: World, folder: str) -> list[str]:
+    """What is left by a compiler that writes down how it is called, and what is in TMPDIR, after an engine's start."""
+    import tempfile
+
+    compiler, tempfile.tempdir = Path(folder) / "cc", folder
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\nexit 1\n')
+    compiler.chmod(0o755)
+    os.environ["CC"] = str(compiler)
+    build(world, "deepspeed", 2, "fp32", micro=2)
+    import deepspeed
+
+    assert not deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]
+    return sorted(path.name for path in Path(folder).iterdir() if not path.name.startswith(CACHES))
+
+
+def test_an_engine_starts_without_a_compiler(tmp_path):
+    """DeepSpeed would compile a probe in TMPDIR, where a kill leaves it."""
+    arguments = {"folder": str(tmp_path)}
+    assert run_in_ranks("tests.integration.test_deepspeed_private:compile_nothing", 1, arguments) == [["cc"]]
 
 
 def test_private_attributes_are_where_they_were():
