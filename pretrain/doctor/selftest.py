@@ -15,7 +15,7 @@ from pathlib import Path
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check
-from pretrain.doctor.selftest_job import is_last_reader, kill_in_job
+from pretrain.doctor.selftest_job import kill_in_job, say_done, wait_for_others
 from pretrain.doctor.small import Asked, small_overrides
 from pretrain.doctor.trial import Trial, end_of, rank_environment, run_command, start_command
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
@@ -49,8 +49,10 @@ def run_selftest(asked: Asked, tell: Callable[[str], None]) -> list[Check]:
         checks.append(compare_ledgers(ledgers, tolerance_of(asked.loaded)))
     tell(f"kill and resume: {DRILL_STEPS} steps, uninterrupted and killed")
     checks.append(kill_in_job(asked, _overrides) if asked.place.is_started else _run_drill(asked))
-    others_read = asked.place.is_started and not is_last_reader(asked)
-    if asked.place.rank == 0 and not others_read and all(check.status != "fail" for check in checks):
+    if asked.place.is_started:
+        say_done(asked)
+    is_well = all(check.status != "fail" for check in checks)
+    if asked.place.rank == 0 and is_well and (not asked.place.is_started or wait_for_others(asked)):
         remove_dir(asked.folder)
     return checks
 

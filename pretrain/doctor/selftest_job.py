@@ -23,6 +23,7 @@ STEPS, EVERY, KILL_AT = 24, 4, 9
 DONE_WITHIN_S = 120.0
 _FIRST_TURN = 10
 _POLL_S = 0.01
+_DONE_POLL_S = 0.5
 _NAME = "kill and resume"
 
 
@@ -58,16 +59,18 @@ def kill_in_job(asked: Asked, small: Callable[..., list[str]]) -> Check:
     return Check(_NAME, "pass", f"{where}, {STEPS} steps; the ledgers are equal in bits")
 
 
-def is_last_reader(asked: Asked) -> bool:
-    """Says that this rank reads nothing more in the folder; on rank 0, returns whether within 2 minutes all have."""
+def say_done(asked: Asked) -> None:
+    """Says to the other ranks that this one reads nothing more in the folder."""
     write_file(_done(asked, asked.place.rank), b"")
-    if asked.place.rank:
-        return False
+
+
+def wait_for_others(asked: Asked) -> bool:
+    """Waits until all ranks read nothing more in the folder; returns whether they do within 2 minutes."""
     deadline = time.monotonic() + DONE_WITHIN_S
     while not all(_done(asked, rank).exists() for rank in range(asked.place.size)):
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(_DONE_POLL_S)
     return True
 
 
