@@ -1,34 +1,9 @@
-"""Addresses and interfaces of this machine, by the standard library alone."""
+"""Addresses of this machine, and ways from it to others."""
 
 import contextlib
-import fcntl
-import ipaddress
 import socket
-import struct
-from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
-
-
-def _interface_addresses() -> list[tuple[str, str]]:
-    """Returns (interface, address), IPv4 before IPv6; of each interface its first IPv4 address."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append((name, socket.inet_ntoa(answer[20:24])))
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            digits, _, _, _, _, name = line.split()
-            found.append((name, str(ipaddress.ip_address(bytes.fromhex(digits)))))
-    return found
-
-
-def _is_usable(address: str) -> bool:
-    """Whether another node could reach it: not loopback, nor one that means something on one link only."""
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast)
+from pretrain.interfaces import interface_addresses, usable_addresses
 
 
 def own_addresses(interface: str | None = None) -> list[str]:
@@ -37,7 +12,7 @@ def own_addresses(interface: str | None = None) -> list[str]:
     Args:
         interface: Only its; None: of all.
     """
-    known = [(name, address) for name, address in _interface_addresses() if _is_usable(address)]
+    known = usable_addresses()
     if interface is not None:
         return [address for name, address in known if name == interface]
     named: list[str] = []
@@ -50,7 +25,7 @@ def own_addresses(interface: str | None = None) -> list[str]:
 
 def interface_of(address: str) -> str | None:
     """Returns the interface that has an address of this machine; None where that cannot be told."""
-    return next((name for name, own in _interface_addresses() if own == address), None)
+    return next((name for name, own in interface_addresses() if own == address), None)
 
 
 def route_to(address: str, port: int) -> str | None:

@@ -12,10 +12,8 @@ process there (`set_fault_hook`). Nothing else in this package opens a file for 
 """
 
 import errno
-import fcntl
 import json
 import os
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pretrain.errors import ConfigError, DiskError
+from pretrain.flock import take_flock
 
 CRC_CHUNK_BYTES = 16 * 1024 * 1024
 LOCK_WAIT_S = 5.0
@@ -193,17 +192,10 @@ def append_line(path: Path, line: bytes) -> None:
 
 def _lock(descriptor: int) -> bool:
     """Waits a little for the lock of a file; returns whether it is held."""
-    end = time.monotonic() + LOCK_WAIT_S
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.02)
-        except OSError:  # a file system without locks
-            return False
-        else:
-            return True
-    return False
+    try:
+        return take_flock(descriptor, wait_s=LOCK_WAIT_S)
+    except OSError:  # a file system without locks
+        return False
 
 
 class AtomicWriter:

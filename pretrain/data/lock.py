@@ -14,12 +14,12 @@ import fcntl
 import logging
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.data.share import WHOLE, Share
 from pretrain.errors import DiskError, LockedError
+from pretrain.flock import take_flock
 
 PREPARE_LOCK = ".prepare.lock"
 WORKERS_LOCK = ".workers.lock"
@@ -137,16 +137,8 @@ def _write_owner(descriptor: int, owner: str) -> None:
 
 def _flock(descriptor: int, operation: int, wait_s: float) -> bool:
     """Tries for up to `wait_s`; returns whether the lock is had. A file system without locks counts as had."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
-        except OSError as error:
-            _log.warning("this file system has no locks (%s): make sure that nobody else prepares here", error.strerror)
-            return True
-        else:
-            return True
+    try:
+        return take_flock(descriptor, operation, wait_s)
+    except OSError as error:
+        _log.warning("this file system has no locks (%s): make sure that nobody else prepares here", error.strerror)
+        return True

@@ -1,19 +1,15 @@
 """Whether this host can be found and can speak: its name, its addresses, a port of the loopback."""
 
-import array
-import fcntl
 import os
 import socket
-import struct
 import threading
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 
 from pretrain.doctor.check import Check, Status
+from pretrain.interfaces import usable_addresses
 
 RESOLVE_WITHIN_S = 3.0
-_SIOCGIFCONF = 0x8912
 
 
 def check_name(host: str, is_alone: bool) -> Check:
@@ -54,40 +50,9 @@ def resolve(host: str) -> list[str] | None:
     return found[0] if found else None
 
 
-def addresses() -> list[tuple[str, str]]:
-    """Returns (interface, address) of this host, without the loopback and link-local ones. Empty where unknown."""
-    found: list[tuple[str, str]] = []
-    with suppress(OSError, AttributeError):
-        found += _addresses_v4()
-    with suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            number, _, _, _, _, name = line.split()
-            found.append((name, str(ip_address(bytes.fromhex(number)))))
-    return [(name, text) for name, text in found if not _is_local(text)]
-
-
-def _is_local(text: str) -> bool:
-    address = ip_address(text)
-    return address.is_loopback or address.is_link_local
-
-
-def _addresses_v4() -> list[tuple[str, str]]:
-    """Asks the kernel (SIOCGIFCONF; 40 bytes an interface on 64-bit Linux): the library has no such call."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        names = array.array("B", bytes(40 * 256))
-        location, _ = names.buffer_info()
-        request = struct.pack("iL", len(names), location)
-        used, _ = struct.unpack("iL", fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, request))
-    content, found = names.tobytes()[:used], []
-    for start in range(0, used, 40):
-        name = content[start : start + 16].split(b"\0")[0].decode()
-        found.append((name, socket.inet_ntoa(content[start + 20 : start + 24])))
-    return found
-
-
 def check_interfaces(is_alone: bool) -> Check:
     """Lists the addresses that other hosts may use."""
-    found = addresses()
+    found = usable_addresses()
     text = ", ".join(f"{name} {address}" for name, address in found)
     if not found and not is_alone:
         return Check("interfaces", "fail", "no address but the loopback's", "bring the network of the nodes up")

@@ -1,6 +1,7 @@
 """Durable writes: whatever fails, or whenever the process dies, a reader sees the old state or the new one."""
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -350,7 +351,7 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(tmp_path, monkeypa
     path = tmp_path / "lines"
     monkeypatch.setattr(io, "LOCK_WAIT_S", 0.1)
     with path.open("wb") as other:
-        io.fcntl.flock(other, io.fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
         io.append_line(path, b"{}")
     assert path.read_bytes() == b"{}\n"
 
@@ -362,7 +363,7 @@ def test_where_there_are_no_locks_none_is_waited_for(tmp_path, monkeypatch):
         tries.append(operation)
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(io.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     io.append_line(tmp_path / "lines", b"{}")
     assert (tmp_path / "lines").read_bytes() == b"{}\n"
     assert len(tries) == 1
