@@ -31,7 +31,8 @@ LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | {"plan", "index"}
 ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
 TORCH_FREE = ("pretrain.errors", "pretrain.log", "pretrain.io", "pretrain.config", "pretrain.rundir", "pretrain.lease",
-              "pretrain.plan", "pretrain.index", "pretrain.rows", "pretrain.draw", "launch")  # fmt: skip
+              "pretrain.plan", "pretrain.index", "pretrain.rows", "pretrain.draw", "pretrain.flock", "pretrain.interfaces",
+              "launch")  # fmt: skip
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}
 
 
