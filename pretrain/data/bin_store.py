@@ -51,11 +51,11 @@ class BinStore:
         """Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged."""
         self._can_write = True
 
-    def survey(self) -> tuple[np.ndarray, int]:
+    def survey(self) -> tuple[np.ndarray, int, int]:
         """Makes the bins that are not there yet.
 
         Returns:
-            How many each shard has, int64 [shards]; and how many documents are in them.
+            How many each shard has, int64 [shards]; how many documents are in them; and how many of these are cut.
 
         Raises:
             DataError: The lengths of a shard's documents are missing or damaged.
@@ -63,12 +63,13 @@ class BinStore:
         order = np.random.default_rng().permutation(len(self._shards))  # not seeded: another one in each process
         with ThreadPoolExecutor(FETCHED_AT_ONCE if self._shards.store.fetches else 1) as pool:
             found = list(pool.map(self._count, order.tolist()))
-        counts, documents = np.array(found, dtype=np.int64)[np.argsort(order)].T
-        return counts, int(documents.sum())
+        counts, documents, cut = np.array(found, dtype=np.int64)[np.argsort(order)].T
+        return counts, int(documents.sum()), int(cut.sum())
 
-    def _count(self, number: int) -> tuple[int, int]:
+    def _count(self, number: int) -> tuple[int, int, int]:
         bins = self.load(number)
-        return len(bins), int((bins.offset == 0).sum())
+        # A document that is cut has one second piece, which begins where its first row ended.
+        return len(bins), int((bins.offset == 0).sum()), int((bins.offset == self._capacity).sum())
 
     def _load(self, number: int) -> Bins:
         shard = self._shards.split.shards[number]

@@ -62,7 +62,9 @@ class BinStream:
         self._reader = self._damage.reader(shards)
         self.shards, self.seq_len, self.source_len = shards, seq_len, source_len
         self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
-        self._counts, self._num_documents = self._store.survey()
+        self._counts, num_documents, num_cut = self._store.survey()
+        self.num_too_long = num_cut if source_len is None else shards.split.num_documents - num_documents
+        """Documents that are longer than a row, and cut; of pairs, those that are, and in no bin."""
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
         self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)
@@ -71,10 +73,6 @@ class BinStream:
         self._picks: SampleOrder | BucketOrder = self.order
         if bucket_rows is not None:
             self._picks = BucketOrder(self.order, self._lengths_of, batch_rows=bucket_rows, seed=seed)
-
-    def num_left_out(self) -> int:
-        """Returns how many pairs are longer than a row, and in no bin."""
-        return self.shards.split.num_documents - self._num_documents
 
     def read(self, positions: range) -> TokenRows | PairRows:
         """Reads the samples at some positions of the run.

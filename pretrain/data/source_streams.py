@@ -27,6 +27,14 @@ from pretrain.index import DataIndex
 from pretrain.index.dataset import Dataset
 from pretrain.rows import PairRows, TokenRows
 
+TOO_LONG = {
+    "pairs": "pairs are longer than batch.source_len or batch.seq_len, and left out",
+    "records": "records are longer than batch.seq_len, and cut: the rest is learned without its prompt",
+    "classes": "texts are longer than batch.seq_len, and cut: only their beginning is learned from",
+    "tags": "texts are longer than batch.seq_len, and cut",
+}
+"""What becomes of documents that are longer than a row, by kind; a plain text goes on in the next."""
+
 
 class SourceStreams:
     """The training samples of a run.
@@ -87,14 +95,13 @@ class SourceStreams:
             for source, stream, count in zip(self._dataset.sources, self._streams, counts, strict=True)
         }
 
-    def left_out(self) -> dict[str, int]:
-        """Returns how many pairs of each source are longer than a row and never trained on, where there are any."""
-        counts = {
-            source.name: stream.num_left_out()
+    def too_long(self) -> list[str]:
+        """Says of each source whose documents belong together how many of them do not fit a row, where any do not."""
+        return [
+            f"{source.name}: {stream.num_too_long:,} of {source.index.splits['train'].num_documents:,} {TOO_LONG[kind]}"
             for source, stream in zip(self._dataset.sources, self._streams, strict=True)
-            if isinstance(stream, BinStream) and source.index.kind == "pairs"
-        }
-        return {name: count for name, count in counts.items() if count}
+            if isinstance(stream, BinStream) and (kind := source.index.kind) in TOO_LONG and stream.num_too_long
+        ]
 
     def ends(self, num_samples: int) -> dict[str, int]:
         """Returns after how many samples of the run each source ends, of those that do within `num_samples`."""

@@ -203,7 +203,7 @@ class Corpus:
                 max_tokens=choice.max_tokens,
                 crop=packing == "padded",
             )
-            left_out = windows.num_left_out() if isinstance(windows, BinStream) else 0
+            left_out = windows.num_too_long if isinstance(windows, BinStream) and index.kind == "pairs" else 0
             tokens_per_byte = _tokens_per_byte(index) if is_code else 0.0
             self.sources.append(HeldOut(source.name, loader, left_out, tokens_per_byte))
             self.data.append(Data(source.name, str(path), data_hash(source.index)))

@@ -117,8 +117,8 @@ def _due(step: int, every: int) -> bool:
 
 def _announce(run: Run, state: TrainState, target: int) -> None:
     if run.world.is_main:
-        for name, count in run.samples.left_out().items():
-            log.warning("%d pairs of %s are longer than batch.seq_len or batch.source_len, and left out", count, name)
+        for sentence in run.samples.too_long():
+            log.warning("%s", sentence)
         for name, end in run.samples.ends(target * run.plan.rows).items():
             log.warning("%s ends after %d samples of the run, and the other sources go on without it", name, end)
         if state.step >= target:

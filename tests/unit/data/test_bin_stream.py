@@ -123,7 +123,7 @@ def test_pairs_lie_side_by_side_under_the_same_numbers(tmp_path):
     sizes = [(int(s), int(t)) for s, t in rng.integers(1, 20, (60, 2))] + [(200, 3), (3, 200)]
     index, documents = make_pairs(tmp_path, sizes)
     stream = stream_of(tmp_path, index, source_len=30)
-    assert stream.num_left_out() == 2
+    assert stream.num_too_long == 2
     rows = stream.read(range(stream.order.num_tokens))
     found = list(zip(documents_of(rows.source, 31), documents_of(rows.target, SEQ_LEN + 1), strict=True))
     written = [(source.tolist(), target.tolist()) for source, target in documents[:-2]]
@@ -148,8 +148,10 @@ def test_pairs_that_all_exceed_a_row_are_refused(tmp_path):
 
 
 def test_bins_are_counted_by_shard_in_whatever_order_they_are_made(tmp_path):
-    index = make_shards(tmp_path, train=(700, 300, 500, 900, 100, 400))
-    store = BinStore(ShardSet(tmp_path, index, "train"), 64)
-    counts, num_documents = store.survey()
+    index = make_shards(tmp_path, train=(700, 300, 500, 900, 100, 400), longest=160)
+    shards = ShardSet(tmp_path, index, "train")
+    store = BinStore(shards, 64)
+    counts, num_documents, num_cut = store.survey()
     assert counts.tolist() == [len(store.load(number)) for number in range(6)]
     assert num_documents == index.split("train").num_documents
+    assert num_cut == sum(int((shards.lengths(number, "tokens") > 64).sum()) for number in range(6)) > 0

@@ -93,11 +93,27 @@ def test_a_run_that_no_source_lasts_for_is_refused(mixture):
         mixed.check_supply(100)
 
 
-def test_pairs_that_no_row_holds_are_counted(tmp_path):
-    make_pairs(tmp_path, [(3, 4), (40, 2), (2, 17), (5, 16)])
-    data = {"path": str(tmp_path), "packing": "bins"}
-    assert streams(data).left_out() == {"data": 2}
-    assert streams(data, BATCH.model_copy(update={"seq_len": 64, "global_tokens": 128})).left_out() == {}
+@pytest.mark.parametrize("packing", ["bins", "padded"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("pairs", "data: 2 of 4 pairs are longer than batch.source_len or batch.seq_len, and left out"),
+        (
+            "records",
+            "data: 1 of 4 records are longer than batch.seq_len, and cut: the rest is learned without its prompt",
+        ),
+    ],
+)
+def test_what_no_row_holds_is_counted(tmp_path, kind, said, packing):
+    make_pairs(tmp_path, [(3, 4), (40, 2), (2, 49), (5, 16)], kind)
+    data = {"path": str(tmp_path), "packing": packing}
+    assert streams(data).too_long() == [said]
+    assert streams(data, BATCH.model_copy(update={"seq_len": 64, "global_tokens": 128})).too_long() == []
+
+
+def test_plain_texts_go_on_in_the_next_row(tmp_path):
+    make_shards(tmp_path, train=(300,), longest=60)
+    assert streams({"path": str(tmp_path), "packing": "bins"}).too_long() == []
 
 
 def test_pairs_become_batches_of_two_stacks(tmp_path):
