@@ -30,9 +30,7 @@ GROUND = 0
 LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | {"plan", "index"}
 ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
-TORCH_FREE = ("pretrain.errors", "pretrain.log", "pretrain.io", "pretrain.config", "pretrain.rundir", "pretrain.lease",
-              "pretrain.plan", "pretrain.index", "pretrain.rows", "pretrain.draw", "pretrain.flock", "pretrain.interfaces",
-              "launch")  # fmt: skip
+TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "launch")
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}
 
 
