@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from launch.journal import newest_step
 from launch.runs import last_save_s
 from launch.site import SiteConfig
 from launch.spec import LaunchSpec, Mode, new_chain
 from pretrain.config.data import plan_batch
+from pretrain.config.load import load_config
+from pretrain.config.resumption import check_config, fill_from
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.index.dataset import check_local
@@ -153,15 +156,19 @@ def plan_job(
 
 
 def check_site(config: RunConfig, spec: LaunchSpec) -> None:
-    """Looks whether the data can be read and nobody trains in the run folder.
+    """Looks whether the data can be read, nobody trains in the run folder, and the config goes on with what is there.
 
     Raises:
         DataError: Shards are missing or damaged.
         LockedError: Another attempt owns the folder, and the job would not wait for it.
+        ConfigError: Keys that define the run differ from those that it was started with.
     """
     check_local(config.data)
     if not spec.singleton:
         refuse_if_owned(spec.folder.lease)
+    if spec.folder.config.is_file() and newest_step(spec.folder):
+        stored = load_config(spec.folder.config, import_extensions=False)
+        check_config(stored, fill_from(stored, config))
 
 
 def parse_vary(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from pretrain import dist
 from pretrain.artifact.normalize import dump_normalize, normalize_of_data
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
+from pretrain.config.resumption import check_config
 from pretrain.config.run import RunConfig
 from pretrain.control import StopFlag
 from pretrain.data.remote.store import ShardStore
@@ -23,7 +24,6 @@ from pretrain.lease import Lease
 from pretrain.objective import RowMaker, build_rows
 from pretrain.row_maker import context_of_run, fit_config
 from pretrain.rundir import RunDir, begin_attempt
-from pretrain.train.resume import check_config
 
 
 @dataclass(frozen=True, slots=True)

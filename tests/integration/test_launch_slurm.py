@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pretrain import cli
-from pretrain.config.load import load_config
+from pretrain.config.load import dump_config, load_config
 from tests.helpers.runs import CONFIG
 
 NEEDED = ("--nodes", "2", "--time", "12h")
@@ -90,6 +90,24 @@ def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
         assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 0  # it waits for its turn
     finally:
         lease.release()
+
+
+def test_a_config_that_the_run_could_not_go_on_with_is_refused_before_it_waits_in_the_queue(launch, tmp_path):
+    run = tmp_path / "runs" / "run"
+    (run / "checkpoints" / "step-00000020").mkdir(parents=True)
+    stored = load_config(tmp_path / "a.yaml", ["optim.lr=0.5"])
+    model = stored.model.model_copy(update={"vocab_size": 31})  # as the run has found it in the data
+    (run / "config.yaml").write_text(dump_config(stored.model_copy(update={"model": model})))
+    assert launch(*NEEDED, "--dry-run", "seed=8")[0] == 0  # nothing was saved yet
+    (run / "checkpoints" / "step-00000020" / "manifest.json").touch()
+    code, output, errors = launch(*NEEDED, "--dry-run")
+    assert (code, output.startswith("#!/bin/bash")) == (0, True)
+    assert "warn    optim.lr: 0.5 -> 0.001" in errors and "vocab_size" not in errors
+    code, output, errors = launch(*NEEDED, "--dry-run", "seed=8")
+    assert (code, output) == (64, "")
+    assert "the run run was started with another config (on purpose only: seed: 7 -> 8)" in errors
+    assert launch(*NEEDED, "--dry-run", "seed=8", "resume.allow=[seed]")[0] == 0
+    assert "never: model.vocab_size: 31 -> 32" in launch(*NEEDED, "--dry-run", "model.vocab_size=32")[2]
 
 
 def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
