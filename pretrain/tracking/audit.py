@@ -9,12 +9,10 @@ step exactly once, however often the run was killed.
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from pretrain.errors import DataError, DiskError
 from pretrain.tracking.jsonl import JsonLines, read_rows
@@ -72,7 +70,6 @@ class AuditLedger:
 
     def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
         self._lines, self._fence = JsonLines(path), fence
-        self._waiting: deque[dict[str, Any]] = deque()
         self._lock = threading.Lock()  # rows come from the loop, `sync` from the thread that saves
 
     def append(
@@ -82,19 +79,17 @@ class AuditLedger:
         norm = None if grad_norm is None else grad_norm.hex()
         row = {"step": step, "tokens": tokens, "digest": digest, "loss": loss.hex(), "grad_norm": norm}
         with self._lock:
-            self._waiting.append(row | {"attempt": attempt})
+            self._lines.add(row | {"attempt": attempt})
             try:
                 self._write()
             except DiskError as error:
-                if len(self._waiting) == 1:
+                if self._lines.num_waiting == 1:
                     log.warning("%s; rows of the ledger wait in memory until it can be written", error)
 
     def _write(self) -> None:
-        if self._waiting and self._fence is not None:
+        if self._lines.num_waiting and self._fence is not None:
             self._fence()
-        while self._waiting:
-            self._lines.append(self._waiting[0])
-            self._waiting.popleft()
+        self._lines.flush()
 
     def sync(self) -> None:
         """Makes the rows so far durable, before the manifest of a checkpoint is written. Any thread may call it.
@@ -107,9 +102,8 @@ class AuditLedger:
         self._lines.sync()
 
     def rewind(self, step: int) -> None:
-        """Cuts off the rows after a committed step."""
+        """Cuts off the rows after a committed step. Raises: DataError, DiskError."""
         with self._lock:
-            self._waiting = deque(row for row in self._waiting if row["step"] <= step)
             self._lines.rewind(step)
 
     def close(self) -> None:

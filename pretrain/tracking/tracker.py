@@ -8,6 +8,7 @@ Not here: the audit ledger, which is a promise, not a report, and must not be be
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Tracker:
         self._active = rank == 0
         if not self._active:
             return
-        self._lines: JsonLines | None = JsonLines(run_dir / "metrics.jsonl")
+        self._lines = JsonLines(run_dir / "metrics.jsonl")
         # Before any rewind: rows up to here are in wandb already, those after a committed step will come once more.
         sent = self._lines.last_step()
         self._console = Console(total_steps)
@@ -66,7 +67,7 @@ class Tracker:
             after_step=-1 if sent is None else sent,
             find_facts=find_facts,
         )
-        self._samples: JsonLines | None = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
+        self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
         self._pictures = Pictures(run_dir / ATTENTION)
 
     def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
@@ -80,13 +81,8 @@ class Tracker:
         """
         if not self._active:
             return
-        if self._lines is not None:
-            row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            try:
-                self._lines.append({"step": step, **row})
-            except DiskError as error:
-                logger.warning("metrics are no longer written: %s", error)
-                self._lines = None
+        row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        _append(self._lines, {"step": step, **row}, "metrics")
         if shown:
             self._console.show(step, metrics)
         self._wandb.log(step, metrics)
@@ -96,11 +92,7 @@ class Tracker:
         if not self._active or self._samples is None:
             return
         row = {"step": step, "samples": [{"prompt": prompt, "text": text} for prompt, text in rows]}
-        try:
-            self._samples.append(row)
-        except DiskError as error:
-            logger.warning("samples are no longer written: %s", error)
-            self._samples = None
+        _append(self._samples, row, "samples")
         for prompt, text in rows:
             logger.info("sample %r: %r", prompt, text)
         self._wandb.samples(step, rows)
@@ -128,7 +120,7 @@ class Tracker:
 
     def rewind(self, step: int) -> None:
         """Forgets the rows after a committed step, which the run will come to once more."""
-        if self._active and self._lines is not None:
+        if self._active:
             sent = self._lines.last_step()
             if sent is not None:
                 self._wandb.resume_after(sent)
@@ -152,4 +144,15 @@ class Tracker:
         self._wandb.close(timeout_s)
         for lines in (self._lines, self._samples):
             if lines is not None:
+                with suppress(DiskError):  # said when it began
+                    lines.flush()
                 lines.close()
+
+
+def _append(lines: JsonLines, row: dict[str, Any], what: str) -> None:
+    """Writes a row; where the disk refuses, that is said once, and rows wait until it does not."""
+    try:
+        lines.append(row)
+    except DiskError as error:
+        if lines.num_waiting == 1:
+            logger.warning("%s; %s wait in memory until it can be written", error, what)

@@ -11,6 +11,7 @@ import pytest
 from pretrain.checkpoint.layout import list_checkpoints, step_of
 from pretrain.errors import EXIT_DISK
 from pretrain.tracking.audit import read_audit
+from pretrain.tracking.jsonl import read_rows
 from tests.helpers.runs import RunMaker
 
 STEPS = 80
@@ -93,6 +94,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_again_when_there_is_r
     run = maker.folder("full")
     assert [step_of(path) for path in list_checkpoints(run.checkpoints)] == [60, STEPS]
     assert [row.step for row in read_audit(run.audit)] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in read_rows(run.metrics) if "loss" in row] == [40, STEPS]
     assert not list(run.checkpoints.glob(".*"))
 
 

@@ -88,11 +88,43 @@ def test_zero_bytes_after_a_power_cut_are_torn_too(path):
     assert steps_of(path) == [1, 2]
 
 
-@pytest.mark.parametrize("bad", ["not json", '{"loss": 1}', "[1]", "7", '{"step": null}'])
+BAD = ["not json", '{"loss": 1}', "[1]", "7", '{"step": null}', '{"step": "7"}', '{"step":2,"lo\0\0\0']
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_a_damaged_line_in_the_middle_is_named(path, bad):
     path.write_text(f'{{"step":1}}\n{bad}\n{{"step":3}}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:2: this line is not a JSON object with a step; restore"):
         read_rows(path)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_a_power_failure_has_spoilt_behind_the_last_commit_goes_with_the_rows_that_follow_it(path, bad):
+    path.write_text(f'{{"step":1}}\n{{"step":2}}\n{bad}\n{{"step":4}}\n')
+    lines = JsonLines(path)
+    lines.rewind(2)
+    lines.append({"step": 3})
+    lines.close()
+    assert steps_of(path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("step", [1, 3, 4])
+def test_damage_before_the_row_of_the_last_commit_is_named_and_nothing_is_cut_off(path, step):
+    content = '{"step":0}\nnot json\n{"step":3}\n{"step":4}\n'
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2: this line is not a JSON object"):
+        JsonLines(path).rewind(step)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("bad", ["not json", '{"step":4,"lo', '{"step": null}', "[1]"])
+def test_the_last_step_is_that_of_the_last_row_that_is_whole(path, bad):
+    write(path, [1, 2]).close()
+    with path.open("a") as file:
+        file.write(f"{bad}\n")
+    assert JsonLines(path).last_step() == 2
+    path.write_text(f"{bad}\n")
+    assert JsonLines(path).last_step() is None
 
 
 def test_last_step_reads_the_end_of_a_long_file(path):
@@ -140,6 +172,49 @@ for attempt in range(2):
     assert len(errors) == 2, done.stderr
     assert all(line.startswith(f"{path}: cannot append: ") for line in errors)
     assert path.read_text() == '{"step":1}\n'
+
+
+def test_rows_that_a_disk_refuses_wait_and_come_before_the_next_in_their_order(path):
+    lines = write(path, [1])
+    file = lines._file
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        lines._file = full
+        for step in (2, 3, 4):
+            with pytest.raises(DiskError, match="cannot append"):
+                lines.append({"step": step})
+    lines._file, lines._torn_at = file, None
+    assert lines.num_waiting == 3
+    lines.rewind(3)
+    lines.append({"step": 5})
+    assert steps_of(path) == [1, 2, 3, 5]
+    assert lines.num_waiting == 0
+
+
+def test_a_part_of_a_row_that_the_disk_would_not_take_back_goes_before_the_next_row(path, monkeypatch):
+    """A disk that has turned read-only, or has errors, refuses to cut a file too."""
+    lines = write(path, [1])
+
+    class Torn:
+        """Takes a part of what is written."""
+
+        def __init__(self, file) -> None:
+            self.fileno, self._file = file.fileno, file
+
+        def write(self, line):
+            return self._file.write(line[:5])
+
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    file, lines._file = lines._file, Torn(lines._file)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        for step in (2, 3):
+            with pytest.raises(DiskError, match="cannot append"):
+                lines.append({"step": step})
+    lines._file = file
+    lines.append({"step": 4})
+    assert steps_of(path) == [1, 2, 3, 4]
 
 
 def test_a_killed_process_loses_no_row_that_it_wrote(path):

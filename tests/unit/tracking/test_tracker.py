@@ -109,7 +109,7 @@ def test_a_run_that_goes_back_shows_each_step_once_and_none_of_them_backwards(tm
     assert read_history(tmp_path) == [{"step": step, "loss": 2.0 if step < 7 else 1.0} for step in range(1, 10)]
 
 
-def test_a_file_that_takes_no_rows_is_one_warning_and_the_console_goes_on(tmp_path):
+def test_rows_wait_for_a_full_disk_which_is_one_warning_and_the_console_goes_on(tmp_path):
     """RLIMIT_FSIZE stands for the full disk."""
     code = f"""
         import resource, signal, sys
@@ -120,16 +120,19 @@ def test_a_file_that_takes_no_rows_is_one_warning_and_the_console_goes_on(tmp_pa
         setup_logging(0, 1)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         tracker = make(Path({str(tmp_path)!r}))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
-        tracker.log(1, {{"loss": 2.0}})
-        tracker.log(2, {{"loss": 2.0}})
+        for step, room in enumerate((100, 10, 10, 1000, 10, 1000), start=1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+            if step < 6:
+                tracker.log(step, {{"loss": 2.0}})
         tracker.close()
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 0
-    warning, *rows = [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()]
-    assert warning.startswith(f"metrics are no longer written: {tmp_path / 'metrics.jsonl'}: cannot append: ")
-    assert rows == ["step   1/100  loss   2.0000", "step   2/100  loss   2.0000"]
+    assert done.returncode == 0, done.stderr
+    said = [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()]
+    warnings = [line for line in said if line.startswith(f"{tmp_path / 'metrics.jsonl'}: cannot append: ")]
+    assert [line.rpartition("; ")[2] for line in warnings] == ["metrics wait in memory until it can be written"] * 2
+    assert [line for line in said if line not in warnings] == [f"step   {n}/100  loss   2.0000" for n in range(1, 6)]
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
 def test_a_rewind_that_fails_is_a_warning(tmp_path, caplog):
