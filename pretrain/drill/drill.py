@@ -31,12 +31,17 @@ KILLED_CODES = {EXIT_RESUME_ME, EXIT_HANG, EXIT_UNAVAILABLE}
 
 
 def plan_steps(config: RunConfig, kills: int, every_steps: int) -> int:
-    """Returns how many steps a drill takes by itself: a kill gets a run five quarters of a checkpoint further, at most.
+    """Returns how many steps a drill takes by itself: as many as the kills need, of the config's."""
+    return min(config.train.last_step, steps_for(kills, every_steps))
+
+
+def steps_for(kills: int, every_steps: int) -> int:
+    """Returns how many steps so many kills need: one gets a run five quarters of a checkpoint further, at most.
 
     So it was on an idle machine; on a busy one it was half a checkpoint. What is left after the last kill is trained at
     once; of a run that comes to its end before, all later kills are in start-up.
     """
-    return min(config.train.last_step, max(4 * every_steps, -(-5 * kills * every_steps // 4)))
+    return max(4 * every_steps, -(-5 * kills * every_steps // 4))
 
 
 class Drill:
@@ -99,6 +104,9 @@ class Drill:
             DiskError: The state cannot be written.
         """
         shared_memory = list_shared_memory()
+        if (needed := steps_for(kills, self._settings.every_steps)) > self._settings.steps:
+            short = f"a run of {self._settings.steps} steps is short for {kills} kills"
+            progress.say(f"{short}, which may need {needed}: kills near its end come in start-up; raise train.steps")
         if self._state.pace is None:
             self._state.pace = self._run_golden(progress)
             self._save()
