@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import CheckpointError
+from pretrain.errors import CheckpointError, DiskError
 from pretrain.io import FileRecord, json_bytes, rename_dir
 
 SCHEMA = 1
@@ -89,10 +89,13 @@ def set_aside(path: Path, why: str) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns committed checkpoints, oldest first, unverified."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if step_of(path) is not None and (path / MANIFEST).is_file()]
+    """Returns committed checkpoints, oldest first, unverified. Raises: DiskError, where that cannot be seen."""
+    try:
+        names = list(folder.iterdir()) if folder.is_dir() else []
+        found = [path for path in names if step_of(path) is not None and (path / MANIFEST).is_file()]
+    except OSError as error:
+        what = f"cannot be looked into: {error.strerror}"
+        raise DiskError(what, where=str(error.filename), fix="fix permissions, or see to the file system") from error
     return sorted(found, key=lambda path: step_of(path) or 0)
 
 

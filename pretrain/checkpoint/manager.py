@@ -11,7 +11,9 @@ do not reshape.
 
 import functools
 import logging
+import os
 import secrets
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.visible import wait_for_folder
 from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
-from pretrain.errors import CheckpointError
+from pretrain.errors import CheckpointError, DiskError
 from pretrain.io import check_file, make_dir, remove_tree
 from pretrain.types import FragmentStore
 
@@ -38,6 +40,15 @@ log = logging.getLogger(__name__)
 
 def _always_ours() -> None:
     """The fence of a folder that nobody else can take."""
+
+
+def _check_readable(path: Path) -> None:
+    """Sees that this process may read a checkpoint. Raises: DiskError."""
+    for entry in (path, *path.glob("*")):
+        mode = os.R_OK | os.X_OK if entry.is_dir() else os.R_OK
+        if entry.exists() and not os.access(entry, mode):
+            what = f"may not be read by user {os.geteuid()} on {socket.gethostname()}"
+            raise DiskError(what, where=str(entry), fix="fix permissions")
 
 
 class CheckpointManager:
@@ -155,11 +166,11 @@ class CheckpointManager:
         Raises:
             CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself. Or the
                 newest is of a newer format: it is good, but not for this version.
-            DiskError: A bad one cannot be renamed.
+            DiskError: A bad one cannot be renamed; or one may not be read, which is no damage.
         """
         is_older = False
         while True:
-            newest = dist.broadcast_object([path.name for path in list_checkpoints(self._folder)[-1:]])
+            newest = agree(self._list_newest)[0]
             if not newest:
                 self._refuse_restart()
                 return None
@@ -174,6 +185,10 @@ class CheckpointManager:
             is_older = True
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
             agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
+
+    def _list_newest(self) -> list[str]:
+        found = list_checkpoints(self._folder) if self._world.is_main else []
+        return [path.name for path in found[-1:]]
 
     def _refuse_restart(self) -> None:
         bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []
@@ -192,8 +207,10 @@ class CheckpointManager:
         Raises:
             NewerFormatError: This version cannot tell.
             CheckpointError: A rank does not see what rank 0 does.
+            DiskError: A rank may not read it.
         """
         wait_for_folder(path, self._world)
+        agree(functools.partial(_check_readable, path))
         try:
             files = load_manifest(path).files
             mine = files[self._world.rank :: self._world.size]

@@ -170,15 +170,18 @@ class Save:
 
     def _write(self) -> dict[str, Any] | None:
         """Writes this rank's file; returns its vote, or None on rank 0 where the step is committed already."""
-        if self._is_main and self._is_there():
-            self._after_commit()  # which may have failed, or not been reached, at the time
-            return None
         snapshot = self._snapshot
         try:
+            if self._is_main and self._is_there():
+                self._after_commit()  # which may have failed, or not been reached, at the time
+                return None
             make_dir(self._temporary)
             record = snapshot.write(self._temporary / self._file_name)
         except DiskError as error:
             raise self._not_saved(error, snapshot.num_bytes) from error
+        except OSError as error:  # of a look into a folder that may not be entered, or whose server is away
+            seen = DiskError(f"cannot be seen: {error.strerror}", where=str(error.filename), fix="fix permissions")
+            raise self._not_saved(seen) from error
         vote = {"shapes": snapshot.shapes, "moments": snapshot.moments, "num_weights": snapshot.num_weights}
         return {"record": asdict(record), **vote}
 

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -169,6 +170,30 @@ def test_every_truncation_and_any_flipped_bit_is_found_and_the_older_checkpoint_
                 (tmp_path / f"{new.name}.bad-damaged").rename(new)
         path.write_bytes(content)
     assert load_newest(tmp_path) == 2
+
+
+@pytest.mark.parametrize("hidden", ["rank-00000.safetensors", "manifest.json", "step-00000002"])
+def test_what_may_not_be_read_is_no_damage_and_is_not_set_aside(tmp_path, monkeypatch, hidden):
+    """As in the folder of a colleague; the tests may run as root, who may read everything."""
+    save(tmp_path, 1, 2)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != hidden and access(path, mode))
+    with pytest.raises(DiskError, match=rf"{hidden}: may not be read by user \d+ on .*; fix permissions"):
+        load_newest(tmp_path)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    monkeypatch.undo()
+    assert load_newest(tmp_path) == 2
+
+
+def test_a_folder_that_cannot_be_looked_into_is_no_run_without_checkpoints(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(DiskError, match=f"{tmp_path}: cannot be looked into: Permission denied; fix permissions"):
+        load_newest(tmp_path)
 
 
 def test_a_missing_file_is_damage(tmp_path):

@@ -1,7 +1,9 @@
 """A save in flight: phases beside the training, one after another, and what becomes of it when one fails."""
 
+import errno
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -249,6 +251,26 @@ def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(tmp_path):
     with pytest.raises(DiskError, match=message):
         manager(tmp_path).save(StandIn(1), state_of(1))
     assert names(tmp_path) == []
+
+
+def test_a_folder_that_may_not_be_entered_any_more_fails_a_save_as_a_disk_does(tmp_path, monkeypatch):
+    """Its mode was changed, or a ticket has expired: no look into it is answered, and the next save may go through."""
+    checkpoints = manager(tmp_path)
+    checkpoints.save(StandIn(1), state_of(1))
+    stat, hidden = Path.stat, [True]
+
+    def refuse(path, **options):
+        if hidden[0] and tmp_path in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    message = r"step 2 not saved: rank 0: .*step-00000002: cannot be seen: Permission denied \([\d,]+ free\); fix permi"
+    with pytest.raises(DiskError, match=message):
+        checkpoints.save(StandIn(2), state_of(2))
+    hidden[0] = False
+    checkpoints.save(StandIn(3), state_of(3))
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
 def test_the_run_can_save_after_a_save_that_failed(tmp_path):

@@ -77,8 +77,8 @@ def test_a_save_is_committed_some_steps_later_as_of_its_own_step(tmp_path):
     for _ in range(15):
         steps.take()
         seen.append(steps.committed())
-    # Begun in step 10, written by 11; the manifest is there when 12 ends.
-    assert seen[10] == []
+    # Begun in step 10, written by 11, which begins the commit; the manifest is there when 12 ends.
+    assert seen[9] == []
     assert seen[11] == [10]
     assert load_newest(tmp_path) == 10
 
