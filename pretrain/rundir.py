@@ -15,7 +15,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -29,7 +29,7 @@ from pretrain.io import write_json
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
 _RECORD_KEYS = {"id", "name", "created", "attempts"}
 _CHANGING = threading.Lock()
-"""Held while run.json is changed: the thread that saves notes a commit there, and another may note the end."""
+"""Held while run.json is changed: the thread that saves notes a commit there, and that of signals notes the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +155,31 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
         name: The run's name.
         facts: What to note of this attempt (world size, engine, resumed step).
     """
-    if run.exists():
-        record = run.read_record()
-    else:
-        record = {"id": secrets.token_hex(4), "name": name, "created": _now(), "attempts": []}
-    number = len(record["attempts"]) + 1
     where: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     where |= slurm_facts(os.environ)
-    attempt = {"number": number, "started": _now(), "versions": package_versions(), **where, **facts}
-    record["attempts"].append(attempt)
-    write_json(run.record, record)
+    with _CHANGING:
+        if run.exists():
+            record = run.read_record()
+        else:
+            record = {"id": secrets.token_hex(4), "name": name, "created": _now(), "attempts": []}
+        number = len(record["attempts"]) + 1
+        attempt = {"number": number, "started": _now(), "versions": package_versions(), **where, **facts}
+        record["attempts"].append(attempt)
+        write_json(run.record, record)
     return record
+
+
+def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes run.json by a function of what it says. Any thread may.
+
+    Args:
+        run: The run folder, owned by the caller.
+        change: Of the record, in place.
+    """
+    with _CHANGING:
+        record = run.read_record()
+        change(record)
+        write_json(run.record, record)
 
 
 def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:

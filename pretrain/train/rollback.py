@@ -25,9 +25,9 @@ from pretrain.config.data import BatchConfig
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.data.skips import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.io import write_json
+from pretrain.io import check_file
 from pretrain.lease import Lease
-from pretrain.rundir import RunDir
+from pretrain.rundir import RunDir, change_record
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +86,14 @@ def plan_rollback(
 
 def record_rollback(run: RunDir, rollback: Rollback, skips: SkipRanges) -> SkipRanges:
     """Writes a rollback to run.json; returns all ranges that the run leaves out now. Raises: DiskError."""
-    record = run.read_record()
     if rollback.end > rollback.first:
         skips = SkipRanges.of([*skips.ranges, (rollback.first, rollback.end)])
-    record["skips"] = [list(pair) for pair in skips.ranges]
-    record.setdefault("rollbacks", []).append(asdict(rollback))
-    write_json(run.record, record)
+
+    def note(record: dict[str, Any]) -> None:
+        record["skips"] = [list(pair) for pair in skips.ranges]
+        record.setdefault("rollbacks", []).append(asdict(rollback))
+
+    change_record(run, note)
     return skips
 
 
@@ -146,11 +148,11 @@ def _all_skips(run: RunDir, checkpoint: Path) -> SkipRanges:
 
 
 def _check_whole(checkpoint: Path) -> None:
-    """Checks that all files are there, in their sizes: what is newer must not be set aside for nothing."""
+    """Reads all of a checkpoint: what is newer must not be set aside for one that will not be loaded."""
     for file in load_manifest(checkpoint).files:
-        path = checkpoint / file.name
-        if not path.is_file() or path.stat().st_size != file.num_bytes:
-            raise CheckpointError(f"{file.name} is not whole", where=str(checkpoint), fix="go back to another one")
+        problem = check_file(checkpoint / file.name, file)
+        if problem is not None:
+            raise CheckpointError(f"damaged: {problem}", where=str(checkpoint), fix="go back to another one")
 
 
 def agree_on_skips(run: RunDir, record: dict[str, Any], state: TrainState, is_main: bool) -> SkipRanges:
@@ -163,5 +165,5 @@ def agree_on_skips(run: RunDir, record: dict[str, Any], state: TrainState, is_ma
     recorded = read_skips(run, record)
     skips = SkipRanges.of([*recorded.ranges, *state.skips])
     if skips != recorded and is_main:
-        write_json(run.record, run.read_record() | {"skips": [list(pair) for pair in skips.ranges]})
+        change_record(run, lambda record: record.update(skips=[list(pair) for pair in skips.ranges]))
     return skips

@@ -260,7 +260,7 @@ def test_a_rollback_that_cannot_be_is_refused_and_changes_nothing(runs, finished
     weights.write_bytes(content[:-4])
     refused = runs("rollback", "runs/finished", "--to", "4", "--skip-samples", "4")
     weights.write_bytes(content)
-    check_refused(refused, 66, "step-00000004", "rank-00000.safetensors is not whole", "go back to another one")
+    check_refused(refused, 66, "step-00000004", "damaged: rank-00000.safetensors", "go back to another one")
     assert (finished.record.read_bytes(), visible(finished.checkpoints)) == before
 
 

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import threading
 
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.rundir import RunDir, begin_attempt, end_attempt, package_versions
+from pretrain.io import set_fault_hook
+from pretrain.rundir import RunDir, begin_attempt, change_record, end_attempt, package_versions
 
 
 def test_attempts_are_appended_to_one_record(tmp_path):
@@ -52,3 +54,28 @@ def test_a_record_without_attempts_is_damaged(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"id": "x", "name": "x", "created": "x", "attempts": []}))
     with pytest.raises(ConfigError, match="not the record of a run"):
         RunDir(tmp_path).read_record()
+
+
+@pytest.mark.parametrize("change", ["attempt", "rollback"])
+def test_a_signal_that_notes_the_end_while_the_record_is_changed_loses_nothing(tmp_path, change):
+    run = RunDir(tmp_path)
+    begin_attempt(run, "mine", {})
+    signals = threading.Thread(target=end_attempt, args=(run, {"exit_code": 75}))
+
+    def hook(operation, path):
+        if operation == "rename" and threading.current_thread() is threading.main_thread():
+            signals.start()
+            signals.join(0.3)  # as long as it is held back
+
+    set_fault_hook(hook)
+    try:
+        if change == "attempt":
+            begin_attempt(run, "mine", {})
+        else:
+            change_record(run, lambda record: record.update(skips=[[3, 5]]))
+    finally:
+        set_fault_hook(None)
+    signals.join()
+    record = run.read_record()
+    assert record["attempts"][-1]["exit_code"] == 75
+    assert len(record["attempts"]) == 2 or record["skips"] == [[3, 5]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.data.skips import SkipRanges
-from pretrain.errors import ConfigError, DiskError
+from pretrain.errors import CheckpointError, ConfigError, DiskError
 from pretrain.io import set_fault_hook
 from pretrain.rundir import RunDir
 from pretrain.train.rollback import agree_on_skips, read_skips, roll_back
@@ -69,6 +69,18 @@ def test_whatever_operation_fails_nothing_is_lost_and_the_same_command_finishes(
         assert run.read_record()["skips"] == [[6, 10]]
         number += 1
     assert number > 6, "two folders renamed, a file written: each of several operations"
+
+
+def test_nothing_is_set_aside_for_a_checkpoint_that_is_damaged(tmp_path):
+    run = finished_run(tmp_path / "run")
+    file = run.checkpoints / "step-00000002" / "rank-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"step-00000002: damaged: rank-00000.*CRC32.*; go back to another one"):
+        roll_back(run.path, 2, samples=4)
+    assert names(run) == {"step-00000002", "step-00000004", "step-00000006"}
+    assert "rollbacks" not in run.read_record()
 
 
 def test_a_start_takes_the_ranges_of_run_json_and_of_its_checkpoint(tmp_path):
