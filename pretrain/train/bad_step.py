@@ -14,7 +14,7 @@ from functools import partial
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.data.loader import StepBatch
-from pretrain.errors import DivergedError
+from pretrain.errors import DiskError, DivergedError
 from pretrain.io import write_file
 from pretrain.train.build import Run
 from pretrain.train.diagnose import Fault, find_fault
@@ -73,7 +73,10 @@ def _write(run: Run, state: TrainState, loss: float, ids: list[int], fault: Faul
         "fault_sample_ids": [] if fault is None else list(fault.sample_ids),
         "sample_ids": ids,
     }
-    write_file(run.folder.path / "bad_step.json", json.dumps(row).encode() + b"\n")
+    try:
+        write_file(run.folder.path / "bad_step.json", json.dumps(row).encode() + b"\n")
+    except DiskError as error:  # a full disk is no reason to stop training
+        log.warning("%s; what there is to say of step %d is not kept", error, state.step)
 
 
 def _advice(run: Run, fault: Fault | None) -> str:

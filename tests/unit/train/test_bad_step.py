@@ -1,0 +1,36 @@
+"""A step that was not finite, on a disk that is full."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+from pretrain.checkpoint.state import TrainState
+from pretrain.dist import World
+from pretrain.io import set_fault_hook
+from pretrain.rundir import RunDir
+from pretrain.train.bad_step import report_bad_step
+
+
+def full(operation, path):
+    """A disk that is full."""
+    raise OSError(28, "No space left on device")
+
+
+def test_a_bad_step_is_written_down_and_a_full_disk_does_not_end_the_run_for_it(tmp_path, caplog):
+    # In fp16 the cause of a finite loss is not looked for: no engine is needed.
+    config = SimpleNamespace(optim=SimpleNamespace(max_bad_steps=3), engine=SimpleNamespace(precision="fp16"))
+    run = SimpleNamespace(config=config, world=World(0, 1, 0), folder=RunDir(tmp_path))
+    batch = SimpleNamespace(sample_ids=[5, 7], micro_batches=[])
+    report_bad_step(run, TrainState(step=4, bad_steps_in_a_row=1), batch, 1.0, 64)
+    assert json.loads((tmp_path / "bad_step.json").read_text())["step"] == 4
+    set_fault_hook(full)
+    try:
+        with caplog.at_level(logging.WARNING, logger="pretrain"):
+            report_bad_step(run, TrainState(step=5, bad_steps_in_a_row=2), batch, 1.0, 64)
+    finally:
+        set_fault_hook(None)
+    assert (
+        "No space left on device; free space or fix permissions; what there is to say of step 5 is not kept"
+        in caplog.text
+    )
+    assert json.loads((tmp_path / "bad_step.json").read_text())["step"] == 4
