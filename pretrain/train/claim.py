@@ -3,6 +3,7 @@
 config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows  ->  lease  ->  Claim
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pretrain.lease import Lease
 from pretrain.objective import RowMaker, build_rows
 from pretrain.row_maker import context_of_run, fit_config
 from pretrain.rundir import RunDir, begin_attempt
+from pretrain.tracking.pictures import ATTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +80,23 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             has_saved = any(folder.checkpoints.glob("step-*"))  # a damaged one too
             check_config(load_config(folder.config, import_extensions=False), config, has_saved=has_saved)
         if lease is not None:
-            # An owner before us that still lives was stopped, and may wake up right before a commit: it finds nothing.
-            for leftover in folder.checkpoints.glob(".tmp-*"):
-                remove_dir(leftover)
-            for leftover in folder.path.glob("*.tmp-*"):  # of a file that a killed attempt was writing
-                leftover.unlink(missing_ok=True)
+            sweep(folder)
     except BaseException:
         if lease is not None:
             lease.release()
         raise
     return Claim(folder, lease, dataset, stores, config, make_rows)
+
+
+def sweep(folder: RunDir) -> None:
+    """Removes what killed attempts were writing. Raises: DiskError."""
+    # An owner before us that still lives was stopped, and may wake up right before a commit: it finds nothing.
+    for leftover in folder.checkpoints.glob(".tmp-*"):
+        remove_dir(leftover)
+    for place in (folder.path, folder.checkpoints, folder.path / ATTENTION):
+        for leftover in place.glob("?*.tmp-*"):  # of a file that is replaced
+            with suppress(OSError):  # one that stays is in nobody's way
+                leftover.unlink()
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
