@@ -113,6 +113,7 @@ def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
     make_run.wait_for_step("killed", 5, process, timeout_s=300)
     pids = rank_pids(process)
     kill_rank(process, culprit)
+    wait_until_dead(list(pids.values()))  # within 10 s
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 137, output
     assert f"launch: rank {culprit} on {HOST} was killed by SIGKILL (exit code 137): the kernel's" in output
@@ -120,7 +121,6 @@ def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
     found = last_attempt(make_run, "killed")
     assert found["exit_code"] == 137
     assert str(found["reason"]).startswith(f"rank {culprit} on {HOST} was killed by SIGKILL")
-    wait_until_dead(list(pids.values()))
 
 
 def test_under_torchrun_a_frozen_rank_is_named_by_the_others(make_run):
