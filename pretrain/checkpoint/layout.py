@@ -88,15 +88,30 @@ def set_aside(path: Path, why: str) -> None:
     rename_dir(path, next(target for target in map(path.with_name, names) if not target.exists()))
 
 
+def list_folders(folder: Path) -> list[Path]:
+    """Returns whatever has the name of a checkpoint, oldest first; without a manifest it is none, and was one.
+
+    Raises:
+        DiskError: The folder cannot be looked into.
+    """
+    try:
+        found = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
+    except OSError as error:
+        raise _unseen(error) from error
+    return sorted(found, key=lambda path: step_of(path) or 0)
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns committed checkpoints, oldest first, unverified. Raises: DiskError, where that cannot be seen."""
     try:
-        names = list(folder.iterdir()) if folder.is_dir() else []
-        found = [path for path in names if step_of(path) is not None and (path / MANIFEST).is_file()]
+        return [path for path in list_folders(folder) if (path / MANIFEST).is_file()]
     except OSError as error:
-        what = f"cannot be looked into: {error.strerror}"
-        raise DiskError(what, where=str(error.filename), fix="fix permissions, or see to the file system") from error
-    return sorted(found, key=lambda path: step_of(path) or 0)
+        raise _unseen(error) from error
+
+
+def _unseen(error: OSError) -> DiskError:
+    what, fix = f"cannot be looked into: {error.strerror}", "fix permissions, or see to the file system"
+    return DiskError(what, where=str(error.filename), fix=fix)
 
 
 def load_manifest(path: Path) -> Manifest:

@@ -21,7 +21,7 @@ from typing import Any
 from pretrain import dist
 from pretrain.checkpoint.best import BestKeeper
 from pretrain.checkpoint.host_copy import HostCopy
-from pretrain.checkpoint.layout import NewerFormatError, list_checkpoints, load_manifest
+from pretrain.checkpoint.layout import NewerFormatError, list_folders, load_manifest
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.preflight import check_room, try_writing
 from pretrain.checkpoint.retention import Retention
@@ -187,7 +187,7 @@ class CheckpointManager:
             agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
     def _list_newest(self) -> list[str]:
-        found = list_checkpoints(self._folder) if self._world.is_main else []
+        found = list_folders(self._folder) if self._world.is_main else []
         return [path.name for path in found[-1:]]
 
     def _refuse_restart(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.best import read_best
-from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest, step_name
+from pretrain.checkpoint.layout import MANIFEST, list_folders, load_manifest, step_name
 from pretrain.config.load import load_config
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.index import INDEX_NAME, check_shards, load_index
@@ -55,7 +55,7 @@ def verify(path: Path) -> dict[str, list[str]]:
         raise ConfigError("a shard folder has its own proof", where=str(path), fix=f"run `pretrain data verify {path}`")
     if not RunDir(path).exists():
         raise ConfigError("it has no checksums to verify", where=str(path), fix="give a run, a checkpoint or a model")
-    found = list_checkpoints(RunDir(path).checkpoints)
+    found = list_folders(RunDir(path).checkpoints)
     if not found:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
     return {str(checkpoint): verify_checkpoint(checkpoint) for checkpoint in found}
@@ -116,7 +116,7 @@ def _model_of(run: RunDir) -> str:
 
 def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
     """Returns the names of a run's checkpoints, what is damaged at a glance, and where the newest other one stands."""
-    found = list_checkpoints(run.checkpoints)
+    found = list_folders(run.checkpoints)
     facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
     best = read_best(run.checkpoints)
     if best is not None:
@@ -132,7 +132,7 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
         state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
         facts["newest"] = {**state, **summary_of_files(path, manifest), "written_by": manifest.topology}
         break
-    aside = sorted(path.name for path in run.checkpoints.glob("step-*.bad-*")) if run.checkpoints.is_dir() else []
+    aside = sorted(path.name for path in run.checkpoints.glob("step-*.*")) if run.checkpoints.is_dir() else []
     return facts | ({"damaged": damaged} if damaged else {}) | ({"set_aside": aside} if aside else {})
 
 

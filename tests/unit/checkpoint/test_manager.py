@@ -236,6 +236,14 @@ def test_a_checkpoint_without_its_manifest_still_forbids_a_start_from_nothing(tm
         load_newest(tmp_path)
 
 
+def test_a_checkpoint_without_its_manifest_is_named_and_the_older_one_loaded(tmp_path, caplog):
+    (_, new) = save(tmp_path, 1, 2)
+    (new / MANIFEST).unlink()
+    assert load_newest(tmp_path) == 1
+    assert f"checkpoint {new} is damaged (not a checkpoint (no manifest.json)); trying an older one" in caplog.text
+    assert names(tmp_path) == ["step-00000001", "step-00000002.bad-damaged"]
+
+
 def test_a_newer_format_is_refused_and_not_set_aside(tmp_path):
     _, new = save(tmp_path, 1, 2)
     manifest = load_manifest(new)

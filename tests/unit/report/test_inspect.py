@@ -62,6 +62,20 @@ def test_a_run_tells_of_its_newest_whole_checkpoint_and_names_what_is_damaged(tm
     assert facts["model"] == "not known: config.yaml is missing or damaged"
 
 
+def test_a_checkpoint_of_a_run_whose_manifest_is_gone_is_named_and_so_is_one_that_the_run_went_back_behind(
+    tmp_path, capsys
+):
+    run = make_run(tmp_path / "run", 1, 2)
+    (run / "checkpoints/step-00000002" / MANIFEST).unlink()
+    (run / "checkpoints/step-00000003.rolled-back").mkdir()
+    facts = shown(capsys, run)
+    assert facts["newest"]["step"] == 1
+    assert facts["damaged"] == {"step-00000002": "not a checkpoint (no manifest.json)"}
+    assert facts["set_aside"] == ["step-00000003.rolled-back"]
+    with pytest.raises(CheckpointError, match=r"1 of 2 checkpoints damaged: manifest\.json: not a .*step-00000001"):
+        inspect(run, Asked(verify=True))
+
+
 def test_verifying_says_that_every_byte_is_there(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1, 2)
     assert shown(capsys, run, Asked(verify=True, as_json=True))["verified"] == (
