@@ -204,7 +204,8 @@ def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) ->
         name_cells: A cell with the name of each.
     """
     kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
-    kept.sort(key=lambda entry: entry[0].at, reverse=True)
+    kept.sort(key=lambda entry: entry[0].at)
+    kept.reverse()  # of one second too the last that was kept comes first
     parts = []
     for title in _ORDER:
         rows = [

@@ -54,7 +54,7 @@ def draw(name: str, shape: torch.Size, base: Adapted) -> torch.Tensor:
     """The base's weight, or noise that is no adapter's beginning: B is not zeros."""
     own = name.replace(".base_layer.", ".")
     if is_adapter(name) or own not in base:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * 0.3
+        return torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * 0.05
     return base.read(own)
 
 

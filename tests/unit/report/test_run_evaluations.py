@@ -121,9 +121,9 @@ def test_comparisons_say_against_what_and_by_how_much(run):
     rows = [(row["against"], row["of"], row["difference"], row["95%"], row["p"], row["drawn"])
             for row in tables(build_page([read(run)]))["Comparisons"]]  # fmt: skip
     assert rows == [
-        ("runs/b", "web: loss", "-0.2500", "-0.5000 to -0.1250", "0.0100", "17 rows, 1,000 draws"),
-        ("runs/mt, greedy", "runs/mt, beam 5: bleu", "+0.5000", "+-1.50 against +-1.25", "0.0300", "sentences"),
         ("runs/b", "choices: acc,none", "-0.0500", "-0.2000 to +0.1000", "0.4000", "10 documents, 1,000 draws"),
+        ("runs/mt, greedy", "runs/mt, beam 5: bleu", "+0.5000", "+-1.50 against +-1.25", "0.0300", "sentences"),
+        ("runs/b", "web: loss", "-0.2500", "-0.5000 to -0.1250", "0.0100", "17 rows, 1,000 draws"),
     ]
 
 
@@ -146,6 +146,16 @@ def test_many_are_folded_and_the_newest_stand_first(tmp_path):
     assert [row["at, UTC"] for row in tables(page)["Losses"]] == [f"2026-01-{day}" for day in (31, 30, 29, 28)
                                                                     for _ in range(3)]  # fmt: skip
     assert "all 93 rows" in page
+
+
+def test_of_one_second_the_last_that_was_kept_stands_first(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(1)])
+    row = {"at": "2026-01-01T00:00:00+00:00", "checkpoint": "", "manifest": "", "data": [], "versions": {},
+           "settings": SETTINGS["loss"], "result": {**losses().facts(), "baseline": "runs/b"}}  # fmt: skip
+    kept = [json.dumps(row | {"step": step}) for step in (3, 1, 2)]
+    RunDir(folder).evaluations.write_text("".join(f"{line}\n" for line in kept))
+    steps = [row["step"][0] for row in tables(build_page([read(folder)]))["Comparisons"]]
+    assert steps == ["2", "1", "3"]
 
 
 def test_the_facts_of_a_report_count_them(run, tmp_path):
