@@ -4,6 +4,7 @@ import json
 import struct
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,6 +61,21 @@ def test_any_range_is_read_back_whatever_cut_wrote_it(tmp_path_factory, written,
             out = torch.full((stop - start,), -1.0)
             reader.read_into(name, kind, start, out)
             assert torch.equal(out, values[start:stop])
+
+
+def test_no_more_is_read_than_what_is_asked_for(tmp_path, monkeypatch):
+    values = torch.arange(3000, dtype=torch.float32)
+    paths = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    for number, path in enumerate(paths):
+        start, stop = 1500 * number, 1500 * (number + 1)
+        write_fragments(path, [Fragment("layer.0", start, (3000,), {"weight": values[start:stop], "m": values[:1500]})])
+    reader, read = FragmentReader(paths), []
+    fromfile = np.fromfile
+    monkeypatch.setattr(np, "fromfile", lambda path, **how: read.append((path, how["count"])) or fromfile(path, **how))
+    out = torch.empty(700)
+    reader.read_into("layer.0", "weight", 1000, out)
+    assert torch.equal(out, values[1000:1700])
+    assert read == [(paths[0], 500), (paths[1], 200)]
 
 
 def test_a_file_is_what_safetensors_reads(tmp_path):
