@@ -54,7 +54,6 @@ def test_text_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, warm,
     result = warm("prepare", *inputs, "--output", "out", "--tokenizer", "char", cwd=tmp_path)
     check_refused(result, 65, *words)
     assert visible(tmp_path / "out") == set()
-    assert result.seconds < 10
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,6 @@ def test_a_run_that_another_live_process_holds_is_refused_on_every_rank(folder):
     held = (folder / "runs/run/lease/00000001.json").read_text()
     result = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", cwd=folder)
     check_refused(result, 73, "runs/run", "in use by process", "wait for it, stop it, or use another folder")
-    assert result.seconds < 30
     assert visible(folder / "runs/run") == {"lease"}
     assert (folder / "runs/run/lease/00000001.json").read_text() == held
     lease.release()

@@ -76,7 +76,6 @@ def test_an_objective_that_cannot_be_is_refused_before_a_run_folder_is_made(fold
     result = warm("train", "a.yaml", *overrides, cwd=folder)
     check_refused(result, 64, *words)
     assert not (folder / "runs").exists()
-    assert result.seconds < 10
 
 
 def test_each_rank_refuses_a_tokenizer_without_a_mask_token_and_one_says_so(folder, warm):

@@ -96,7 +96,6 @@ def test_a_run_without_a_good_checkpoint_is_refused_on_every_rank_and_never_star
     result = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", cwd=run_folder)
     words = ["this run has saved checkpoints, and none can be used", "restore one, or start over under another run"]
     check_refused(result, 66, "runs/run/checkpoints", *words)
-    assert result.seconds < 40
     assert (run_folder / "runs/run/audit.jsonl").read_bytes() == audit
     assert visible(checkpoints) == {"step-00000002.bad-damaged", "step-00000004.bad-damaged"}
 

@@ -187,7 +187,6 @@ def test_a_stopped_run_can_go_on_over_damage_and_the_limit_ends_it_on_all_ranks(
     limited = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", *skipping(1), cwd=folder)
     assert limited.code == 65, limited.stderr
     assert re.search(r"\d rows cannot be read, more than data\.max_skipped_rows=1", limited.stderr)
-    assert limited.seconds < 60
     went_on = warm("train", "a.yaml", *skipping(40), cwd=folder)
     assert went_on.code == 0, went_on.stderr
     assert [row["step"] for row in ledger(folder)] == list(range(1, STEPS + 1))

@@ -129,7 +129,8 @@ def test_a_server_without_ranges_is_read_as_one_stream(server, folder, name):
     assert documents(f"{server.url}/{name}", part_bytes=7000) == documents(folder / name)
 
 
-def test_a_server_without_ranges_that_breaks_off_is_read_again_from_the_beginning(server, folder):
+def test_a_server_without_ranges_that_breaks_off_is_read_again_from_the_beginning(server, folder, monkeypatch):
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 60))  # on a busy machine too
     server.faults += [
         Fault(path="none"),
         Fault(whole=True, times=1),  # the question whether there are ranges
