@@ -2,59 +2,125 @@
 
     run_in_ranks("tests.integration.engine_workers:losses_of", 2, {"steps": 20})  ->  [rank 0's result, rank 1's]
 
-The function is called as `function(world, **arguments)`; arguments and result are JSON. Every process gets one thread
-and a free port, and is killed at the timeout.
+The function is called as `function(world, **arguments)`; arguments and result are JSON. Ranks have one thread each and
+meet at a free port. They are forks of one process, which all tests of a pytest process share and which has imported
+torch and DeepSpeed: that takes seconds. Forking after the imports is safe here: they start no thread (checked before
+each fork), nothing has opened a process group yet, and what a rank does is done in the fork.
 """
 
 import importlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 from launch.command import rank_environment
 from launch.local import choose_port
+from tests.helpers.fork_server import ForkServer
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_in_ranks(function: str, world_size: int, arguments: dict[str, Any], timeout_s: float = 150) -> list[Any]:
-    """Calls `module:function` in `world_size` processes at once."""
-    port = choose_port(None)
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{rank}.json" for rank in range(world_size)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.helpers.ranks", function, json.dumps(arguments), str(file)],
-                cwd=ROOT,
-                env=rank_environment(os.environ, rank, world_size, port, threads=1),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            for rank, file in enumerate(files)
-        ]
-        try:
-            outputs = [process.communicate(timeout=timeout_s)[0].decode(errors="replace") for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-            assert process.returncode == 0, f"rank {rank} of {function} failed:\n{output[-6000:]}"
-        return [json.loads(file.read_text()) for file in files]
+_shared: "RankServer | None" = None
 
 
-def main() -> None:
-    """The process of one rank."""
-    from pretrain.dist import leave, read_world
+def run_in_ranks(
+    function: str, world_size: int, arguments: dict[str, Any], timeout_s: float = 150, *, fresh: bool = False
+) -> list[Any]:
+    """Calls `module:function` in `world_size` processes at once.
 
-    module, _, name = sys.argv[1].partition(":")
-    result = getattr(importlib.import_module(module), name)(read_world(), **json.loads(sys.argv[2]))
-    Path(sys.argv[3]).write_text(json.dumps(result))
-    leave(0)
+    Args:
+        function: What each rank calls.
+        world_size: How many ranks.
+        arguments: Of each call.
+        timeout_s: After it a rank ends, whatever it does.
+        fresh: The ranks import everything themselves.
+    """
+    global _shared
+    if fresh:
+        with RankServer(imports=False) as server:
+            return server(function, world_size, arguments, timeout_s)
+    if _shared is None:
+        _shared = RankServer()
+        _shared.__enter__()  # it ends with this process, whose end it reads from
+    try:
+        return _shared(function, world_size, arguments, timeout_s)
+    except BaseException:
+        _shared = None  # a call that was cut off leaves an answer that nobody reads
+        raise
+
+
+class RankServer(ForkServer):
+    """The process that forks; one call at a time.
+
+    Args:
+        imports: Whether it imports what ranks need before it forks any.
+    """
+
+    def __init__(self, *, imports: bool = True) -> None:
+        imported = {"DS_ACCELERATOR": "cpu"} if imports else {}  # it is looked for at the import, in vain
+        super().__init__("tests.helpers.ranks", IMPORTS=str(int(imports)), **imported)
+
+    def __call__(self, function: str, world_size: int, arguments: dict[str, Any], timeout_s: float) -> list[Any]:
+        """Calls `module:function` in `world_size` forks at once."""
+        with tempfile.TemporaryDirectory() as folder:
+            request = {"function": function, "arguments": arguments, "folder": folder}
+            request |= {"world_size": world_size, "port": choose_port(None), "timeout_s": timeout_s}
+            codes = self.ask(request)
+            for rank, code in sorted(enumerate(codes), key=lambda item: item[1] != 70):
+                output = (Path(folder) / f"{rank}.out").read_text(errors="replace")
+                assert code == 0, f"rank {rank} of {function} ended with {code}:\n{output[-6000:]}"
+            return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def serve() -> None:
+    """Forks the ranks of each request on stdin; answers with their exit codes."""
+    if os.environ["IMPORTS"] == "1":
+        import accelerate  # noqa: F401 (what a rank would import first)
+        import deepspeed  # noqa: F401
+
+        import pretrain.train.run  # noqa: F401
+        import tests.helpers.topologies  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        threads = list(Path("/proc/self/task").iterdir())
+        assert len(threads) == 1 and threading.active_count() == 1, "a fork would leave locks of other threads behind"
+        children = []
+        for rank in range(request["world_size"]):
+            child = os.fork()
+            if not child:
+                _run_rank(rank, request)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
+
+
+def _run_rank(rank: int, request: dict[str, Any]) -> None:
+    """The life of one rank, in its fork."""
+    import signal
+    import traceback
+
+    from pretrain.dist import read_world
+
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # not the pipe of requests
+    output = os.open(Path(request["folder"]) / f"{rank}.out", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    signal.alarm(int(request["timeout_s"]))  # a rank that waits for a dead one ends the test, not the evening
+    os.environ.update(rank_environment(os.environ, rank, request["world_size"], request["port"], threads=1))
+    code = 0
+    try:
+        module, _, name = request["function"].partition(":")
+        result = getattr(importlib.import_module(module), name)(read_world(), **request["arguments"])
+        (Path(request["folder"]) / f"{rank}.json").write_text(json.dumps(result))
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -1,7 +1,7 @@
 """Runs of one tiny model under every layout (ranks, engine, ZeRO stage, precision), and what ranks do for their tests.
 
 A layout is a list `[world size, kind, stage, precision]`, because it travels as JSON; its name is that of its folder.
-What ranks do is called through `tests/helpers/forked.py`, several runs one after another in the same processes.
+What ranks do is called through `tests/helpers/ranks.py`, several runs one after another in the same processes.
 """
 
 import json

@@ -14,15 +14,8 @@ from pretrain import cli
 from pretrain.doctor.check import Check, Report
 from pretrain.plan.calibration import load_calibration
 from tests.helpers.cli import run_cli
-from tests.helpers.forked import RankServer
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.runs import ROOT
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with RankServer() as server:
-        yield server
 
 
 def test_the_quick_look_is_a_line_of_json_without_torch(make_run, tmp_path):
@@ -80,29 +73,29 @@ def test_a_device_that_is_not_known_is_refused_before_it_is_measured(make_run, c
     assert "--gpu: unknown GPU 'h10'; use h100" in capsys.readouterr().err
 
 
-def test_ranks_meet_and_see_the_same_folder(ranks, tmp_path):
+def test_ranks_meet_and_see_the_same_folder(tmp_path):
     """Real ranks over gloo, forked from a process that has imported torch."""
-    for found in ranks("tests.integration.doctor_workers:look", 2, {"folders": [str(tmp_path / "run")] * 2}):
+    for found in run_in_ranks("tests.integration.doctor_workers:look", 2, {"folders": [str(tmp_path / "run")] * 2}):
         assert {check["name"]: check["status"] for check in found} == dict.fromkeys(
             ["torch", "rendezvous", "same versions", "shared folder", "all-reduce"], "pass"
         )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_sees_another_folder_is_named(ranks, tmp_path):
+def test_a_rank_that_sees_another_folder_is_named(tmp_path):
     places = [tmp_path / name for name in ("a", "b")]
     for place in places:
         place.mkdir()
     arguments = {"folders": [str(place) for place in places], "seen_within_s": 0.2}
-    for checks in ranks("tests.integration.doctor_workers:look", 2, arguments):
+    for checks in run_in_ranks("tests.integration.doctor_workers:look", 2, arguments):
         (seen,) = [check for check in checks if check["name"] == "shared folder"]
         assert (seen["status"], seen["exit_code"]) == ("fail", 74)
         assert seen["detail"].endswith(f"does not see in {places[1]} what rank 0 made in {places[0]}")
 
 
-def test_a_rank_with_another_package_is_named_by_every_rank(ranks):
+def test_a_rank_with_another_package_is_named_by_every_rank():
     """Fault 28. The package is one that Python finds on one rank only."""
-    said = ranks("tests.integration.doctor_workers:agree", 2, {"packages": {"numpy": "1.0.999"}})
+    said = run_in_ranks("tests.integration.doctor_workers:agree", 2, {"packages": {"numpy": "1.0.999"}})
     for line, code in said:
         assert code == "69"
         here = re.escape(socket.gethostname())
@@ -110,8 +103,8 @@ def test_a_rank_with_another_package_is_named_by_every_rank(ranks):
         assert line.endswith("install the same packages on every node, or one environment on a shared file system")
 
 
-def test_a_rank_with_another_wandb_trains(ranks):
-    assert ranks("tests.integration.doctor_workers:agree", 2, {"packages": {"wandb": "0.0.1"}}) == [[], []]
+def test_a_rank_with_another_wandb_trains():
+    assert run_in_ranks("tests.integration.doctor_workers:agree", 2, {"packages": {"wandb": "0.0.1"}}) == [[], []]
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import pytest
 from pretrain.checkpoint.layout import step_name
 from pretrain.tracking.jsonl import read_rows
 from tests.helpers.every_step import CASES, Case, prepare_small, write_case
-from tests.helpers.forked import RankServer
+from tests.helpers.ranks import run_in_ranks
 from tests.helpers.topologies import contents, ledger, newest, run_dir
 
 JOBS = "tests.helpers.topologies:run_jobs"
@@ -32,28 +32,26 @@ def rows_of(config: Path) -> dict[int, tuple[Any, ...]]:
     return {step: tuple(row[field] for field in FIELDS) for step, row in ledger(run_dir(config)).items()}
 
 
-def golden_run(ranks: RankServer, folder: Path, data: Path, case: Case, steps: int) -> Path:
+def golden_run(folder: Path, data: Path, case: Case, steps: int) -> Path:
     """Runs a case without a break, with a checkpoint a step; returns its config."""
     config = write_case(folder / "golden", data, case)
     job = {"config": str(config), "overrides": [f"train.stop_after={steps}", "checkpoint.every_steps=1"]}
-    assert [found[0][0] for found in ranks(JOBS, case.ranks, {"jobs": [job]}, timeout_s=600)] == [0] * case.ranks
+    assert [found[0][0] for found in run_in_ranks(JOBS, case.ranks, {"jobs": [job]}, timeout_s=600)] == [0] * case.ranks
     return config
 
 
-def assert_chain_is_golden(ranks: RankServer, folder: Path, data: Path, case: Case, golden: Path, steps: int) -> None:
+def assert_chain_is_golden(folder: Path, data: Path, case: Case, golden: Path, steps: int) -> None:
     """Every step is an attempt: the same ledger, and the same bits at the end."""
     config = write_case(folder / "chain", data, case)
     jobs = [{"config": str(config), "overrides": [f"train.stop_after={step + 1}"]} for step in range(steps)]
-    ranks(JOBS, case.ranks, {"jobs": jobs}, timeout_s=600)
+    run_in_ranks(JOBS, case.ranks, {"jobs": jobs}, timeout_s=600)
     assert [row["attempt"] for row in ledger(run_dir(config)).values()] == list(range(1, steps + 1))
     assert rows_of(config) == rows_of(golden)
     ours, expected = (contents(newest(run_dir(path))) for path in (config, golden))
     assert all(ours[key].equal(expected[key]) for key in expected), case
 
 
-def assert_every_checkpoint_goes_on(
-    ranks: RankServer, folder: Path, data: Path, case: Case, golden: Path, steps: range
-) -> None:
+def assert_every_checkpoint_goes_on(folder: Path, data: Path, case: Case, golden: Path, steps: range) -> None:
     """From the golden checkpoint of each step: the next three rows are the golden ones."""
     jobs, origin = [], run_dir(golden)
     for step in steps:
@@ -62,7 +60,7 @@ def assert_every_checkpoint_goes_on(
         shutil.copytree(origin.path, target.path, ignore=shutil.ignore_patterns("checkpoints", "lease", "logs"))
         shutil.copytree(origin.checkpoints / step_name(step), target.checkpoints / step_name(step))
         jobs.append({"config": str(config), "overrides": [f"train.stop_after={step + AHEAD}"]})
-    ranks(JOBS, case.ranks, {"jobs": jobs}, timeout_s=600)
+    run_in_ranks(JOBS, case.ranks, {"jobs": jobs}, timeout_s=600)
     expected = rows_of(golden)
     for step in steps:
         found = rows_of(folder / str(step) / "run.yaml")
@@ -72,10 +70,9 @@ def assert_every_checkpoint_goes_on(
 @pytest.mark.timeout(900)
 def test_a_few_steps_of_an_encoder_decoder_are_resumed_bit_for_bit(small, tmp_path):
     case, steps = CASES[0], 4
-    with RankServer() as ranks:
-        golden = golden_run(ranks, tmp_path, small, case, steps)
-        assert_chain_is_golden(ranks, tmp_path, small, case, golden, steps)
-        assert_every_checkpoint_goes_on(ranks, tmp_path, small, case, golden, range(1, 2))
+    golden = golden_run(tmp_path, small, case, steps)
+    assert_chain_is_golden(tmp_path, small, case, golden, steps)
+    assert_every_checkpoint_goes_on(tmp_path, small, case, golden, range(1, 2))
 
 
 def test_the_cases_meet_pairwise():
@@ -94,11 +91,10 @@ def test_the_cases_meet_pairwise():
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
 def test_a_run_resumed_at_every_step_is_the_golden_one(small, tmp_path, number):
     case, steps = CASES[number], 40
-    with RankServer() as ranks:
-        golden = golden_run(ranks, tmp_path, small, case, steps)
-        epochs = [row["epochs"] for row in read_rows(run_dir(golden).metrics) if "epochs" in row]
-        assert epochs[-1] > 1, "an epoch ends on the way"
-        assert_chain_is_golden(ranks, tmp_path, small, case, golden, steps)
-        # A third of the checkpoints each: three cases have them all.
-        third = range(1 + number % 3, steps - AHEAD + 1, 3)
-        assert_every_checkpoint_goes_on(ranks, tmp_path, small, case, golden, third)
+    golden = golden_run(tmp_path, small, case, steps)
+    epochs = [row["epochs"] for row in read_rows(run_dir(golden).metrics) if "epochs" in row]
+    assert epochs[-1] > 1, "an epoch ends on the way"
+    assert_chain_is_golden(tmp_path, small, case, golden, steps)
+    # A third of the checkpoints each: three cases have them all.
+    third = range(1 + number % 3, steps - AHEAD + 1, 3)
+    assert_every_checkpoint_goes_on(tmp_path, small, case, golden, third)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,8 @@ from pretrain.index import load_index
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import compare, read_audit
 from pretrain.train.rollback import roll_back
-from tests.helpers.forked import RankServer
 from tests.helpers.poison import poison
+from tests.helpers.ranks import run_in_ranks
 from tests.helpers.refused import CONFIG, fill_folder
 from tests.helpers.runs import tensors_of
 
@@ -32,8 +31,8 @@ DDP = "engine={kind: ddp, timeout_s: 120}"
 class Ranks:
     """Runs of the tiny config on several ranks, in one folder."""
 
-    def __init__(self, folder: Path, server: RankServer) -> None:
-        self.folder, self._server = folder, server
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         stream = TokenStream(folder / "data", load_index(folder / "data"), "train", seq_len=SEQ_LEN, seed=7,
                              lanes=1, block_samples=16)  # fmt: skip
         self.samples = stream.order.samples
@@ -47,7 +46,7 @@ class Ranks:
             "environment": environment,
             "arguments": [*arguments, *extend, *overrides],
         }
-        answers = self._server("tests.integration.guard_workers:command", ranks, request, 400)
+        answers = run_in_ranks("tests.integration.guard_workers:command", ranks, request, 400)
         assert [answer[0] for answer in answers] == [code] * ranks, answers
         return answers[0][1]
 
@@ -61,9 +60,8 @@ class Ranks:
 
 
 @pytest.fixture(scope="module")
-def ranks(corpus, tmp_path_factory) -> Iterator[Ranks]:
-    with RankServer() as server:
-        yield Ranks(fill_folder(tmp_path_factory.mktemp("ranks"), CONFIG, corpus), server)
+def ranks(corpus, tmp_path_factory) -> Ranks:
+    return Ranks(fill_folder(tmp_path_factory.mktemp("ranks"), CONFIG, corpus))
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.forked import RankServer
+from tests.helpers.ranks import run_in_ranks
 from tests.helpers.topologies import (
     ROWS,
     Layout,
@@ -82,11 +82,11 @@ def _layout(size: int, stage: int | None, precision: str) -> Layout:
 class Moves:
     """Runs of all layouts of a set of pairs: what each was when it moved, and how it went on, moved or not."""
 
-    def __init__(self, folder: Path, data: Path, pairs: list[tuple[Layout, Layout, str]], ranks: RankServer) -> None:
-        self.folder, self.data, self.pairs, self.ranks = folder, data, pairs, ranks
+    def __init__(self, folder: Path, data: Path, pairs: list[tuple[Layout, Layout, str]]) -> None:
+        self.folder, self.data, self.pairs = folder, data, pairs
         self._long = long_pairs(pairs)
         self.origin = write_run(folder / "origin", data)
-        ranks(JOBS, 1, {"jobs": [{"config": str(self.origin), "overrides": [f"train.stop_after={START}"]}]})
+        run_in_ranks(JOBS, 1, {"jobs": [{"config": str(self.origin), "overrides": [f"train.stop_after={START}"]}]})
         self._stay()
         self._move()
 
@@ -126,7 +126,7 @@ class Moves:
 
     def _run(self, jobs: dict[int, list[dict]]) -> None:
         for size, those in sorted(jobs.items()):
-            for found in self.ranks(JOBS, size, {"jobs": those}, timeout_s=1500):
+            for found in run_in_ranks(JOBS, size, {"jobs": those}, timeout_s=1500):
                 assert [code for code, _ in found] == [0] * len(those)
 
     def check(self) -> None:
@@ -162,8 +162,7 @@ def newest_of(folder: Path) -> Path:
 
 @pytest.mark.timeout(900)
 def test_runs_go_on_in_another_layout_as_they_would_have_in_their_own(tmp_path, corpus):
-    with RankServer() as ranks:
-        Moves(tmp_path, corpus, QUICK_PAIRS, ranks).check()
+    Moves(tmp_path, corpus, QUICK_PAIRS).check()
 
 
 def test_the_pairs_of_the_long_test_cover_every_two_factors():
@@ -182,8 +181,7 @@ def test_the_pairs_of_the_long_test_cover_every_two_factors():
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_pairs_of_layouts_that_cover_every_two_factors_go_on_alike(tmp_path, corpus):
-    with RankServer() as ranks:
-        Moves(tmp_path, corpus, covering_pairs(), ranks).check()
+    Moves(tmp_path, corpus, covering_pairs()).check()
 
 
 @pytest.mark.long
@@ -191,21 +189,20 @@ def test_pairs_of_layouts_that_cover_every_two_factors_go_on_alike(tmp_path, cor
 def test_every_layout_gives_every_other_its_ranges_bit_for_bit(tmp_path, corpus):
     layouts = all_layouts()
     saved, held = {}, {}
-    with RankServer() as ranks:
-        origin = write_run(tmp_path / "origin", corpus)
-        ranks(JOBS, 1, {"jobs": [{"config": str(origin), "overrides": [f"train.stop_after={START}"]}]})
-        for size in (1, 2, 3, 4):
-            those = [layout for layout in layouts if layout[0] == size]
-            jobs = []
-            for layout in those:
-                config = write_run(tmp_path / name_of(layout), corpus, run_dir(origin), START)
-                saved[name_of(layout)] = config.parent / "saved"
-                overrides = [*overrides_of(layout, 1), f"train.stop_after={START + 1}"]
-                job = {"config": str(config), "overrides": overrides, "saved": str(config.parent / "saved")}
-                jobs.append({**job, "only_load": True})
-            found = ranks(JOBS, size, {"jobs": jobs}, timeout_s=600)
-            for number, layout in enumerate(those):
-                held[name_of(layout)] = [rank[number][1] for rank in found]
+    origin = write_run(tmp_path / "origin", corpus)
+    run_in_ranks(JOBS, 1, {"jobs": [{"config": str(origin), "overrides": [f"train.stop_after={START}"]}]})
+    for size in (1, 2, 3, 4):
+        those = [layout for layout in layouts if layout[0] == size]
+        jobs = []
+        for layout in those:
+            config = write_run(tmp_path / name_of(layout), corpus, run_dir(origin), START)
+            saved[name_of(layout)] = config.parent / "saved"
+            overrides = [*overrides_of(layout, 1), f"train.stop_after={START + 1}"]
+            job = {"config": str(config), "overrides": overrides, "saved": str(config.parent / "saved")}
+            jobs.append({**job, "only_load": True})
+        found = run_in_ranks(JOBS, size, {"jobs": jobs}, timeout_s=600)
+        for number, layout in enumerate(those):
+            held[name_of(layout)] = [rank[number][1] for rank in found]
     expected = contents(newest(run_dir(origin)))
     readers = {name: reader_of(newest_of(folder)) for name, folder in saved.items()}
     for name, folder in saved.items():

@@ -13,6 +13,7 @@ from tests.unit.plan.kept import kept_bytes
 
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny",
             "transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"]  # fmt: skip
+OTHERS = [name for name in FAMILIES if name != "t5-tiny"]
 MODES = ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
 ROWS, LENGTH, SOURCE_LENGTH = 4, 64, 96
 
@@ -36,9 +37,14 @@ def planned_over_kept(config, *, kind="deepspeed", precision="fp32", mode="none"
     return planned.kept / kept_bytes(config, engine, ROWS, LENGTH, source)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("preset", FAMILIES)
-def test_what_a_family_keeps_is_known_within_a_tenth_in_every_mode(preset, mode):
+def test_what_a_family_keeps_is_known_within_a_tenth(preset):
+    assert planned_over_kept(model_of(preset)) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("preset", ["t5-tiny", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+def test_what_a_family_keeps_is_known_where_blocks_are_computed_again(preset, mode):
     assert planned_over_kept(model_of(preset), mode=mode) == pytest.approx(1, abs=0.1)
 
 
