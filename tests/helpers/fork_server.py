@@ -21,9 +21,13 @@ class ForkServer:
 
     def __init__(self, module: str, **environment: str) -> None:
         self._module, self._environment = module, environment
+        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
+        return self
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", self._module],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
@@ -31,17 +35,24 @@ class ForkServer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.communicate()
+        if self._process is not None:
+            self._process.communicate()
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Sends a request to the process, and returns its answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        """Sends a request to the process, which is started if need be, and returns its answer."""
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+        except BaseException:  # by a timeout too: its answer would be taken for that of the next request
+            self._process = None
+            process.kill()
+            process.communicate()
+            raise

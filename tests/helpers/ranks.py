@@ -21,8 +21,6 @@ from launch.command import rank_environment
 from launch.local import choose_port
 from tests.helpers.fork_server import ForkServer
 
-_shared: "RankServer | None" = None
-
 
 def run_in_ranks(
     function: str, world_size: int, arguments: dict[str, Any], timeout_s: float = 150, *, fresh: bool = False
@@ -36,18 +34,10 @@ def run_in_ranks(
         timeout_s: After it a rank ends, whatever it does.
         fresh: The ranks import everything themselves.
     """
-    global _shared
     if fresh:
         with RankServer(imports=False) as server:
             return server(function, world_size, arguments, timeout_s)
-    if _shared is None:
-        _shared = RankServer()
-        _shared.__enter__()  # it ends with this process, whose end it reads from
-    try:
-        return _shared(function, world_size, arguments, timeout_s)
-    except BaseException:
-        _shared = None  # a call that was cut off leaves an answer that nobody reads
-        raise
+    return _shared(function, world_size, arguments, timeout_s)
 
 
 class RankServer(ForkServer):
@@ -71,6 +61,10 @@ class RankServer(ForkServer):
                 output = (Path(folder) / f"{rank}.out").read_text(errors="replace")
                 assert code == 0, f"rank {rank} of {function} ended with {code}:\n{output[-6000:]}"
             return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+_shared = RankServer()
+"""Ends with this process, from which it reads."""
 
 
 def serve() -> None:

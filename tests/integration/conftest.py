@@ -27,7 +27,7 @@ def corpus(tmp_path_factory) -> Path:
     return output
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm() -> Iterator[WarmCli]:
     """Commands in forks of one process that has imported torch."""
     with WarmCli() as cli:

@@ -40,44 +40,38 @@ tracking: {{wandb: off}}
 LORA = "finetune={kind: lora, rank: 4, dropout: 0.1, also: [embedding.weight, head.weight]}"
 
 
-def prepare(cli: WarmCli, folder: Path, name: str, lines: list[str], **options: object) -> Path:
+def prepare(warm: WarmCli, folder: Path, name: str, lines: list[str], **options: object) -> Path:
     """Writes a file, and shards of it."""
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     config = {"output": str(folder / name), "split": "hash:0", **options}
     config["inputs"] = [{"path": str(folder / f"{name}.jsonl"), **(config.pop("input", {}))}]
     (folder / f"{name}.yaml").write_text(json.dumps(config))
-    assert cli("prepare", str(folder / f"{name}.yaml"), cwd=folder).code == 0
+    assert warm("prepare", str(folder / f"{name}.yaml"), cwd=folder).code == 0
     return folder / name
 
 
 @pytest.fixture(scope="module")
-def cli():
-    with WarmCli() as warm:
-        yield warm
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, cli):
+def base(tmp_path_factory, warm):
     """A run over texts, its export, and chats of its tokens and two more."""
     folder, rng = tmp_path_factory.mktemp("base"), random.Random(0)
     lines = [json.dumps({"text": " ".join(rng.choices(WORDS, k=rng.randint(5, 30)))}) for _ in range(300)]
-    text = prepare(cli, folder, "text", lines, tokenizer={"kind": "bpe", "vocab_size": 300})
+    text = prepare(warm, folder, "text", lines, tokenizer={"kind": "bpe", "vocab_size": 300})
     runs = RunMaker(folder, text, BASE)
-    assert cli("train", str(runs.config("base")), cwd=folder).code == 0
-    assert cli("export", str(runs.folder("base").path), str(folder / "released"), cwd=folder).code == 0
+    assert warm("train", str(runs.config("base")), cwd=folder).code == 0
+    assert warm("export", str(runs.folder("base").path), str(folder / "released"), cwd=folder).code == 0
     asked = [rng.choices(WORDS, k=3) for _ in range(200)]
     chats = [json.dumps({"prompt": " ".join(words), "response": " ".join(words[::-1])}) for words in asked]
     tokenizer = {"kind": "given", "path": str(folder / "released"), "special_tokens": ["<|im_start|>", "<|im_end|>"]}
-    data = prepare(cli, folder, "chat", chats, kind="records", input={"template": "chatml"}, tokenizer=tokenizer)
+    data = prepare(warm, folder, "chat", chats, kind="records", input={"template": "chatml"}, tokenizer=tokenizer)
     return runs.folder("base").path, folder / "released", data
 
 
-def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported(tmp_path, cli, base):
+def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported(tmp_path, warm, base):
     _, released, data = base
     runs = RunMaker(tmp_path, data, TUNED)
 
     def train(name: str, *overrides: str) -> str:
-        result = cli("train", str(runs.config(name)), f"init.from={released}", LORA, *overrides, cwd=tmp_path)
+        result = warm("train", str(runs.config(name)), f"init.from={released}", LORA, *overrides, cwd=tmp_path)
         assert result.code == 0, result.stderr
         return result.stderr + result.stdout
 
@@ -91,17 +85,17 @@ def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported
     names = {key.rpartition("/")[0] for key in saved}
     assert {"embedding.weight", "head.weight"} < names
     assert all(".lora_" in name for name in names - {"embedding.weight", "head.weight"})
-    assert cli("export", str(runs.folder("golden").path), str(tmp_path / "out"), cwd=tmp_path).code == 0
+    assert warm("export", str(runs.folder("golden").path), str(tmp_path / "out"), cwd=tmp_path).code == 0
     sizes = [json.loads((folder / "config.json").read_text())["vocab_size"] for folder in (released, tmp_path / "out")]
     assert sizes[1] == sizes[0] + 2
 
 
-def test_frozen_weights_and_slower_layers_resume_bit_for_bit_and_the_frozen_ones_stay(tmp_path, cli, base):
+def test_frozen_weights_and_slower_layers_resume_bit_for_bit_and_the_frozen_ones_stay(tmp_path, warm, base):
     run, _, data = base
     runs = RunMaker(tmp_path, data, TUNED)
     options = (f"init={{from: {run}, freeze: ['decoder.blocks.0.*']}}", "optim.layer_decay=0.5")
     for name, more in (("golden", ()), ("stopped", ("train.stop_after=3",)), ("stopped", ())):
-        result = cli("train", str(runs.config(name)), *options, *more, cwd=tmp_path)
+        result = warm("train", str(runs.config(name)), *options, *more, cwd=tmp_path)
         assert result.code == 0, result.stderr
     assert_same_run(runs, "stopped", "golden", 8)
     before, after = (

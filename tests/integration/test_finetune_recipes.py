@@ -7,7 +7,6 @@ import pytest
 
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.data.prepare import prepare
-from tests.helpers.cli import WarmCli
 from tests.repo.source import ROOT
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 
@@ -61,16 +60,10 @@ def arrange(recipe: str, folder: Path) -> list[str]:
     return [*start, f"data.path={shards(folder, 'records', run, records, template='instruction')}"]
 
 
-@pytest.fixture(scope="module")
-def cli():
-    with WarmCli() as warm:
-        yield warm
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_trains(tmp_path, cli, recipe):
+def test_a_recipe_trains(tmp_path, warm, recipe):
     overrides = [*arrange(recipe, tmp_path), *SHORT, f"run.dir={tmp_path / 'runs'}"]
-    result = cli("train", f"configs/finetune/{recipe}.yaml", *overrides, cwd=tmp_path)
+    result = warm("train", f"configs/finetune/{recipe}.yaml", *overrides, cwd=tmp_path)
     assert result.code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,8 +1,10 @@
 """What an address holds that others must not see is in nothing that is printed or written."""
 
+from functools import partial
+
 import pytest
 
-from tests.helpers.cli import ROOT, WarmCli
+from tests.helpers.cli import ROOT
 from tests.helpers.servers import Fault, serve_folder
 
 SECRETS = ("hunter2", "hunter3", "aHVudGVy", "Omh1bnRlcj")  # and in the header of a request, base64
@@ -19,11 +21,10 @@ def with_secrets(server, name):
     return server.url.replace("://", "://lab:hunter2@") + f"/{name}?X-Amz-Signature=hunter3"
 
 
-@pytest.fixture(scope="module")
-def warm():
-    """Commands in forks of one process that has imported torch."""
-    with WarmCli() as cli:
-        yield lambda *arguments, cwd: cli(*arguments, cwd=cwd, no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
+@pytest.fixture
+def warm(warm):
+    """Commands that use no proxy."""
+    return partial(warm, no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
 
 
 @pytest.fixture
