@@ -17,14 +17,14 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pretrain import verify
 from pretrain.errors import ConfigError, DiskError
 from pretrain.flock import take_flock
+from pretrain.verify import FileRecord
 
-CRC_CHUNK_BYTES = 16 * 1024 * 1024
 LOCK_WAIT_S = 5.0
 """Longer than any append takes; then one that hangs elsewhere is not waited for."""
 
@@ -43,15 +43,6 @@ def _operation(name: str, path: Path) -> None:
         _fault_hook(name, path)
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """What a written file must look like when read back: its size and the CRC32 of each 16 MiB chunk."""
-
-    name: str
-    num_bytes: int
-    crc32s: list[int]
-
-
 def _disk_error(action: str, path: Path, error: OSError) -> DiskError:
     return DiskError(
         f"cannot {action}: {error.strerror or error}", where=str(path), fix="free space or fix permissions"
@@ -64,8 +55,8 @@ def make_dir(path: Path) -> Path:
     Raises:
         DiskError: The disk refused. What was made stays: another process may have begun to use it.
     """
-    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
         _operation("mkdir", path)
         path.mkdir(parents=True, exist_ok=True)
         for folder in reversed(new):
@@ -114,8 +105,8 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
         raise _disk_error("write", path, error) from error
     try:
         with file:
-            for piece in _rechunk(chunks, CRC_CHUNK_BYTES):
-                if total % CRC_CHUNK_BYTES == 0:
+            for piece in _rechunk(chunks, verify.CRC_CHUNK_BYTES):
+                if total % verify.CRC_CHUNK_BYTES == 0:
                     crc32s.append(0)
                 crc32s[-1] = zlib.crc32(piece, crc32s[-1])
                 _operation("write", path)
@@ -352,26 +343,3 @@ def rename_dir(path: Path, target: Path) -> None:
         fsync_dir(target.parent)
     except OSError as error:
         raise _disk_error("rename", path, error) from error
-
-
-def check_file(path: Path, record: FileRecord) -> str | None:
-    """Compares a file with its record; returns what is wrong first, or None."""
-    return next(find_damage(path, record), None)
-
-
-def find_damage(path: Path, record: FileRecord) -> Iterator[str]:
-    """Compares a file with its record; yields all that is wrong, a line for each bad chunk."""
-    try:
-        size = path.stat().st_size
-        if size != record.num_bytes:
-            yield f"{path.name} has {size} bytes, the manifest says {record.num_bytes}"
-            return
-        if len(record.crc32s) != -(-size // CRC_CHUNK_BYTES):
-            yield f"{path.name}: the manifest has {len(record.crc32s)} CRC32s for {size} bytes"
-            return
-        with path.open("rb") as file:
-            for number, expected in enumerate(record.crc32s):
-                if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:
-                    yield f"{path.name}: CRC32 of chunk {number} (at byte {number * CRC_CHUNK_BYTES}) does not match"
-    except OSError as error:
-        yield f"{path.name}: {error.strerror or error}"

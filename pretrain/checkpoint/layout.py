@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.io import FileRecord, json_bytes, rename_dir
+from pretrain.io import json_bytes, rename_dir
+from pretrain.verify import FileRecord
 
 SCHEMA = 1
 MANIFEST = "manifest.json"

@@ -32,8 +32,9 @@ from pretrain.checkpoint.visible import wait_for_folder
 from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.io import check_file, make_dir, remove_tree
+from pretrain.io import make_dir, remove_tree
 from pretrain.types import FragmentStore
+from pretrain.verify import check_file
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pretrain.checkpoint.layout import MANIFEST, MODEL_FILE, Manifest, load_mani
 from pretrain.config.load import load_config
 from pretrain.config.recurrent import AnyModelConfig, parse_model
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.io import find_damage
 from pretrain.rundir import RunDir
+from pretrain.verify import find_damage
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:

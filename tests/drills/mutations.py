@@ -75,13 +75,13 @@ MUTATIONS = [
         "tests/unit/test_io.py -k dies_before_any_operation",
     ),
     Mutation(
-        "CRC32s are ignored", "pretrain/io.py",
+        "CRC32s are ignored", "pretrain/verify.py",
         "if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:", "if expected is None:",
         f"{DAMAGE} -k flipped",
     ),
     Mutation(
-        "sizes are ignored", "pretrain/io.py",
-        "        if size != record.num_bytes:\n", "        if size < 0:\n",
+        "sizes are ignored", "pretrain/verify.py",
+        "    if size != record.num_bytes:\n", "    if size < 0:\n",
         "tests/unit/test_io.py -k truncated",
     ),
     Mutation(

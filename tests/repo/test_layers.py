@@ -14,7 +14,7 @@ import pytest
 from tests.repo.source import SOURCE_FILES, module_name, name, parse
 
 LAYERS = [
-    {"errors", "log", "io", "flock", "interfaces"},
+    {"errors", "log", "io", "verify", "flock", "interfaces"},
     {"config", "rundir", "lease", "rows", "draw"},
     {"plan", "index", "types", "dist", "control", "hub"},
     {"data", "model", "objective", "optim", "tracking"},
@@ -26,7 +26,7 @@ LAYERS = [
 ]
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 GROUND = 0
-"""The one layer whose members use each other: log and io raise what errors defines, io locks by flock."""
+"""The one layer whose members use each other: log and io raise what errors defines, io uses flock and verify."""
 LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | {"plan", "index"}
 ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
