@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from launch.journal import newest_step
 from launch.runs import last_save_s
 from launch.site import SiteConfig
 from launch.spec import LaunchSpec, Mode, new_chain
@@ -166,9 +165,9 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
     check_local(config.data)
     if not spec.singleton:
         refuse_if_owned(spec.folder.lease)
-    if spec.folder.config.is_file() and newest_step(spec.folder):
+    if spec.folder.config.is_file():
         stored = load_config(spec.folder.config, import_extensions=False)
-        check_config(stored, fill_from(stored, config))
+        check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())
 
 
 def parse_vary(text: str) -> list[str]:

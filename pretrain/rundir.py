@@ -93,6 +93,10 @@ class RunDir:
         """What the text of the data went through before the tokenizer, and what is read later goes through too."""
         return self.path / "normalize.json"
 
+    def has_saved(self) -> bool:
+        """Whether there is a checkpoint, a damaged one too."""
+        return any(self.checkpoints.glob("step-*"))
+
     def exists(self) -> bool:
         """Returns whether a run has begun here."""
         return self.record.is_file()

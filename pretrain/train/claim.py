@@ -77,8 +77,8 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     lease = Lease(folder.lease) if world.is_main else None
     try:
         if folder.config.is_file():
-            has_saved = any(folder.checkpoints.glob("step-*"))  # a damaged one too
-            check_config(load_config(folder.config, import_extensions=False), config, has_saved=has_saved)
+            stored = load_config(folder.config, import_extensions=False)
+            check_config(stored, config, has_saved=folder.has_saved())
         if lease is not None:
             sweep(folder)
     except BaseException:

@@ -94,12 +94,12 @@ def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
 
 def test_a_config_that_the_run_could_not_go_on_with_is_refused_before_it_waits_in_the_queue(launch, tmp_path):
     run = tmp_path / "runs" / "run"
-    (run / "checkpoints" / "step-00000020").mkdir(parents=True)
+    run.mkdir(parents=True)
     stored = load_config(tmp_path / "a.yaml", ["optim.lr=0.5"])
     model = stored.model.model_copy(update={"vocab_size": 31})  # as the run has found it in the data
     (run / "config.yaml").write_text(dump_config(stored.model_copy(update={"model": model})))
     assert launch(*NEEDED, "--dry-run", "seed=8")[0] == 0  # nothing was saved yet
-    (run / "checkpoints" / "step-00000020" / "manifest.json").touch()
+    (run / "checkpoints" / "step-00000020").mkdir(parents=True)  # a damaged one counts too, as it does for the job
     code, output, errors = launch(*NEEDED, "--dry-run")
     assert (code, output.startswith("#!/bin/bash")) == (0, True)
     assert "warn    optim.lr: 0.5 -> 0.001" in errors and "vocab_size" not in errors
