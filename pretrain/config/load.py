@@ -48,7 +48,9 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_ext
     located = _read(source, overrides)
     if import_extensions:
         _import_extensions(located.values.get("extend"), located.places.get("extend", str(source)))
-    return parse_section(RunConfig, _lay_preset(located, str(source)), str(source))
+    config = parse_section(RunConfig, _lay_preset(located, str(source)), str(source))
+    _check_allowed(config.resume.allow, located.places.get("resume.allow", str(source)))
+    return config
 
 
 def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
@@ -139,6 +141,16 @@ def _import_extensions(names: Any, where: str) -> None:
                 raise
             fix = "correct the name, or put its folder on PYTHONPATH"
             raise ConfigError(f"extend: there is no module {name!r}", where=where, fix=fix) from None
+
+
+def _check_allowed(names: list[str], where: str) -> None:
+    """Sees to it that what may differ are keys or sections: a misspelt one would allow nothing."""
+    known = {key for kind in MODEL_SECTIONS for key in known_keys(in_lists=True, model_kind=kind)} if names else set()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            fix = f"did you mean {near[0]!r}?" if near else "name keys or sections, such as optim.lr or data"
+            raise ConfigError(f"resume.allow: there is no key {short(name)}", where=where, fix=fix)
 
 
 def _describe(detail: Any, located: Located, source: str, section: type[Section]) -> str:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.config.resumption import check_config, fill_from
+from pretrain.config.resumption import check_config, fill_from, is_allowed
 from pretrain.errors import ConfigError
 
 STORED = "configs/run/quickstart.yaml"
@@ -105,7 +105,24 @@ def test_what_is_allowed_by_key_or_section_passes(allow):
 
 def test_what_is_allowed_is_no_more_than_what_is_named():
     with pytest.raises(ConfigError, match=r"\(on purpose only: seed: 1234 -> 9\)"):
-        check_config(changed(), changed("seed=9", "data.lanes=2", "resume.allow=[data, see, seed.x]"))
+        check_config(changed(), changed("seed=9", "data.lanes=2", "resume.allow=[data]"))
+    assert not is_allowed("seed", ["see", "seed.x"])
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("optim.lrr", "did you mean 'optim.lr'?"),
+        ("data.mixture[0].weight", "did you mean 'data.mixture.weight'?"),
+        ("-", "name keys or sections, such as optim.lr or data"),
+    ],
+)
+def test_a_name_that_is_no_key_is_refused(name, fix):
+    changed("resume.allow=[model.input_feeding, data.mixture.weight, optim]")
+    with pytest.raises(ConfigError) as caught:
+        changed(f"resume.allow=[data, '{name}']")
+    assert caught.value.what == f"resume.allow: there is no key {name!r}"
+    assert "resume.allow=" in caught.value.where and caught.value.fix == fix
 
 
 def test_a_run_that_has_saved_nothing_may_change_in_every_way(caplog):
