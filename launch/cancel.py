@@ -47,6 +47,8 @@ def cancel(run: Path, grace_s: float, say: Callable[[str], None]) -> None:
         if grace_s:
             _ask_to_end(running, say)
             running = _wait(run, grace_s)
+            for job in running:
+                say(f"job {job.element}: has not ended in {grace_s:g} s: Slurm ends it")
         if running:
             _scancel(running)
     say(f"{facts.name}: cancelled" if facts.queue else f"{facts.name}: job {facts.job} had ended already")

@@ -54,6 +54,18 @@ def test_a_job_that_has_ended_is_cancelled_without_a_word_to_slurm(run):
     assert mark_of_cancel(run).is_file()
 
 
+def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run):
+    """Slurm's commands are scripts: the job runs on whatever it is sent."""
+    squeue(run, "7|7|RUNNING|None|n1|0:10|1:00|x")
+    scancel = run.path.parent / "scancel"
+    scancel.write_text(f"#!/bin/sh\necho \"$@\" >> {run.path.parent / 'sent'}\n")
+    scancel.chmod(0o755)
+    said = []
+    cancel(run.path, 0.1, said.append)
+    assert said == ["job 7: asked to save and end", "job 7: has not ended in 0.1 s: Slurm ends it", "run: cancelled"]
+    assert (run.path.parent / "sent").read_text().splitlines() == ["--batch --signal=USR1 7", "7"]
+
+
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
 def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state):
     squeue(run, f"7|7|{state}|None|n1|0:10|1:00|x")
