@@ -62,21 +62,17 @@ def read_skips(run: RunDir, record: dict[str, Any]) -> SkipRanges:
 
 
 def plan_rollback(
-    checkpoint: Path, skips: SkipRanges, num_samples: int, *, automatic: bool = False, set_aside: Sequence[str] = ()
+    state: TrainState, skips: SkipRanges, num_samples: int, *, automatic: bool = False, set_aside: Sequence[str] = ()
 ) -> Rollback:
     """Returns what going back to a checkpoint means, where samples that would come next are left out.
 
     Args:
-        checkpoint: Its folder.
+        state: The state in it.
         skips: Ranges that are left out already; these samples are not counted again.
         num_samples: To leave out.
         automatic: See `Rollback`.
         set_aside: See `Rollback`.
-
-    Raises:
-        CheckpointError: It is damaged.
     """
-    state = TrainState.from_json(load_manifest(checkpoint).state, str(checkpoint))
     place = skips.place_of(state.position)
     first = skips.position_of(place)
     end = skips.position_of(place + num_samples - 1) + 1 if num_samples else first
@@ -128,11 +124,11 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
                 where=str(run.checkpoints),
                 fix="give one of these as --to",
             )
-        _check_whole(found[to])
+        state = _check_whole(found[to])
         batches = -(-samples // batch.rows) if samples is not None else -(-(tokens or 0) // batch.global_tokens)
-        skips = _all_skips(run, found[to])
+        skips = SkipRanges.of([*read_skips(run, run.read_record()).ranges, *state.skips])
         names = [checkpoint.name for step, checkpoint in found.items() if step is not None and step > to]
-        rollback = plan_rollback(found[to], skips, batches * batch.rows, set_aside=names)
+        rollback = plan_rollback(state, skips, batches * batch.rows, set_aside=names)
         for name in reversed(names):
             set_aside(run.checkpoints / name, "rolled-back")
         lease.check()
@@ -142,17 +138,14 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
     return rollback, batches
 
 
-def _all_skips(run: RunDir, checkpoint: Path) -> SkipRanges:
-    state = TrainState.from_json(load_manifest(checkpoint).state, str(checkpoint))
-    return SkipRanges.of([*read_skips(run, run.read_record()).ranges, *state.skips])
-
-
-def _check_whole(checkpoint: Path) -> None:
+def _check_whole(checkpoint: Path) -> TrainState:
     """Reads all of a checkpoint: what is newer must not be set aside for one that will not be loaded."""
-    for file in load_manifest(checkpoint).files:
+    manifest = load_manifest(checkpoint)
+    for file in manifest.files:
         problem = check_file(checkpoint / file.name, file)
         if problem is not None:
             raise CheckpointError(f"damaged: {problem}", where=str(checkpoint), fix="go back to another one")
+    return TrainState.from_json(manifest.state, str(checkpoint))
 
 
 def agree_on_skips(run: RunDir, record: dict[str, Any], state: TrainState, is_main: bool) -> SkipRanges:

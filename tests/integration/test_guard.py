@@ -215,6 +215,35 @@ def test_a_spike_rolls_a_run_back_and_the_samples_since_the_checkpoint_are_left_
     runs.assert_same("back", "by-hand")
 
 
+DAMAGE = """
+from pretrain.train import loop
+
+PLAIN = loop.go_back
+
+
+def go_back(run, spike):
+    manifest = run.folder.checkpoints / "step-00000008" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    return PLAIN(run, spike)
+
+
+loop.go_back = go_back
+"""
+
+
+def test_a_rollback_to_a_damaged_checkpoint_goes_to_the_one_before(runs):
+    (runs.folder / "damage.py").write_text(DAMAGE)
+    environment = poison(runs.folder, runs.ids_of(9), 50.0)
+    options = (SPIKES % "rollback", "extend=[poisoned,damage]")
+    output = runs.train("damaged", 12, *options, **environment).stderr
+    assert "step-00000008 is damaged" in output
+    assert "back to step 6, without the samples since then" in output
+    assert digests_of(runs.at("damaged")) == runs.digests(12, SkipRanges.of([(24, 36)]))
+    record = runs.at("damaged").read_record()
+    assert record["skips"] == runs.state("damaged")["skips"] == [[24, 36]]
+    assert [entry["to"] for entry in record["rollbacks"]] == [6]
+
+
 @pytest.mark.long
 def test_the_number_of_rollbacks_is_limited(runs):
     environment = poison(runs.folder, [*runs.ids_of(9), *runs.ids_of(10)], 50.0)

@@ -58,7 +58,7 @@ def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run):
     """Slurm's commands are scripts: the job runs on whatever it is sent."""
     squeue(run, "7|7|RUNNING|None|n1|0:10|1:00|x")
     scancel = run.path.parent / "scancel"
-    scancel.write_text(f"#!/bin/sh\necho \"$@\" >> {run.path.parent / 'sent'}\n")
+    scancel.write_text(f'#!/bin/sh\necho "$@" >> {run.path.parent / "sent"}\n')
     scancel.chmod(0o755)
     said = []
     cancel(run.path, 0.1, said.append)
