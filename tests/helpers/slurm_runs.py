@@ -44,9 +44,17 @@ import time
 from pathlib import Path
 
 from pretrain.control.progress import Progress
+from pretrain.control.stop import StopFlag
 
 HOLDS = Path(__file__).with_name("holds")
-ENTER = Progress.enter
+TASK = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+ENTER, HANDLE = Progress.enter, StopFlag._handle
+ASKED = []
+
+
+def handle(self, number):
+    HANDLE(self, number)
+    ASKED.append(number)
 
 
 def enter(self, phase, step=None):
@@ -54,13 +62,15 @@ def enter(self, phase, step=None):
     hold = HOLDS / f"{step}"
     is_begun = step is not None and phase != "data"
     while is_begun and hold.exists():
-        hold.with_suffix(".held").touch()
+        hold.with_suffix(f".held{TASK}").touch()
+        if ASKED:
+            hold.with_suffix(f".asked{TASK}").touch()
         time.sleep(0.02)
     if is_begun and (HOLDS / f"{step}.die").exists():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-Progress.enter = enter
+Progress.enter, StopFlag._handle = enter, handle
 """
 SITE = "signal_s: 30\ndoctor: false\nexport: [RES_OPTIONS]\n"
 """Slurm looks at limits every 30 s; the doctor costs each start seconds; nodes of a lab have no name servers."""
@@ -88,11 +98,12 @@ class SlurmRun:
         self.lab, self.folder, self._config = lab, folder, config
         self._folder = config.parent
         self.job: int | str = 0
+        self._task = ""
 
     def element(self, task: int) -> "SlurmRun":
         """An element of this run, submitted as an array."""
         run = SlurmRun(self.lab, self._config, RunDir(self.folder.path.with_name(f"{self.folder.path.name}-{task}")))
-        run.job = f"{self.job}_{task}"
+        run.job, run._task = f"{self.job}_{task}", str(task)
         return run
 
     # Steps
@@ -100,13 +111,22 @@ class SlurmRun:
     def hold(self, *steps: int) -> None:
         """Lets the ranks wait before these steps."""
         for step in steps:
-            (self._folder / "holds" / f"{step}.held").unlink(missing_ok=True)
+            held, asked = ((self._folder / "holds").glob(f"{step}.{mark}*") for mark in ("held", "asked"))
+            for mark in [*held, *asked]:
+                mark.unlink()
             (self._folder / "holds" / f"{step}").touch()
 
     def wait_held(self, step: int) -> None:
         """Waits until a rank waits before a step."""
-        held = self._folder / "holds" / f"{step}.held"
-        self.lab.wait_until(held.exists, f"step {step} is reached", START_S, self.tell)
+        self._wait_marked(step, "held")
+
+    def wait_asked(self, step: int) -> None:
+        """Waits until a rank that waits before a step has been asked to stop: it will, as soon as it is let go on."""
+        self._wait_marked(step, "asked")
+
+    def _wait_marked(self, step: int, mark: str) -> None:
+        path = self._folder / "holds" / f"{step}.{mark}{self._task}"
+        self.lab.wait_until(path.exists, f"before step {step} a rank is {mark}", START_S, self.tell)
 
     def release(self, step: int) -> None:
         """Lets the ranks go on."""

@@ -29,6 +29,7 @@ def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, g
     job.wait_held(15)
     lab.expire(number, 50)
     job.wait_told("asked to stop by SIGUSR1")
+    job.wait_asked(15)
     job.release(15)
     job.wait_restart(1)
 
@@ -37,6 +38,7 @@ def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, g
     options = ("--partition=urgent", "--nodes=3", "--exclusive", "--time=1", "--output=none")
     urgent = lab.submit(*options, "--wrap=sleep 1")
     job.wait_told("asked to stop", 2)
+    job.wait_asked(25)
     job.release(25)
     lab.wait_for(urgent, "COMPLETED")
     job.wait_restart(2)
@@ -67,6 +69,7 @@ def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, g
     job.wait_held(65)
     lab.run("scancel", "--batch", "--signal=USR1", str(number))
     job.wait_told("asked to stop by SIGUSR1", 3)
+    job.wait_asked(65)
     job.release(65)
     job.wait_restart(6)
     job.wait_end()

@@ -5,6 +5,7 @@ Seconds were measured on two cores, two tests at a time.
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,6 +44,7 @@ def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
     number = job.submit(*SRUN)
     job.wait_held(25)
     lab.run("scancel", str(number))
+    job.wait_asked(25)
     job.release(25)
     job.wait_end("CANCELLED")
     assert lab.restarts(number) == 0
@@ -57,20 +59,23 @@ def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
     job.hold(25)
     number = job.submit(*SRUN)
     job.wait_held(25)
-    job.release(25)
-    job.hold(45)
-    said = job.pretrain("launch", "cancel", str(job.folder.path))
+    with ThreadPoolExecutor() as pool:
+        cancelling = pool.submit(job.pretrain, "launch", "cancel", str(job.folder.path))
+        job.wait_asked(25)
+        job.release(25)
+        said = cancelling.result()
     assert said.splitlines() == [f"job {number}: asked to save and end", "run: cancelled"]
     assert job.status()["state"] == "cancelled"
     assert job.journal("end")[-1]["decision"] == "end"
     assert "had ended already" in job.pretrain("launch", "cancel", str(job.folder.path))
 
-    job.release(45)
+    job.hold(45)
     again = job.pretrain("launch", "resubmit", str(job.folder.path))
     job.job = int(again.split()[-1])
     assert job.job != number
     refused = job.pretrain("launch", "resubmit", str(job.folder.path), expect=69)
     assert f"job {job.job} is" in refused
+    job.release(45)
     assert "launch: the run is done" in job.pretrain("launch", "logs", "-f", str(job.folder.path))
     job.wait_end()
     assert_same_folders(job.folder, golden(), STEPS)
@@ -88,6 +93,7 @@ def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job,
     (driver,) = job.processes("-m launch.job")
     os.kill(driver, signal.SIGUSR1)
     job.wait_told("asked to stop")
+    job.wait_asked(25)
     job.release(25)
     job.wait_told("the controller is away")
     lab.start_controller()
@@ -108,7 +114,7 @@ def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job)
         element.wait_told("ranks on")
     elements[1].wait_held(25)
     lab.run("scancel", "--batch", "--signal=USR1", f"{number}_1")
-    elements[1].wait_told("asked to stop")
+    elements[1].wait_asked(25)
     job.release(25)
     elements[1].wait_restart(1)
     for element in elements:

@@ -72,6 +72,7 @@ def test_an_elastic_run_goes_on_with_one_node_when_the_other_is_drained(lab, mak
     lab.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
     lab.run("scancel", "--batch", "--signal=USR1", str(number))
     job.wait_told("asked to stop by SIGUSR1")
+    job.wait_asked(25)
     job.release(25)
     job.wait_restart(1)
     job.wait_end()
@@ -169,6 +170,7 @@ def test_jobs_of_a_chain_follow_each_other_where_none_may_requeue_itself(lab, ma
     job.wait_held(25)
     lab.run("scancel", "--batch", "--signal=USR1", str(first))
     job.wait_told("asked to stop by SIGUSR1")
+    job.wait_asked(25)
     job.release(25)
     job.job = first + 2
     job.wait_end()
