@@ -98,7 +98,7 @@ def list_folders(folder: Path) -> list[Path]:
     try:
         found = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
     except OSError as error:
-        raise _unseen(error) from error
+        raise unseen(error) from error
     return sorted(found, key=lambda path: step_of(path) or 0)
 
 
@@ -107,10 +107,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     try:
         return [path for path in list_folders(folder) if (path / MANIFEST).is_file()]
     except OSError as error:
-        raise _unseen(error) from error
+        raise unseen(error) from error
 
 
-def _unseen(error: OSError) -> DiskError:
+def unseen(error: OSError) -> DiskError:
+    """Returns what to raise where a look into a folder fails: it may not be entered, or its server is away."""
     what, fix = f"cannot be looked into: {error.strerror}", "fix permissions, or see to the file system"
     return DiskError(what, where=str(error.filename), fix=fix)
 

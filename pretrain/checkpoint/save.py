@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.check import check_complete
-from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name
+from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name, unseen
 from pretrain.checkpoint.retention import Retention
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
@@ -180,9 +180,8 @@ class Save:
             record = snapshot.write(self._temporary / self._file_name)
         except DiskError as error:
             raise self._not_saved(error, snapshot.num_bytes) from error
-        except OSError as error:  # of a look into a folder that may not be entered, or whose server is away
-            seen = DiskError(f"cannot be seen: {error.strerror}", where=str(error.filename), fix="fix permissions")
-            raise self._not_saved(seen) from error
+        except OSError as error:
+            raise self._not_saved(unseen(error)) from error
         vote = {"shapes": snapshot.shapes, "moments": snapshot.moments, "num_weights": snapshot.num_weights}
         return {"record": asdict(record), **vote}
 

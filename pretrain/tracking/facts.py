@@ -30,7 +30,7 @@ def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
         dataset: The sources.
         num_ranks: Of the job.
     """
-    slurm = slurm_facts()
+    slurm = slurm_variables()
     found = {"code": code_facts(Path(__file__).parent), "machine": machine_facts() | {"ranks": num_ranks}}
     return found | ({"slurm": slurm} if slurm else {}) | {"data_card": data_facts(dataset)}
 
@@ -63,7 +63,7 @@ def machine_facts() -> dict[str, Any]:
     return facts
 
 
-def slurm_facts() -> dict[str, str]:
+def slurm_variables() -> dict[str, str]:
     """Returns what Slurm tells of the job, by name in lower case; nothing outside of one."""
     values = {name.lower(): os.environ.get(f"SLURM_{name}") for name in SLURM_NAMES}
     return {name: value for name, value in values.items() if value is not None}

@@ -3,7 +3,7 @@
 import subprocess
 
 from pretrain import __version__
-from pretrain.tracking.facts import code_facts, machine_facts, slurm_facts
+from pretrain.tracking.facts import code_facts, machine_facts, slurm_variables
 
 
 def test_a_checkout_has_a_commit_and_is_dirty_once_a_file_changes(tmp_path):
@@ -26,7 +26,7 @@ def test_slurm_is_told_by_known_names_only(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_JWT", "secret")
-    found = slurm_facts()
+    found = slurm_variables()
     assert (found["job_id"], found["ntasks"]) == ("12", "4")
     assert "secret" not in found.values()
 
