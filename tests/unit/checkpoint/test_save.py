@@ -265,7 +265,8 @@ def test_a_folder_that_may_not_be_entered_any_more_fails_a_save_as_a_disk_does(t
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", refuse)
-    message = r"step 2 not saved: rank 0: .*step-00000002: cannot be looked into: Permission denied \(.* free\); fix perm"
+    failed = r"step 2 not saved: rank 0: .*step-00000002: "
+    message = failed + r"cannot be looked into: Permission denied \([\d,]+ free\); fix permi"
     with pytest.raises(DiskError, match=message):
         checkpoints.save(StandIn(2), state_of(2))
     hidden[0] = False
