@@ -47,10 +47,12 @@ class Attempt:
 
 
 @contextmanager
-def working(run: Path, machine: str = "", **environment: str) -> Iterator[Attempt]:
+def working(
+    run: Path, machine: str = "", heartbeat_s: float = lease.HEARTBEAT_S, **environment: str
+) -> Iterator[Attempt]:
     """Starts `work` in a process of its own, as if on another `machine` where one is named; kills it at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.owners", str(run), machine],
+        [sys.executable, "-m", "tests.helpers.owners", str(run), machine, str(heartbeat_s)],
         cwd=ROOT,
         env={**{key: value for key, value in os.environ.items() if "SLURM" not in key}, **environment},
         stdin=subprocess.PIPE,
@@ -138,7 +140,7 @@ if __name__ == "__main__":
     if sys.argv[2]:
         name = sys.argv[2]
         owner._machine = lambda: name
-    lease.STALL_S = 0.1
+    lease.STALL_S, lease.HEARTBEAT_S = 0.1, float(sys.argv[3])
     try:
         work(Path(sys.argv[1]))
     except LockedError as error:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from pretrain import rundir
 from pretrain.errors import ConfigError
 from pretrain.io import set_fault_hook
 from pretrain.rundir import RunDir, begin_attempt, change_record, end_attempt, package_versions
@@ -56,16 +57,34 @@ def test_a_record_without_attempts_is_damaged(tmp_path):
         RunDir(tmp_path).read_record()
 
 
+class Lock:
+    """A lock that says when it is wanted by a thread that is not the main one."""
+
+    def __init__(self) -> None:
+        self.wanted, self._lock = threading.Event(), threading.Lock()
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 @pytest.mark.parametrize("change", ["attempt", "rollback"])
-def test_a_signal_that_notes_the_end_while_the_record_is_changed_loses_nothing(tmp_path, change):
+def test_a_signal_that_notes_the_end_while_the_record_is_changed_loses_nothing(tmp_path, monkeypatch, change):
     run = RunDir(tmp_path)
     begin_attempt(run, "mine", {})
     signals = threading.Thread(target=end_attempt, args=(run, {"exit_code": 75}))
+    lock = Lock()
+    monkeypatch.setattr(rundir, "_CHANGING", lock)
 
     def hook(operation, path):
         if operation == "rename" and threading.current_thread() is threading.main_thread():
             signals.start()
-            signals.join(0.3)  # as long as it is held back
+            assert lock.wanted.wait(60)  # it comes to be held back
+            signals.join(0.1)
 
     set_fault_hook(hook)
     try:

@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+from pretrain.data import prefetch
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.remote.store import WaitStoppedError
+from tests.helpers.clock import FakeClock
 
 
 def test_items_come_in_order_however_long_each_takes():
@@ -80,14 +82,30 @@ def test_close_joins_the_threads():
     assert threading.active_count() == before
 
 
-def test_waiting_is_measured():
-    prefetcher = Prefetcher(lambda number: time.sleep(0.05), depth=1, workers=1)
+def wait_until_ready(prefetcher):
+    """Waits until the next item is there."""
+    deadline = time.monotonic() + 150
+    while not prefetcher._queue[0].args[0].done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_waiting_is_measured(monkeypatch):
+    clock, first = FakeClock(), threading.Event()
+    monkeypatch.setattr(prefetch, "time", clock)
+
+    def look_up() -> bool:
+        if not first.is_set():
+            clock.sleep(0.05)
+            first.set()
+        return False
+
+    prefetcher = Prefetcher(lambda number: number or first.wait(), depth=1, workers=1, stop=look_up)
     prefetcher.take()
-    assert 0.03 < prefetcher.wait_s < 1
-    waited = prefetcher.wait_s
-    time.sleep(0.1)  # the next one is ready by now
+    assert prefetcher.wait_s == pytest.approx(0.05)
+    wait_until_ready(prefetcher)
     prefetcher.take()
-    assert prefetcher.wait_s < waited + 0.03
+    assert prefetcher.wait_s == pytest.approx(0.05)
     prefetcher.close()
 
 
@@ -111,9 +129,6 @@ def test_a_stop_ends_the_wait_for_an_item_that_does_not_come_and_its_thread_is_l
 
 def test_what_is_ready_is_taken_in_spite_of_a_stop():
     prefetcher = Prefetcher(lambda number: number, depth=2, workers=1, stop=lambda: True)
-    deadline = time.monotonic() + 20
-    while not prefetcher._queue[0].args[0].done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until_ready(prefetcher)
     assert prefetcher.take() == 0
     prefetcher.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,8 @@ def test_a_stopped_owner_on_this_machine_is_never_robbed(run):
         attempt.wait_for_rows(run, 20)
 
 
-def test_an_owner_elsewhere_that_gives_signs_of_life_is_not_robbed(run):
+def test_an_owner_elsewhere_that_gives_signs_of_life_is_not_robbed(run, monkeypatch):
+    monkeypatch.setattr(owner, "WATCH_S", 150)
     with working(run, machine="n2") as attempt:
         path = path_of(run / "lease", 1)
         os.utime(path, (0, 0))  # clocks differ: it is the change that counts
@@ -143,21 +145,32 @@ def test_an_owner_elsewhere_that_gives_signs_of_life_is_not_robbed(run):
 
 def test_an_owner_elsewhere_is_succeeded_when_it_was_silent_for_the_time_of_a_lease(run, monkeypatch, caplog):
     monkeypatch.setattr(owner, "WATCH_S", 0.3)
+    monkeypatch.setattr(owner, "LEASE_S", 3600)
     with working(run, machine="n2") as attempt:
         attempt.process.kill()
     path = path_of(run / "lease", 1)
-    with pytest.raises(LockedError, match=r"silent for \d s; if it is dead, start again in \d\d s; else wait for it"):
+    what = r"silent for (\d+) s; if it is dead, start again in (\d+) s; else wait for it"
+    with pytest.raises(LockedError, match=what) as caught:
         Lease(run / "lease")
-    os.utime(path, (time.time() - 61,) * 2)
+    silent_s, left_s = map(int, re.search(what, str(caught.value)).groups())
+    assert abs(silent_s + left_s - 3600) <= 1, "each is rounded"
+    os.utime(path, (time.time() - 3601,) * 2)
     mine = Lease(run / "lease", no_loss)
     assert mine.number == 2
-    assert "has given no sign of life for 6" in caplog.text
+    assert int(re.search(r"has given no sign of life for (\d+) s", caplog.text)[1]) >= 3601
     mine.release()
 
 
-def test_an_owner_elsewhere_that_releases_the_folder_while_it_is_watched_is_succeeded(run):
-    with working(run, machine="n2") as attempt:
-        threading.Timer(0.2, attempt.process.stdin.close).start()
+def test_an_owner_elsewhere_that_releases_the_folder_while_it_is_watched_is_succeeded(run, monkeypatch):
+    watch = owner._watch
+    monkeypatch.setattr(owner, "WATCH_S", 150)
+    with working(run, machine="n2", heartbeat_s=3600) as attempt:
+
+        def end_and_watch(*arguments: Any) -> str:
+            attempt.process.stdin.close()
+            return watch(*arguments)
+
+        monkeypatch.setattr(owner, "_watch", end_and_watch)
         mine = Lease(run / "lease", no_loss)
         assert mine.number == 2
         mine.release()
@@ -166,10 +179,11 @@ def test_an_owner_elsewhere_that_releases_the_folder_while_it_is_watched_is_succ
 @pytest.mark.parametrize("content", [b"", b'{"number": 1', b"[]", b'{"number": "1"}'])
 def test_a_file_that_names_nobody_counts_as_an_owner_until_it_is_old(run, monkeypatch, content):
     monkeypatch.setattr(owner, "WATCH_S", 0.2)
+    monkeypatch.setattr(owner, "LEASE_S", 3600)
     path = path_of(run / "lease", 1)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.raises(LockedError, match="in use by another process, which is starting, silent for 0 s"):
+    with pytest.raises(LockedError, match=r"in use by another process, which is starting, silent for \d+ s"):
         Lease(run / "lease")
     os.utime(path, (0, 0))
     Lease(run / "lease", no_loss).release()
@@ -177,6 +191,7 @@ def test_a_file_that_names_nobody_counts_as_an_owner_until_it_is_old(run, monkey
 
 def test_a_requeue_of_the_same_job_takes_over_at_once_and_no_other_start_does(run, monkeypatch):
     monkeypatch.setattr(owner, "WATCH_S", 0.2)
+    monkeypatch.setattr(owner, "LEASE_S", 3600)
     monkeypatch.setattr(owner, "_machine", lambda: "n1")
     with working(run, machine="n2", SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1", SLURM_CLUSTER_NAME="east") as attempt:
         attempt.stop()
@@ -213,7 +228,7 @@ def check_woken_attempts(run: Path, num_restarts: int) -> None:
             committed = {path.name for path in run.glob("commit-*")}
             time.sleep(0.2)  # longer than the workers' STALL_S, which a start may not be
             old.process.send_signal(signal.SIGCONT)
-            assert old.process.wait(10) == EXIT_LOCKED
+            assert old.process.wait(150) == EXIT_LOCKED
             what = rf"{run}: the lease of this attempt \(.*\) was taken over by process {new.process.pid} on .*"
             assert re.search(what + "; leave the run to its owner", old.process.stderr.read())
             new.wait_for_rows(run, 50)
@@ -240,6 +255,7 @@ def test_a_lease_that_was_lost_is_not_held_and_its_release_frees_nothing(run, mo
     lost: list[LockedError] = []
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setattr(lease, "HEARTBEAT_S", 3600)
+    monkeypatch.setattr(lease, "STALL_S", 3600)
     old = Lease(run / "lease", lost.append)
     old.check()
     assert old.is_held()
@@ -248,7 +264,7 @@ def test_a_lease_that_was_lost_is_not_held_and_its_release_frees_nothing(run, mo
     assert (old.number, new.number) == (1, 2)
     with pytest.raises(LockedError, match=r"run: the lease of this attempt \(process .*\) was taken over by process"):
         old.check()
-    old.check_after_stall()  # it has looked a moment ago
+    old.check_after_stall()  # it has looked within the hour
     monkeypatch.setattr(lease, "STALL_S", 0)
     with pytest.raises(LockedError):
         old.check_after_stall()
@@ -308,7 +324,7 @@ def test_the_heartbeat_goes_on_through_errors_and_ends_with_the_lease(run, monke
 
 def wait_until(is_so: Callable[[], bool]) -> None:
     """Polls for what another thread does."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 150
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
