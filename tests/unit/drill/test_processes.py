@@ -14,11 +14,19 @@ from pretrain.errors import LaunchError
 # A launcher with two ranks, each of which forks a worker.
 LAUNCHER = """
 import os, subprocess, sys, time
-rank = "import os, time; os.fork(); time.sleep(60)"
+rank = "import os, time; os.fork(); time.sleep(600)"
 for number in "01":
     subprocess.Popen([sys.executable, "-c", rank], env={**os.environ, "RANK": number})
-time.sleep(60)
+time.sleep(600)
 """
+
+
+def wait_for(mark: str, number: int) -> None:
+    """Waits until so many processes carry a mark."""
+    deadline = time.monotonic() + 120
+    while len(marked(mark)) != number:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -26,10 +34,7 @@ def job():
     """A running job: its launcher and its mark. All of it is gone afterwards."""
     mark = secrets.token_hex(8)
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], env={**os.environ, MARK: mark})
-    deadline = time.monotonic() + 60
-    while len(marked(mark)) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(mark, 5)
     yield launcher, mark
     kill(list(marked(mark)))
     launcher.wait()
@@ -47,7 +52,8 @@ def test_orphans_are_found(job):
     launcher, mark = job
     kill([launcher.pid, *find_ranks(launcher.pid, mark).values()])
     launcher.wait()
-    left = wait_until_gone(mark, timeout_s=1)
+    wait_for(mark, 2)  # those that were killed take a moment to go
+    left = wait_until_gone(mark, timeout_s=0.1)
     assert len(left) == 2
     assert all("os.fork()" in command for command in left.values())
     kill(list(left))
