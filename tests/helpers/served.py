@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tests.helpers.servers import FolderServer
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = Patience(first_s=0.01, longest_s=0.05, total_s=20, room_s=20, report_s=20)
+QUICK = Patience(first_s=0.01, longest_s=0.05, total_s=600, room_s=600, report_s=600)
+"""Tries again soon. Nobody gives up: a process or a thread of a busy machine may stand still for long."""
 PLENTY = 2**30
 ORDER = {"seq_len": 16, "seed": 3, "lanes": 2, "block_samples": 4}
 NUM_SAMPLES = 400
@@ -62,7 +63,7 @@ def tars(server: "FolderServer") -> list[str]:
     return [path.lstrip("/") for path in server.paths() if path.endswith(".tar")]
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 20) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 150) -> None:
     """Waits for what a thread or a process will do."""
     deadline = time.monotonic() + timeout_s
     while not condition():

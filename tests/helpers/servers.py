@@ -24,7 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 PIECE_BYTES = 4096
-GIVE_UP_S = 60
+GIVE_UP_S = 600
 
 
 @dataclass

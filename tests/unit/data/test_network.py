@@ -4,7 +4,9 @@ import errno
 
 import pytest
 
+from pretrain.data import network
 from pretrain.data.network import AbandonedError, Attempts, Failure, Waits, describe, failure_of
+from tests.helpers.clock import FakeClock
 
 
 @pytest.mark.parametrize(
@@ -22,16 +24,24 @@ def test_a_failure_passes_or_does_not(error, failure):
     assert failure_of(error) is failure
 
 
-def test_attempts_end_when_there_was_no_answer_for_too_long():
-    attempts = Attempts(Waits(0.001, 0.002, 0.05))
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(network, "time", clock)
+    return clock
+
+
+def test_attempts_end_when_there_was_no_answer_for_too_long(clock):
+    attempts, begun = Attempts(Waits(0.001, 0.002, 0.05)), clock.now
     number = 0
     while attempts.again():
         number += 1
         assert number < 100
-    assert number
+    assert number >= 24
+    assert 0.05 - 0.002 < clock.now - begun <= 0.05
 
 
-def test_an_answer_starts_the_count_anew():
+def test_an_answer_starts_the_count_anew(clock):
     attempts = Attempts(Waits(0.01, 0.01, 0.015))
     for _ in range(5):
         assert attempts.again()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -231,8 +230,7 @@ while True:
 """
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout
-    first = child.stdout.readline()  # it has started
-    time.sleep(0.1)
+    first = "".join(child.stdout.readline() for _ in range(50))
     os.kill(child.pid, signal.SIGKILL)
     printed = [int(line) for line in (first + child.communicate(timeout=60)[0]).split()]
     steps = steps_of(path)

@@ -73,7 +73,7 @@ def test_every_format_reads_as_it_does_from_a_disk(server, folder, name):
     "fault", [{"drop": True, "times": 6}, {"status": 503, "times": 3}, {"status": 429}, {"cut_after": 1000, "times": 3}]
 )
 def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, fault, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 60))  # on a busy machine too
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 600))  # on a busy machine too
     files = listing(f"{server.url}/{name}")
     reader = Reader((InputConfig(),))
     part = plan_parts(files, 1 << 20)[0]
@@ -82,7 +82,9 @@ def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, faul
     assert server.faults[0].times == 0 or name == "h.txt"  # which has no bytes to cut
 
 
-def test_a_block_that_breaks_off_is_asked_for_again_and_no_other(server, caplog):
+def test_a_block_that_breaks_off_is_asked_for_again_and_no_other(server, caplog, monkeypatch):
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 600))  # on a busy machine too
+
     def note(request):
         server.requests.append(request)
         return Fault(cut_after=3000) if ranges(server).count(5000) == 1 and request.first == 5000 else Fault()
@@ -95,7 +97,7 @@ def test_a_block_that_breaks_off_is_asked_for_again_and_no_other(server, caplog)
 
 
 def test_a_server_that_dies_and_returns_is_waited_for(server, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.05, 20))
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.05, 600))
     url = f"{server.url}/a.jsonl"
     found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
     rows = [next(found).text]
@@ -130,7 +132,7 @@ def test_a_server_without_ranges_is_read_as_one_stream(server, folder, name):
 
 
 def test_a_server_without_ranges_that_breaks_off_is_read_again_from_the_beginning(server, folder, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 60))  # on a busy machine too
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 600))  # on a busy machine too
     server.faults += [
         Fault(path="none"),
         Fault(whole=True, times=1),  # the question whether there are ranges

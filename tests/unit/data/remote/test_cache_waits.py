@@ -1,5 +1,6 @@
 """Waiting for a server: a stop ends it, closing ends it, and a long wait says its reason."""
 
+import itertools
 import math
 import threading
 import time
@@ -17,19 +18,16 @@ from tests.helpers.servers import Fault
 
 def test_a_stop_ends_the_wait(data, server, opened):
     server.faults.append(Fault(path=".tar", times=9, hold_after=100))
-    asked = threading.Event()
-    store = opened(stop=asked.is_set)
-    threading.Timer(0.1, asked.set).start()
+    store = opened(stop=lambda: bool(tars(server)))
     with pytest.raises(WaitStoppedError):
         store.path(train_shards(data)[0].name)
 
 
 def test_a_stop_ends_the_wait_for_an_index(server, opened):
     server.stop()
-    asked = threading.Event()
-    threading.Timer(0.1, asked.set).start()
+    looks = itertools.count()
     with pytest.raises(WaitStoppedError):
-        opened(stop=asked.is_set)
+        opened(stop=lambda: next(looks) > 3)
 
 
 def test_close_ends_the_wait_of_other_threads(data, server, opened):
@@ -66,8 +64,6 @@ def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog):
 def test_a_stop_ends_the_wait_for_lengths(data, server, opened):
     name = train_shards(data)[0].lengths.name
     server.faults.append(Fault(path=name, status=503, times=10**6))
-    asked = threading.Event()
-    store = opened(stop=asked.is_set)
-    threading.Timer(0.1, asked.set).start()
+    store = opened(stop=lambda: server.paths().count(f"/{name}") > 1)
     with pytest.raises(WaitStoppedError):
         store.sidecar(name)
