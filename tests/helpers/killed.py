@@ -13,7 +13,7 @@ import sys
 from textwrap import indent
 
 NEVER = 10**9
-TIMEOUT_S = 90
+TIMEOUT_S = 150
 
 _CHILD = """
 import os, signal, sys

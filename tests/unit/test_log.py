@@ -30,7 +30,7 @@ def run_python(code: str, arguments: tuple = (), **kwargs) -> subprocess.Complet
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         **kwargs,
     )
 
@@ -166,7 +166,7 @@ def test_a_reader_of_stderr_that_goes_away_changes_nothing():
     )
     assert child.stderr
     child.stderr.close()
-    output, _ = child.communicate("go\n", timeout=60)
+    output, _ = child.communicate("go\n", timeout=150)
     assert (output, child.returncode) == ("finished\n", 0)
 
 
@@ -205,7 +205,7 @@ def test_on_a_terminal_records_are_redacted_and_a_hang_up_changes_nothing(break_
     os.close(slave)
     if break_terminal:
         os.close(master)
-    output, _ = child.communicate("go\n", timeout=60)
+    output, _ = child.communicate("go\n", timeout=150)
     assert (output, child.returncode) == ("finished\n", 0)
     if not break_terminal:
         shown = os.read(master, 10000).decode()

@@ -14,13 +14,17 @@ from tests.helpers.prepare_config import prepare_config
 
 CHILD = """
 import sys
+import time
 from pathlib import Path
 from pretrain.data.prepare import prepare
 from tests.helpers.prepare_config import prepare_config
 
 if __name__ == "__main__":
+    hold = Path(__file__).with_name("hold")
     def show(phase, *counts):
         print(phase, *counts, flush=True)
+        while Path(sys.argv[2], "parts").is_dir() and any(Path(sys.argv[2], "parts").glob("*.json")) and hold.exists():
+            time.sleep(0.01)
     try:
         config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, part_bytes=100_000)
         prepare(config, show, processes=2)
@@ -61,8 +65,9 @@ def expected(corpus):
 
 @pytest.fixture
 def running_pool(tmp_path, corpus):
-    """A `prepare` with two workers that has finished its first part."""
+    """A `prepare` with two workers that has finished its first part, and does not end while there is `hold`."""
     script = tmp_path / "child.py"
+    (tmp_path / "hold").touch()
     script.write_text(CHILD)
     process = subprocess.Popen(
         [sys.executable, str(script), str(corpus), str(tmp_path / "out")],
@@ -71,8 +76,8 @@ def running_pool(tmp_path, corpus):
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out/parts").glob("*.json")):
+    deadline = time.monotonic() + 150
+    while not list((tmp_path / "out/parts").glob("*.json")) or len(workers_of(process.pid)) < 2:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     yield process
@@ -100,15 +105,17 @@ def test_workers_die_with_their_killed_parent_and_a_restart_completes(tmp_path, 
     running_pool.kill()
     running_pool.wait()
     assert resume(tmp_path / "out", corpus) == expected
-    assert not any(
-        Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_text() for pid in workers
-    )
+    deadline = time.monotonic() + 150
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_path, running_pool, corpus, expected):
     os.kill(workers_of(running_pool.pid)[0], signal.SIGKILL)
-    output, errors = running_pool.communicate(timeout=30)
+    (tmp_path / "hold").unlink()
+    output, errors = running_pool.communicate(timeout=150)
     assert running_pool.returncode == 1
     assert "DataError" in output and "a worker process died, most likely killed for want of memory" in output
     assert "Traceback" not in errors
@@ -118,7 +125,7 @@ def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_pat
 
 def test_ctrl_c_ends_all_workers_quietly(tmp_path, running_pool, corpus, expected):
     os.kill(running_pool.pid, signal.SIGINT)
-    _, errors = running_pool.communicate(timeout=30)
+    _, errors = running_pool.communicate(timeout=150)
     assert running_pool.returncode == 99
     assert errors == ""
     assert not list((tmp_path / "out").rglob("*.tmp-*"))

@@ -54,7 +54,7 @@ def whole(tmp_path):
 @pytest.mark.parametrize(("of", "processes"), [(3, 1), (2, 2)])
 def test_shares_that_run_together_write_the_folder_of_a_single_run(tmp_path, whole, start, of, processes):
     children = [start("out", f"{number}/{of}", processes=processes) for number in range(of, 0, -1)]
-    results = [child.communicate(timeout=90) for child in children]
+    results = [child.communicate(timeout=150) for child in children]
     assert [child.returncode for child in children] == [0] * of, results
     assert "index" in [output.splitlines()[0] for output, _ in results]
     assert digests(tmp_path / "out") == whole
@@ -64,7 +64,7 @@ def test_shares_that_are_killed_and_started_again_write_the_folder_of_a_single_r
     rng = random.Random(0)
     for _ in range(3):
         children = [start("out", f"{number}/2", kill_at=rng.randint(5, 70)) for number in (1, 2)]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while any(child.poll() is None for child in children) and time.monotonic() < deadline:
             if any(child.poll() == -signal.SIGKILL for child in children):
                 time.sleep(0.5)
@@ -72,9 +72,9 @@ def test_shares_that_are_killed_and_started_again_write_the_folder_of_a_single_r
                     child.kill()
             time.sleep(0.05)
         for child in children:
-            child.communicate(timeout=30)
+            child.communicate(timeout=150)
     children = [start("out", f"{number}/2") for number in (2, 1)]
-    results = [child.communicate(timeout=90) for child in children]
+    results = [child.communicate(timeout=150) for child in children]
     assert [child.returncode for child in children] == [0, 0], results
     assert digests(tmp_path / "out") == whole
 

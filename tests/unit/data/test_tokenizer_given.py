@@ -141,6 +141,7 @@ for name in sys.argv[1:]:
 def fetch(home: Path, url: str, *names: str, **env: str) -> list[str]:
     """huggingface_hub reads its endpoint when it is imported, so each case is a process of its own."""
     plain = {"HF_HOME": str(home), "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}
+    plain |= {"HF_HUB_ETAG_TIMEOUT": "100", "HF_HUB_DOWNLOAD_TIMEOUT": "100"}  # the server may be slow
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, *names], cwd=ROOT, env=os.environ | plain | env, capture_output=True, text=True
     )

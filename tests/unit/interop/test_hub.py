@@ -60,13 +60,14 @@ REPOSITORIES = {
 def fetch(home: Path, url: str, *names: str, **environment: str):
     """Runs `fetch_release` on each name in a new process; returns files, or the error, by name."""
     plain = {"HF_HOME": str(home), "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}
+    plain |= {"HF_HUB_ETAG_TIMEOUT": "100", "HF_HUB_DOWNLOAD_TIMEOUT": "100"}  # the server may be slow
     done = subprocess.run(
         [sys.executable, "-c", FETCH, *names],
         cwd=ROOT,
         env={**os.environ, **plain, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

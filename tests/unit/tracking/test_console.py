@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
+from contextlib import suppress
 
 from pretrain.tracking.console import fit_metrics, format_metrics
 
@@ -43,6 +43,15 @@ def start(stderr) -> subprocess.Popen:
     )
 
 
+def read_all(master: int) -> str:
+    """What a terminal shows, until the last process that writes to it is gone."""
+    shown = b""
+    with suppress(OSError):  # Linux's end of file here
+        while piece := os.read(master, 100_000):
+            shown += piece
+    return shown.decode()
+
+
 def test_a_row_shows_known_metrics_in_order_and_in_columns():
     shown = "loss   3.2145  lr 3.00e-04  grad    1.00  tok/s  12.3k  wait   0.4%  eta  1:02:05"
     assert format_metrics(dict(reversed(ROW.items())), aligned=True) == shown
@@ -76,7 +85,7 @@ def test_metrics_unknown_to_the_console_are_shown_in_rows_without_a_loss_only():
 
 def test_without_a_terminal_each_row_is_a_line():
     child = start(subprocess.PIPE)
-    output, error = child.communicate("go\n", timeout=60)
+    output, error = child.communicate("go\n", timeout=150)
     assert (output, child.returncode) == ("finished\n", 0)
     assert [line.split("INFO    ")[1] for line in error.splitlines()] == [
         "step   10/1000  loss   3.2145  lr 3.00e-04  tok/s    950",
@@ -91,9 +100,11 @@ def test_on_a_terminal_there_is_a_bar_with_log_lines_above_it():
     master, slave = os.openpty()
     child = start(slave)
     os.close(slave)
-    output, _ = child.communicate("go\n", timeout=60)
-    shown = os.read(master, 100_000).decode()
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    shown = read_all(master)
     os.close(master)
+    output, _ = child.communicate()
     assert (output, child.returncode) == ("finished\n", 0)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "20/1000 loss 3.2145 lr 3.00e-04 tok/s 950" in plain
@@ -109,10 +120,11 @@ def test_a_terminal_that_hangs_up_changes_nothing():
     master, slave = os.openpty()
     child = start(slave)
     os.close(slave)
-    while b"committed" not in os.read(master, 100_000):
-        time.sleep(0.01)
+    shown = b""
+    while b"committed" not in shown:
+        shown += os.read(master, 100_000)
     os.close(master)
-    output, _ = child.communicate("go\n", timeout=60)
+    output, _ = child.communicate("go\n", timeout=150)
     assert (output, child.returncode) == ("finished\n", 0)
 
 
@@ -122,7 +134,7 @@ def test_a_pipe_whose_reader_is_gone_changes_nothing():
     while "committed" not in child.stderr.readline():
         pass
     child.stderr.close()
-    output, _ = child.communicate("go\n", timeout=60)
+    output, _ = child.communicate("go\n", timeout=150)
     assert (output, child.returncode) == ("finished\n", 0)
 
 

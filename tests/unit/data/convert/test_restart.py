@@ -142,6 +142,6 @@ def test_memory_does_not_grow_with_the_source(source):
         "convert(options(folder, 'large', part_bytes=10**8, **large)); print(peak() - before)\n"
     )
     command = [sys.executable, "-c", child, str(source)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     assert int(run.stdout) * 1024 < 20 * 10**6
     assert load_index(source / "large").split("train").num_documents > 7000
