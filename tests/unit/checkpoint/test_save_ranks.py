@@ -11,7 +11,7 @@ import torch.distributed as td
 from pretrain import io
 from pretrain.checkpoint.layout import list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.dist import World, free_port
+from pretrain.dist import World
 from pretrain.errors import LockedError, PretrainError
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, state_of
 
@@ -45,9 +45,9 @@ def break_disk(case: str, rank: int) -> None:
     io.set_fault_hook(hook)
 
 
-def rank_main(rank: int, port: int, folder: Path, cases: list[str]) -> None:
+def rank_main(rank: int, folder: Path, cases: list[str]) -> None:
     """Saves once a case; writes down how it ended, and at which phase."""
-    td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    td.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     ends = []
     for number, case in enumerate(cases):
         store = Share(1, cut=2)
@@ -83,14 +83,14 @@ CASES = {
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """The folder of all cases, and how each ended on each rank."""
-    folder, port = tmp_path_factory.mktemp("ranks"), free_port()
+    folder = tmp_path_factory.mktemp("ranks")
     context = multiprocessing.get_context("fork")
-    arguments = (port, folder, list(CASES))
+    arguments = (folder, list(CASES))
     processes = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(RANKS)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(90)
+        process.join(150)
         assert process.exitcode == 0
     return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

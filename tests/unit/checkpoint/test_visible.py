@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import torch.distributed as td
 from pretrain import io
 from pretrain.checkpoint import visible
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.dist import World, free_port
+from pretrain.dist import World
 from pretrain.errors import PretrainError
+from tests.helpers.clock import FakeClock
 from tests.unit.checkpoint.forked_ranks import Share, manager_on, run_ranks
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, save, state_of
 
@@ -28,12 +28,26 @@ def copy_late(source: Path, target: Path) -> None:
         (target / f".late-{path.name}").rename(target / path.parent.name / path.name)
 
 
-def load(rank: int, port: int, folder: Path, delay_s: float) -> None:
+class LateClock(FakeClock):
+    """While it is waited for, the checkpoint comes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def sleep(self, seconds: float) -> None:
+        """As `time.sleep`, and once it has lasted for a while the files are there."""
+        super().sleep(seconds)
+        if self.now > 1010:
+            copy_late(self._folder / "node-0", self._folder / "node-1")
+
+
+def load(rank: int, folder: Path, is_seen: bool) -> None:
     """Loads the newest checkpoint from this node's folder; writes down what came of it."""
-    td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    visible.LONGEST_WAIT_S = 1.0 if delay_s > 1 else 60.0
-    if rank:
-        threading.Timer(delay_s, copy_late, (folder / "node-0", folder / "node-1")).start()
+    td.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    visible.LONGEST_WAIT_S = 150.0 if is_seen else 1.0
+    if rank and is_seen:
+        visible.time = LateClock(folder)  # type: ignore[assignment]
     try:
         state = CheckpointManager(folder / f"node-{rank}", 2, World(rank, 2, rank), {}).load_newest(StandIn(0))
         end = f"step {state.step}"
@@ -43,27 +57,27 @@ def load(rank: int, port: int, folder: Path, delay_s: float) -> None:
     td.destroy_process_group()
 
 
-def load_on_two_nodes(folder: Path, delay_s: float) -> list[str]:
+def load_on_two_nodes(folder: Path, *, is_seen: bool) -> list[str]:
     """What came of loading on each rank."""
     (folder / "node-1").mkdir()
     save(folder / "node-0", 1, 2)
-    context, port = multiprocessing.get_context("fork"), free_port()
-    processes = [context.Process(target=load, args=(rank, port, folder, delay_s)) for rank in range(2)]
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=load, args=(rank, folder, is_seen)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(90)
+        process.join(150)
         assert process.exitcode == 0
     assert sorted(path.name for path in (folder / "node-0").iterdir()) == ["step-00000001", "step-00000002"]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_a_checkpoint_that_a_node_sees_late_is_waited_for_and_not_taken_for_damaged(tmp_path):
-    assert load_on_two_nodes(tmp_path, 0.3) == ["step 2", "step 2"]
+    assert load_on_two_nodes(tmp_path, is_seen=True) == ["step 2", "step 2"]
 
 
 def test_a_node_that_never_sees_a_checkpoint_ends_the_start_on_every_rank_and_spoils_nothing(tmp_path):
-    ends = load_on_two_nodes(tmp_path, 3.0)
+    ends = load_on_two_nodes(tmp_path, is_seen=False)
     assert ends[0] == ends[1]
     what = r"node-1/step-00000002/manifest.json: not seen on \S+ in 1 s, and there on another node; see whether all"
     assert re.search(what, ends[0])

@@ -1,13 +1,13 @@
 """What the ranks tell each other at the end of a step: exact for every value that it carries."""
 
 import multiprocessing
+from pathlib import Path
 
 import torch
 import torch.distributed as td
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.dist import free_port
 from pretrain.train.exchange import Agreed, start_exchange
 
 
@@ -59,9 +59,9 @@ def test_before_the_first_step_there_is_nothing_done():
     assert exchange(0.0, 0, 0, 0, 0, 7, False, False) == Agreed(0.0, 0, 0, 0, 0, 7, 0, False)
 
 
-def rank(number: int, port: int, results) -> None:
+def rank(number: int, store: Path, results) -> None:
     """One of three ranks; only the last was asked to stop, and only the first is still writing."""
-    td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=3)
+    td.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=3)
     agreed = exchange(0.25 * number, 5, 2**64 - 1 - number, number, 100 * number, 10 + number, number > 0, number == 2)
     results.put(
         (
@@ -81,14 +81,14 @@ def rank(number: int, port: int, results) -> None:
     td.destroy_process_group()
 
 
-def test_every_rank_hears_the_same_sums():
+def test_every_rank_hears_the_same_sums(tmp_path):
     context = multiprocessing.get_context("fork")
-    results, port = context.Queue(), free_port()
-    processes = [context.Process(target=rank, args=(number, port, results)) for number in range(3)]
+    results, store = context.Queue(), tmp_path / "store"
+    processes = [context.Process(target=rank, args=(number, store, results)) for number in range(3)]
     for process in processes:
         process.start()
-    rows = sorted(results.get(timeout=60) for _ in processes)
+    rows = sorted(results.get(timeout=150) for _ in processes)
     for process in processes:
-        process.join(30)
+        process.join(150)
     digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
     assert rows == [(number, 0.75, 15, digest, 3, 300, 33, 2, True, digest, None) for number in range(3)]

@@ -3,13 +3,13 @@
 import multiprocessing
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as td
 from torch import Tensor
 
-from pretrain.dist import free_port
 from pretrain.errors import DivergedError
 from pretrain.train.replicas import bit_sums, check_replicas, odd_ones
 
@@ -28,8 +28,8 @@ class Weights:
         yield from ((f"layers.{number}.weight", weight) for number, weight in enumerate(self._weights))
 
 
-def rank(number: int, size: int, port: int, flipped: tuple[int, ...], results) -> None:
-    td.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=size)
+def rank(number: int, size: int, store: Path, flipped: tuple[int, ...], results) -> None:
+    td.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=size)
     try:
         check_replicas(Weights(number in flipped), 40)  # type: ignore[arg-type]
         results.put("")
@@ -38,22 +38,22 @@ def rank(number: int, size: int, port: int, flipped: tuple[int, ...], results) -
     td.destroy_process_group()
 
 
-def compare(size: int, flipped: tuple[int, ...]) -> str:
+def compare(folder: Path, size: int, flipped: tuple[int, ...]) -> str:
     """What all ranks say, which is the same."""
     context = multiprocessing.get_context("fork")
-    results, port = context.Queue(), free_port()
-    processes = [context.Process(target=rank, args=(number, size, port, flipped, results)) for number in range(size)]
+    results, store = context.Queue(), folder / "store"
+    processes = [context.Process(target=rank, args=(number, size, store, flipped, results)) for number in range(size)]
     for process in processes:
         process.start()
-    said = {results.get(timeout=60) for _ in processes}
+    said = {results.get(timeout=150) for _ in processes}
     for process in processes:
-        process.join(30)
+        process.join(150)
     (text,) = said
     return text
 
 
-def test_ranks_that_are_alike_pass():
-    assert compare(2, ()) == ""
+def test_ranks_that_are_alike_pass(tmp_path):
+    assert compare(tmp_path, 2, ()) == ""
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_ranks_that_are_alike_pass():
         (4, (0,), r"rank 0 on \S+ differ at step 40, first layers.1.weight; the other 3 agree; the last checkpoint is"),
     ],
 )
-def test_one_bit_of_one_weight_is_found_and_the_odd_rank_is_named(size, flipped, said):
-    assert re.match(f"the weights of {said}", compare(size, flipped))
+def test_one_bit_of_one_weight_is_found_and_the_odd_rank_is_named(tmp_path, size, flipped, said):
+    assert re.match(f"the weights of {said}", compare(tmp_path, size, flipped))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
