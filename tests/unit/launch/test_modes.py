@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -114,12 +115,15 @@ def test_a_stranger_at_the_port_is_not_taken_for_the_first_node():
     with open_port("9", 0) as listener:
 
         def answer() -> None:
-            connection, _ = listener.accept()
-            connection.sendall(b"HTTP/1.1 400\n")
-            connection.close()
+            with suppress(OSError):  # it is shut down
+                while True:
+                    connection, _ = listener.accept()
+                    connection.sendall(b"HTTP/1.1 400\n")
+                    connection.close()
 
         threading.Thread(target=answer, daemon=True).start()
         assert try_address("127.0.0.1", listener.getsockname()[1], "nonce") == "another program answers"
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
 
 
 def test_addresses_of_this_machine_have_interfaces():
