@@ -22,7 +22,7 @@ from pretrain.drill.watch import Watch, last_row, newest_step
 from pretrain.io import make_dir
 
 POLL_S = 0.004
-GONE_WITHIN_S = 30.0
+GONE_WITHIN_S = 10.0
 END_WITHIN_S = 60.0
 STEPS_SPREAD = 2
 """Kills in steps fall into so many intervals of checkpoints: before the next commit and after it."""
