@@ -26,7 +26,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from launch.command import rank_environment
-from launch.local import choose_port
+from launch.local import reserved_port
 
 MUST, AIM = 1.5, 1.1
 NUM_RANKS = 2
@@ -72,13 +72,14 @@ def report(found: dict[int, dict[str, list[Timing]]]) -> None:
 
 def start_ranks(world_size: int, job: dict[str, Any]) -> Any:
     """Runs a job on real ranks; returns what rank 0 wrote."""
-    port, result = choose_port(None), Path(job["folder"]) / "result.json"
+    result = Path(job["folder"]) / "result.json"
     command = [sys.executable, "-m", "benchmarks.load_topology", "--as-rank", json.dumps(job)]
-    ranks = [
-        subprocess.Popen(command, env=rank_environment(os.environ, rank, world_size, port, threads=1))
-        for rank in range(world_size)
-    ]
-    codes = [rank.wait() for rank in ranks]
+    with reserved_port(None) as port:
+        ranks = [
+            subprocess.Popen(command, env=rank_environment(os.environ, rank, world_size, port, threads=1))
+            for rank in range(world_size)
+        ]
+        codes = [rank.wait() for rank in ranks]
     if any(codes):
         raise SystemExit(f"a rank ended with {codes}")
     return json.loads(result.read_text())

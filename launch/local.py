@@ -41,16 +41,20 @@ STOPPED_GRACE_S = 25.0
 _PR_SET_PDEATHSIG = 1
 
 
-def choose_port(port: int | None) -> int:
-    """Returns a free port of the loopback interface, `port` itself if it is given.
+@contextlib.contextmanager
+def reserved_port(port: int | None) -> Iterator[int]:
+    """Keeps a free port of the loopback interface, `port` itself if it is given, for the ranks that will meet there.
+
+    Rank 0 asks for it by its number once it has imported torch; until then the kernel gives it to nobody else who asks
+    for any.
 
     Raises:
         LaunchError: `port` is in use.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port or 0))
+            held.bind(("127.0.0.1", port or 0))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or "it must be 0 to 65535"
             raise LaunchError(
@@ -58,7 +62,10 @@ def choose_port(port: int | None) -> int:
                 where="--port",
                 fix="give another one, or none to have one chosen",
             ) from None
-        return int(probe.getsockname()[1])
+        chosen = int(held.getsockname()[1])
+        if sys.platform != "linux":  # there, what comes to the port would be refused in the name of this socket
+            held.close()
+        yield chosen
 
 
 def _prepare_rank() -> None:
@@ -203,9 +210,8 @@ def launch_local(config: str, overrides: Sequence[str], num_ranks: int, port: in
         LaunchError: The port is in use.
         DiskError: A log file cannot be written.
     """
-    chosen = choose_port(port)
     ranks, janitor = _Ranks(logs), Janitor()
-    with _noting_signals(ranks.signals):
+    with reserved_port(port) as chosen, _noting_signals(ranks.signals):
         try:
             ranks.start(rank_command(config, overrides), num_ranks, chosen, janitor)
             cause, code = ranks.wait()

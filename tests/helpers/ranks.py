@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from launch.command import rank_environment
-from launch.local import choose_port
+from launch.local import reserved_port
 from tests.helpers.fork_server import ForkServer
 
 
 def run_in_ranks(
-    function: str, world_size: int, arguments: dict[str, Any], timeout_s: float = 150, *, fresh: bool = False
+    function: str, world_size: int, arguments: dict[str, Any], timeout_s: float = 600, *, fresh: bool = False
 ) -> list[Any]:
     """Calls `module:function` in `world_size` processes at once.
 
@@ -53,9 +53,9 @@ class RankServer(ForkServer):
 
     def __call__(self, function: str, world_size: int, arguments: dict[str, Any], timeout_s: float) -> list[Any]:
         """Calls `module:function` in `world_size` forks at once."""
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, reserved_port(None) as port:
             request = {"function": function, "arguments": arguments, "folder": folder}
-            request |= {"world_size": world_size, "port": choose_port(None), "timeout_s": timeout_s}
+            request |= {"world_size": world_size, "port": port, "timeout_s": timeout_s}
             codes = self.ask(request)
             for rank, code in sorted(enumerate(codes), key=lambda item: item[1] != 70):
                 output = (Path(folder) / f"{rank}.out").read_text(errors="replace")

@@ -23,6 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
+from launch.local import reserved_port
+
 PIECE_BYTES = 4096
 GIVE_UP_S = 600
 
@@ -64,15 +66,15 @@ class Request:
 
 
 class FolderServer:
-    """An HTTP/1.1 server of one folder with ranges, in threads of this process."""
+    """An HTTP/1.1 server of one folder with ranges, in threads of this process, at a port that is kept for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.go = threading.Event()
         self.lock = threading.Lock()
-        self._port = 0
+        self._port = port
         self._server: _Server | None = None
 
     @property
@@ -81,9 +83,8 @@ class FolderServer:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Listens, after the first time on the same port."""
+        """Listens."""
         self._server = _Server(("127.0.0.1", self._port), self)
-        self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
@@ -204,10 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serve_folder(folder: Path) -> Iterator[FolderServer]:
     """Serves a folder over HTTP."""
-    server = FolderServer(folder)
-    server.start()
     # A proxy of the machine that runs the tests stands before no loopback.
-    with mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}):
+    no_proxy = mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"})
+    with reserved_port(None) as port, no_proxy:
+        server = FolderServer(folder, port)
+        server.start()
         try:
             yield server
         finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from launch.command import rank_environment
-from launch.local import STOP_SIGNALS, STOPPED_GRACE_S, choose_port
+from launch.local import STOP_SIGNALS, STOPPED_GRACE_S, reserved_port
 from launch.outcome import find_cause, job_code
 from pretrain.errors import EXIT_RESUME_ME
 from tests.helpers.fork_server import ForkServer
@@ -46,7 +46,7 @@ class WarmJob:
         self.ended |= {int(rank): code for rank, code in self.server.ask({"poll": self.pids}).items()}
         return len(self.ended) < len(self.pids)
 
-    def end(self, timeout_s: float = 120) -> int:
+    def end(self, timeout_s: float = 600) -> int:
         """Waits for all ranks; returns the exit code that a launcher would."""
         deadline, stopped_at = time.monotonic() + timeout_s, 0.0
         while self.is_running():
@@ -71,14 +71,15 @@ class WarmJobs(ForkServer):
 
     def __init__(self) -> None:
         super().__init__("tests.helpers.warm_jobs")
-        self._folder = tempfile.TemporaryDirectory()
+        self._kept = contextlib.ExitStack()
+        self._folder = Path(self._kept.enter_context(tempfile.TemporaryDirectory()))
         self._count = 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._folder.cleanup()
+        self._kept.close()
 
     def start(self, config: Path, *overrides: str, ranks: int, modules: Path | None = None, **env: str) -> WarmJob:
         """Starts the ranks of a job.
@@ -91,9 +92,10 @@ class WarmJobs(ForkServer):
             env: Laid over the environment.
         """
         self._count += 1
-        folder = Path(self._folder.name) / str(self._count)
+        folder = self._folder / str(self._count)
         folder.mkdir()
-        request = {"ranks": ranks, "port": choose_port(None), "arguments": ["train", str(config), *overrides]}
+        port = self._kept.enter_context(reserved_port(None))
+        request = {"ranks": ranks, "port": port, "arguments": ["train", str(config), *overrides]}
         pids = self.ask(request | {"folder": str(folder), "modules": str(modules or ""), "env": env})
         return WarmJob(self, [pids[str(rank)] for rank in range(ranks)], folder)
 

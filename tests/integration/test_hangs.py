@@ -10,32 +10,64 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from launch.local import choose_port
-from tests.helpers.runs import RunMaker, kill_rank, rank_pids
+from launch.local import FAILURE_GRACE_S, SETTLE_S, reserved_port
+from tests.helpers.holds import Hold, wait_for
+from tests.helpers.runs import LIMIT_S, RunMaker, kill_rank, rank_pids
 from tests.unit.launch.test_local import wait_until_dead
 from tests.unit.tracking.wandb_file import read_history
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-TWO_RANKS = ("engine={kind: ddp, zero_stage: 0, timeout_s: 8}", "train.steps=100000", "checkpoint.every_steps=0")
+TWO_RANKS = ("engine={kind: ddp, zero_stage: 0}", "train.steps=100000", "checkpoint.every_steps=0")
+# Phases have a limit of 8 s from when a file is there, so that slowness before is no hang; heartbeats are noted.
+LIMITS = """
+import os
+from pathlib import Path
+
+from pretrain.control import progress, watchdog
+from pretrain.control.board import Board
+
+NOTES = Path(os.environ["NOTES"])
+LIMIT_OF, PUBLISH = progress.limit_of, Board.publish
+
+def limit_of(phase, timeout_s):
+    return 8 if (NOTES / "short").exists() else LIMIT_OF(phase, timeout_s)
+
+def publish(board, beat):
+    PUBLISH(board, beat)
+    note = NOTES / f"new-{beat.rank}"
+    note.write_text(f"{beat.phase} {beat.step}")
+    note.replace(NOTES / f"beat-{beat.rank}")
+
+progress.limit_of = watchdog.limit_of = limit_of
+Board.publish = publish
+"""
 ALONE = ("engine={kind: single, zero_stage: 0}", "train.steps=100000", "tracking.wandb=offline")
 HOST = socket.gethostname()
-# What one rank's source of data does at some sample: sleep for ever, or raise.
+ROWS = 12
+"""Of a step."""
+# What one rank's source of data does at some sample: sleep for ever, or raise. No other rank counts as frozen.
 BAD_DATA = """
 import os, time
+from pathlib import Path
+
+from pretrain.control import verdict, watchdog
 from pretrain.data.source_streams import SourceStreams
 from pretrain.errors import DataError
 
+verdict.SILENT_S = watchdog.SILENT_S = 600.0
 read = SourceStreams.read
 
 def bad(self, positions):
     if os.environ["RANK"] == os.environ["BAD_RANK"] and positions.start >= 200:
         if os.environ["DOES"] == "sleep":
+            Path(os.environ["NOTES"], "sleeps").write_text(str(positions.start))
             time.sleep(3600)
         raise DataError("shard 7 is damaged", where="train/000007.tar", fix="restore it")
     return read(self, positions)
@@ -50,29 +82,63 @@ def last_attempt(runs: RunMaker, name: str) -> dict[str, object]:
     return {key: attempt.get(key) for key in ("exit_code", "reason")}
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What the ranks of a run under `LIMITS` note, and its limit."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def wait(self, what: str, is_so: Callable[[], object]) -> None:
+        """Waits for it while the run goes on."""
+        wait_for(is_so, what, lambda: self.process.poll() is None)
+
+    def beat(self, rank: int) -> tuple[str, int]:
+        """Phase and step of the last heartbeat of a rank."""
+        path = self.folder / f"beat-{rank}"
+        phase, step = path.read_text().split() if path.exists() else ("none", "0")
+        return phase, int(step)
+
+    def wait_for_steps(self) -> None:
+        """Waits until both ranks have told of a step, beyond the first ones and their imports."""
+        self.wait("heartbeats", lambda: all(self.beat(rank)[1] >= 5 for rank in (0, 1)))
+
+    def shorten(self) -> None:
+        """Lets the limit of 8 s begin."""
+        (self.folder / "short").touch()
+
+    def end(self) -> str:
+        """Waits for the run; returns its output."""
+        return self.process.communicate(timeout=LIMIT_S)[0]
+
+
 @pytest.fixture
-def bad_data(make_run, tmp_path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a run whose data goes wrong on one rank."""
+def start(make_run, tmp_path) -> Callable[..., Notes]:
+    """Starts a run of two ranks under `LIMITS`, and other modules."""
+    (tmp_path / "limits.py").write_text(LIMITS)
     (tmp_path / "bad_data.py").write_text(BAD_DATA)
 
-    def start(name: str, does: str, rank: int) -> subprocess.Popen[str]:
-        environment = {"PYTHONPATH": str(tmp_path), "DOES": does, "BAD_RANK": str(rank)}
-        return make_run.start(name, *TWO_RANKS, "extend=[bad_data]", **environment)
+    def start(name: str, *modules: str, launcher: list[str] | None = None, **environment: str) -> Notes:
+        notes = tmp_path / f"notes-{name}"
+        notes.mkdir()
+        environment |= {"PYTHONPATH": str(tmp_path), "NOTES": str(notes)}
+        extend = f"extend=[{', '.join(('limits', *modules))}]"
+        return Notes(notes, make_run.start(name, *TWO_RANKS, extend, launcher=launcher, **environment))
 
     return start
 
 
 @pytest.mark.parametrize("culprit", [1, 0])
-def test_a_frozen_rank_is_named_and_everything_ends_with_76(make_run, culprit):
-    process = make_run.start("frozen", *TWO_RANKS)
-    make_run.wait_for_step("frozen", 5, process, timeout_s=300)
-    pids = rank_pids(process)
-    time.sleep(1)  # a heartbeat of a step
+def test_a_frozen_rank_is_named_and_everything_ends_with_76(make_run, start, culprit):
+    run = start("frozen")
+    run.wait_for_steps()
+    pids = rank_pids(run.process)
     os.kill(pids[culprit], signal.SIGSTOP)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 76, output
+    run.shorten()
+    output = run.end()
+    assert run.process.returncode == 76, output
     assert f"rank {culprit} ({HOST}, process {pids[culprit]}) is frozen or gone: no heartbeat for" in output
-    # Where it was is a matter of chance: in a step, or in an import that the first steps make.
+    # Where it was is a matter of chance.
     assert re.search(r"last seen in [a-z-]+ of step \d+.*, at:\n( +\S.*:\d+ \S+\n)+", output), "the stack of then"
     found = last_attempt(make_run, "frozen")
     assert found["exit_code"] == 76
@@ -81,12 +147,17 @@ def test_a_frozen_rank_is_named_and_everything_ends_with_76(make_run, culprit):
 
 
 @pytest.mark.parametrize("culprit", [1, 0])
-def test_a_rank_whose_data_never_comes_is_named_with_phase_and_line(make_run, bad_data, culprit):
-    process = bad_data("hung", "sleep", culprit)
-    output = process.communicate(timeout=400)[0]
-    assert process.returncode == 76, output
+def test_a_rank_whose_data_never_comes_is_named_with_phase_and_line(make_run, start, culprit):
+    run = start("hung", "bad_data", DOES="sleep", BAD_RANK=str(culprit))
+    run.wait("data that does not come", (sleeps := run.folder / "sleeps").exists)
+    step = int(sleeps.read_text()) // ROWS  # it is asked for in the step before the one that it is for
+    run.wait("the rank hangs", lambda: run.beat(culprit) == ("data", step))
+    run.wait("the other waits", lambda: run.beat(1 - culprit) == ("update", step))
+    run.shorten()
+    output = run.end()
+    assert run.process.returncode == 76, output
     assert f"rank {culprit} ({HOST}, process " in output
-    assert "hangs: in data of step " in output
+    assert f"hangs: in data of step {step} " in output
     assert "(limit 8 s), while 1 rank waits for it, at:" in output
     assert "data/prefetch.py" in output
     # All threads of the hung rank, so also the one that reads.
@@ -95,10 +166,10 @@ def test_a_rank_whose_data_never_comes_is_named_with_phase_and_line(make_run, ba
     assert last_attempt(make_run, "hung")["exit_code"] == 76
 
 
-def test_the_first_error_is_told_and_not_that_its_peers_lost_it(make_run, bad_data):
-    process = bad_data("failed", "raise", 1)
-    output = process.communicate(timeout=400)[0]
-    assert process.returncode == 65, output
+def test_the_first_error_is_told_and_not_that_its_peers_lost_it(make_run, start):
+    run = start("failed", "bad_data", DOES="raise", BAD_RANK="1")
+    output = run.end()
+    assert run.process.returncode == 65, output
     assert "train/000007.tar: shard 7 is damaged; restore it" in output
     assert "Connection closed" not in output
     assert "Traceback" not in output
@@ -109,12 +180,13 @@ def test_the_first_error_is_told_and_not_that_its_peers_lost_it(make_run, bad_da
 
 @pytest.mark.parametrize("culprit", [1, 0])
 def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
+    assert SETTLE_S + FAILURE_GRACE_S < 10, "what a launcher grants the others"
     process = make_run.start("killed", *TWO_RANKS)
-    make_run.wait_for_step("killed", 5, process, timeout_s=300)
+    make_run.wait_for_step("killed", 5, process)
     pids = rank_pids(process)
     kill_rank(process, culprit)
-    wait_until_dead(list(pids.values()))  # within 10 s
-    output = process.communicate(timeout=60)[0]
+    wait_until_dead(list(pids.values()))
+    output = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == 137, output
     assert f"launch: rank {culprit} on {HOST} was killed by SIGKILL (exit code 137): the kernel's" in output
     assert "Traceback" not in output
@@ -123,31 +195,52 @@ def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
     assert str(found["reason"]).startswith(f"rank {culprit} on {HOST} was killed by SIGKILL")
 
 
-def test_under_torchrun_a_frozen_rank_is_named_by_the_others(make_run):
-    module = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(choose_port(None))]
-    process = make_run.start("torchrun", *TWO_RANKS, launcher=[sys.executable, *module, "-m", "pretrain", "train"])
-    make_run.wait_for_step("torchrun", 5, process, timeout_s=300)
-    time.sleep(1)
-    pid = rank_pids(process)[1]
-    os.kill(pid, signal.SIGSTOP)
-    with contextlib.suppress(ProcessLookupError):
-        output = process.communicate(timeout=120)[0]
-    assert process.returncode == 1, output
+def test_under_torchrun_a_frozen_rank_is_named_by_the_others(start):
+    with reserved_port(None) as port:
+        module = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+        run = start("torchrun", launcher=[sys.executable, *module, "-m", "pretrain", "train"])
+        run.wait_for_steps()
+        pid = rank_pids(run.process)[1]
+        os.kill(pid, signal.SIGSTOP)
+        run.shorten()
+        output = run.end()
+    assert run.process.returncode == 1, output
     assert f"error: rank 1 ({HOST}, process {pid}) is frozen or gone: no heartbeat for" in output
 
 
-def tracked(runs: RunMaker, name: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """Starts a run that wandb tracks offline; returns it, and the processes that its rank has started."""
-    process = runs.start(name, *ALONE, ranks=1)
-    runs.wait_for_step(name, 10, process, timeout_s=300)
-    while not (runs.folder(name).path / "wandb" / "SYNC.txt").exists():  # wandb has a run open
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
+# A launcher may be late with a signal that the rank has had itself, and wandb slow to end.
+PATIENT = """
+from pretrain.control import stop
+from pretrain.train import run
+
+import held
+
+stop.SAME_REQUEST_S = run.STOPPED_TRACKER_S = 600.0
+"""
+
+
+def tracked(runs: RunMaker, name: str, folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Starts a run that wandb tracks offline; returns it, and the processes of wandb's that its rank has started.
+
+    It waits before step 40, whose metrics come after the signal that lets it go on.
+    """
+    (folder / "patient.py").write_text(PATIENT)
+    hold = Hold(folder, name, "forward-backward", step=40)
+    process = runs.start(name, *ALONE, "extend=[patient]", ranks=1, **hold.environment)
+    wait_for(lambda: hold.is_reached, "step 40", lambda: process.poll() is None)
+    note = runs.folder(name).path / "wandb" / "SYNC.txt"
+    wait_for(note.exists, "wandb has a run open", lambda: process.poll() is None)
     ranks = set(rank_pids(process).values())
-    started = [p for p in psutil.Process(process.pid).children(recursive=True) if p.pid not in ranks and _runs(p)]
-    services = [p for p in started if "wandb" in " ".join(p.cmdline())]
+    started = [p for p in psutil.Process(process.pid).children(recursive=True) if p.pid not in ranks]
+    services = [p for p in started if _is_service(p)]
     assert services, "wandb's service is a process"
     return process, services
+
+
+def _is_service(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return _runs(process) and "wandb" in " ".join(process.cmdline())
+    return False
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -155,8 +248,8 @@ def _runs(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_wandbs_service_survives_what_slurm_sends_to_every_process(make_run, number):
-    process, services = tracked(make_run, "tracked")
+def test_wandbs_service_survives_what_slurm_sends_to_every_process(make_run, tmp_path, number):
+    process, services = tracked(make_run, "tracked", tmp_path)
     for service in services:
         service.send_signal(number)
     time.sleep(1)
@@ -168,28 +261,29 @@ def test_wandbs_service_survives_what_slurm_sends_to_every_process(make_run, num
         time.sleep(1)
         assert process.poll() is None, "nobody minds SIGUSR2"
         process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == 75, output
     assert "wandb: cannot" not in output and "wandb: not finished" not in output, output
     rows = [row["step"] for row in read_history(make_run.folder("tracked").path)]
     steps = [json.loads(line)["step"] for line in make_run.folder("tracked").metrics.read_text().splitlines()]
-    assert rows == steps, f"every row came to wandb\n{output}"
+    assert rows == steps and steps[-1] == 40, f"every row came to wandb, that after the signal too\n{output}"
 
 
-def test_a_killed_launcher_leaves_no_process(make_run):
-    process, services = tracked(make_run, "orphaned")
+def test_a_killed_launcher_leaves_no_process(make_run, tmp_path):
+    process, services = tracked(make_run, "orphaned", tmp_path)
     everything = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     wait_until_dead(everything + [service.pid for service in services])
 
 
-def test_files_of_an_ended_job_are_those_of_any_other(make_run):
+def test_files_of_an_ended_job_are_those_of_any_other(make_run, start):
     """A rank that was frozen leaves nothing that the next attempt stumbles over."""
-    process = make_run.start("again", *TWO_RANKS)
-    make_run.wait_for_step("again", 5, process, timeout_s=300)
-    os.kill(rank_pids(process)[1], signal.SIGSTOP)
-    assert process.wait(timeout=120) == 76
-    process.communicate()
+    run = start("again")
+    run.wait_for_steps()
+    os.kill(rank_pids(run.process)[1], signal.SIGSTOP)
+    run.shorten()
+    output = run.end()
+    assert run.process.returncode == 76, output
     make_run.complete("again", *TWO_RANKS, "train.stop_after=3")
     assert Path(make_run.folder("again").checkpoints / "step-00000003").is_dir()

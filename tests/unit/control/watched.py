@@ -6,6 +6,7 @@ A rank's output goes to FOLDER/SCENARIO/RANK. At the end JSON on stdout has the 
 those of frozen ranks are not there.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as td
 
-from launch.local import choose_port
+from launch.local import reserved_port
 from pretrain.control import Progress, messenger, verdict, watchdog
 from pretrain.control.watchdog import Watchdog
 
@@ -80,9 +81,8 @@ def take_steps(rank: int, scenario: str, store: td.Store) -> None:
         time.sleep(0.02)
 
 
-def start(folder: Path, scenario: str) -> dict[int, int]:
-    """Forks the ranks of a scenario; returns the rank of each process."""
-    port = choose_port(None)
+def start(folder: Path, scenario: str, port: int) -> dict[int, int]:
+    """Forks the ranks of a scenario, which meet at a port; returns the rank of each process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     (folder / scenario).mkdir()
     ranks = {}
@@ -100,7 +100,12 @@ def start(folder: Path, scenario: str) -> dict[int, int]:
 def main(folder: Path, scenarios: list[str]) -> None:
     """Runs the scenarios at the same time: their ranks sleep mostly."""
     shorten_waits()
-    running = {child: (name, rank) for name in scenarios for child, rank in start(folder, name).items()}
+    ports = contextlib.ExitStack()
+    running = {
+        child: (name, rank)
+        for name in scenarios
+        for child, rank in start(folder, name, ports.enter_context(reserved_port(None))).items()
+    }
     frozen = {child for child, (name, rank) in running.items() if name == f"freeze-{rank}"}
     ended: dict[str, dict[int, int]] = {name: {} for name in scenarios}
     while running.keys() > frozen:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.local import STOP_SIGNALS, choose_port
+from launch.local import STOP_SIGNALS, reserved_port
 from pretrain.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]
@@ -288,15 +288,26 @@ def test_a_port_in_use_is_refused_by_name():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(
-            LaunchError, match=f"--port: port {port} cannot be used: Address already in use; give another"
-        ):
-            choose_port(port)
-    assert choose_port(port) == port
-    assert choose_port(None) != 0
+        message = f"--port: port {port} cannot be used: Address already in use; give another"
+        with pytest.raises(LaunchError, match=message), reserved_port(port):
+            raise AssertionError("it is in use")
+    with reserved_port(port) as same, reserved_port(None) as any_port:
+        assert same == port != any_port != 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port is chosen, and not kept")
+def test_a_port_is_kept_for_the_rank_that_listens_there():
+    with reserved_port(None) as port, socket.socket() as other, socket.socket() as rank:
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", port))
+        rank.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rank.bind(("", port))
+        rank.listen()
+        socket.create_connection(("127.0.0.1", port)).close()
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_a_port_that_cannot_be_is_refused(port):
-    with pytest.raises(LaunchError, match=f"port {port} cannot be used: it must be 0 to 65535"):
-        choose_port(port)
+    message = f"port {port} cannot be used: it must be 0 to 65535"
+    with pytest.raises(LaunchError, match=message), reserved_port(port):
+        raise AssertionError("there is none")
