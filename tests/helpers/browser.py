@@ -25,7 +25,7 @@ def _run(page: Path, address: str, *flags: str) -> subprocess.CompletedProcess:
     with tempfile.TemporaryDirectory() as profile:
         url = f"{page.resolve().as_uri()}#{address}"
         command = [browser, *FLAGS, f"--user-data-dir={profile}", "--enable-logging=stderr", *flags, url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
 
 
 def dump(page: Path, address: str = "") -> tuple[str, list[str]]:

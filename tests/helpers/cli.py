@@ -32,7 +32,7 @@ class Result:
         return [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
 
 
-def run_cli(*arguments: str, cwd: Path, timeout_s: float = 60, **environment: str) -> Result:
+def run_cli(*arguments: str, cwd: Path, timeout_s: float = 600, **environment: str) -> Result:
     """Runs `pretrain ARGUMENTS` in a new process."""
     done = subprocess.run(
         [sys.executable, "-m", "pretrain", *arguments],

@@ -86,7 +86,7 @@ objective: {{kind: {objective}}}
 batch: {{global_tokens: {ROWS * SEQ_LEN}, seq_len: {SEQ_LEN}, micro: {micro}}}
 optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
 train: {{steps: 100}}
-engine: {json.dumps({**engine, "timeout_s": 60})}
+engine: {json.dumps(engine)}
 checkpoint: {{keep: 100}}
 tracking: {{log_every_steps: 50, wandb: off}}
 """

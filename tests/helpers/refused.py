@@ -13,7 +13,7 @@ model: {preset: llama-tiny, max_seq_len: 32, decoder: {width: 32, heads: 4, kv_h
 batch: {global_tokens: 128, seq_len: 32, micro: 2}
 optim: {lr: 1e-3}
 train: {steps: 4}
-engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 30}
+engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu}
 checkpoint: {every_steps: 2}
 tracking: {wandb: off}
 """

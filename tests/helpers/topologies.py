@@ -37,7 +37,7 @@ model:
 batch: {{global_tokens: 384, seq_len: 32, micro: 1}}
 optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
 train: {{steps: 100}}
-engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 60}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu}}
 checkpoint: {{every_steps: 10, keep: 20}}
 tracking: {{log_every_steps: 50, wandb: off}}
 """

@@ -42,7 +42,7 @@ def sharded_losses(world: World, precisions: list[str], steps: int, micro: int) 
 
 def sharded_peak(world: World) -> list[int]:
     """Fills a model for stage 3; returns [elements of the model, of its largest parameter, most that were live]."""
-    config = EngineConfig(kind="deepspeed", zero_stage=3, precision="fp32", device="cpu", timeout_s=60)
+    config = EngineConfig(kind="deepspeed", zero_stage=3, precision="fp32", device="cpu")
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=2), world.size)
     accelerator = start_accelerator(config, 1.0, plan, 30000, world)
     model_config = ModelConfig.model_validate(expand_preset(TWO_STACKS))

@@ -16,7 +16,7 @@ objective: {kind: masked}
 batch: {global_tokens: 128, seq_len: 32, micro: 2}
 optim: {lr: 1e-3}
 train: {steps: 4}
-engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 30}
+engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu}
 tracking: {wandb: off}
 """
 DECODER = "model={preset: llama-tiny, max_seq_len: 32}"

@@ -70,7 +70,7 @@ def test_what_a_login_node_runs_imports_nothing_slow(tmp_path, slow, arguments, 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=600,
     )
     assert done.returncode == code, done.stderr
 
@@ -125,7 +125,7 @@ def test_the_shell_completes_commands_and_options(words, offered):
         },
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=600,
     )
     assert set(done.stdout.split()) == offered
 

@@ -23,7 +23,7 @@ batch: {global_tokens: 256, seq_len: 32, micro: 2}
 optim: {lr: 1e-3}
 train: {steps: 12}
 eval: {every_steps: 0}
-engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 30}
+engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu}
 checkpoint: {every_steps: 6}
 tracking: {wandb: off, log_every_steps: 1}
 """

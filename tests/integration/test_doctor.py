@@ -23,7 +23,7 @@ def test_the_quick_look_is_a_line_of_json_without_torch(make_run, tmp_path):
     arguments = ["doctor", "--quick", "--json", str(make_run.config()), "--ranks", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     line, ending = done.stdout.splitlines()
     assert ending == "0 False", done.stdout + done.stderr
     facts = json.loads(line)
@@ -108,9 +108,8 @@ def test_a_rank_with_another_wandb_trains():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_the_whole_examination_starts_its_own_ranks(make_run, tmp_path):
-    done = run_cli("doctor", str(make_run.config()), "--ranks", "2", "--json", cwd=tmp_path, timeout_s=280)
+    done = run_cli("doctor", str(make_run.config()), "--ranks", "2", "--json", cwd=tmp_path, timeout_s=800)
     assert done.code == 0, done.stdout + done.stderr
     names = [check["name"] for check in json.loads(done.stdout)["checks"]]
     assert names[-4:] == ["rendezvous", "same versions", "shared folder", "all-reduce"]
@@ -142,12 +141,12 @@ def test_the_selftest_of_a_job_kills_a_rank_and_resumes(make_run, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_cpu_is_calibrated_and_plan_reads_it(make_run, tmp_path):
     config, file = str(make_run.config()), tmp_path / "cpu.json"
     engine = "engine={kind: single, zero_stage: 0}"
     options = ("--calibrate", "--ranks", "1", "--output", str(file))
-    done = run_cli("doctor", config, engine, *options, cwd=tmp_path, timeout_s=850)
+    done = run_cli("doctor", config, engine, *options, cwd=tmp_path, timeout_s=1700)
     assert done.code == 0, done.stdout + done.stderr
     found = load_calibration(file)
     assert found.gpu == "cpu" and 0 < found.efficiency <= 1 and found.memory_bytes > 2**28

@@ -150,7 +150,6 @@ def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_g
         "tests.integration.engine_workers:compiled_losses",
         2,
         {"stages": [0, 2, 3], "steps": 3, "micro": 2},
-        timeout_s=400,
     )
     for stages, graph_breaks in results:
         assert graph_breaks == 0

@@ -11,7 +11,7 @@ from pretrain.checkpoint.layout import list_checkpoints
 from tests.helpers.cli import WarmCli
 from tests.helpers.runs import RunMaker, assert_same_run, tensors_of
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "cloud", "ember", "willow", "harbor"]
 BASE = """

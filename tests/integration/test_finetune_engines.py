@@ -42,7 +42,6 @@ def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("finetune", ["freeze", "lora"])
 @pytest.mark.parametrize(
     ("cases", "tolerance"),
@@ -51,5 +50,5 @@ def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_p
 )
 def test_every_stage_takes_the_same_steps_and_loads_what_another_saved(tmp_path, cases, tolerance, finetune):
     arguments = {"cases": cases, "folder": str(tmp_path), "finetune": finetune}
-    found, _ = run_in_ranks(WORKER, 2, arguments, timeout_s=500)
+    found, _ = run_in_ranks(WORKER, 2, arguments)
     check(found, cases, tmp_path, finetune, tolerance)

@@ -10,7 +10,7 @@ from pretrain.data.prepare import prepare
 from tests.repo.source import ROOT
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs/finetune").glob("*.yaml"))
 SHORT = ("train.steps=2", "optim.schedule.warmup_steps=1", "eval.every_steps=2", "tracking.wandb=off")

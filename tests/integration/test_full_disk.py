@@ -18,10 +18,12 @@ STEPS = 80
 ALONE = ("engine={kind: single, zero_stage: 0}", f"train.steps={STEPS}", "tracking.log_every_steps=40")
 
 FILL = """
-import os, pathlib
+import os, pathlib, threading
+from pretrain.control.progress import Progress
 from pretrain.io import set_fault_hook
 
-ballast = pathlib.Path(os.environ["DISK"]) / "ballast"
+ballast, is_full = pathlib.Path(os.environ["DISK"]) / "ballast", threading.Event()
+enter_phase = Progress.enter
 
 def fill():
     try:
@@ -34,10 +36,17 @@ def fill():
 def hook(operation, path):
     if ".tmp-step-00000020-" in str(path) and operation == "open":
         fill()
+        is_full.set()
     if f".tmp-step-000000{os.environ['ROOM_AT']}-" in str(path) and operation == "mkdir":
         ballast.unlink(missing_ok=True)
 
+def enter(progress, phase, step=None):
+    enter_phase(progress, phase, step)
+    if step == 22:  # a save is written beside the steps, which may be faster: their rows meet a full disk
+        is_full.wait()
+
 set_fault_hook(hook)
+Progress.enter = enter
 """
 
 REMOUNT = """

@@ -13,7 +13,8 @@ from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.config.load import load_config
 from pretrain.index import load_index
 from tests.helpers.cli import run_cli
-from tests.helpers.runs import RunMaker, assert_same_run, kill_rank, tensors_of
+from tests.helpers.holds import HELD, Hold
+from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank, tensors_of
 
 WORDS = ["unbelievable", "walking", "walked", "dogs", "cats", "talked", "houses"]
 COLORS = ["red", "green", "blue"]
@@ -42,7 +43,7 @@ MODERNBERT = (
     "tied_embeddings: false, head: {kind: labels, mean: %s}}"
 )
 SINGLE = "{kind: single, zero_stage: 0, precision: fp32, device: cpu}"
-RANKS = "{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu, timeout_s: 60}"
+RANKS = "{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}"
 
 
 class LabelRuns(RunMaker):
@@ -138,11 +139,11 @@ def test_an_encoder_from_scratch_learns_tags_on_two_ranks(golden, tags):
 
 
 @pytest.mark.long
-def test_a_run_that_learns_tags_and_whose_rank_was_killed_continues_bit_for_bit(golden):
-    process = golden.start("killed")
+def test_a_run_that_learns_tags_and_whose_rank_was_killed_continues_bit_for_bit(golden, tmp_path):
+    process = golden.start("killed", HELD, **Hold(tmp_path, "killed", step=55).environment)
     golden.wait_for_step("killed", 44, process)
     kill_rank(process, 1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGKILL
     golden.complete("killed")
     assert_same_run(golden, "killed", "golden", 60)

@@ -23,8 +23,9 @@ from pretrain.tracking.audit import read_audit
 from pretrain.train.exchange import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.cli import run_cli
+from tests.helpers.holds import HELD, Hold
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
+from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank
 from tests.integration import workers
 from tests.integration.references import follow
 from tests.integration.workers import ROWS, SEQ_LEN, VOCAB
@@ -155,7 +156,7 @@ batch: {{global_tokens: 384, seq_len: 32, micro: 2}}
 optim: {{lr: 5e-3, schedule: {{warmup_steps: 5}}}}
 train: {{steps: 40}}
 eval: {{every_steps: 20}}
-engine: {{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu, timeout_s: 60}}
+engine: {{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}}
 checkpoint: {{every_steps: 10}}
 tracking: {{log_every_steps: 10, wandb: off}}
 """
@@ -217,11 +218,11 @@ def test_a_run_learns_and_says_how_often_it_is_right(golden):
 
 
 @pytest.mark.long
-def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden):
-    process = golden.start("killed")
+def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden, tmp_path):
+    process = golden.start("killed", HELD, **Hold(tmp_path, "killed", step=35).environment)
     golden.wait_for_step("killed", 24, process)
     kill_rank(process, 1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGKILL
     golden.complete("killed")
     assert_same_run(golden, "killed", "golden", 40)

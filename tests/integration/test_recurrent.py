@@ -35,7 +35,7 @@ ENGINES = [*(["deepspeed", stage, "fp32", stage == 3] for stage in range(4)), ["
 def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(model, source):
     common = {"model": model, "source": source, "steps": 5}
     alone = run_in_ranks(WORKER, 1, {**common, "cases": [["single", 0, "fp32", False]], "micro": 12})[0][0]
-    ranks = run_in_ranks(WORKER, 2, {**common, "cases": ENGINES, "micro": 2}, timeout_s=300)
+    ranks = run_in_ranks(WORKER, 2, {**common, "cases": ENGINES, "micro": 2})
     assert ranks[0] == ranks[1], "all ranks must see the same global loss and gradient norm"
     for engine, rows in zip(ENGINES, ranks[0], strict=True):
         for row, expected in zip(rows, alone, strict=True):

@@ -12,15 +12,13 @@ from tests.helpers import two_stacks
 from tests.helpers.runs import RunMaker
 from tests.helpers.warm_jobs import WarmJobs
 
-pytestmark = pytest.mark.timeout(600)
-
 CONFIG = (
     two_stacks.CONFIG
     + """batch: {{global_tokens: 288, seq_len: 48, micro: 3}}
 optim: {{lr: 1e-2, schedule: {{warmup_steps: 2}}}}
 train: {{steps: 6}}
 eval: {{every_steps: 3}}
-engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 60}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu}}
 tracking: {{log_every_steps: 3, norms_every_steps: 0, wandb: off}}
 """
 )

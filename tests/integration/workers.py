@@ -104,7 +104,6 @@ def build(
         device="auto" if precision == "fp16" else "cpu",
         offload_optimizer="cpu" if offload in ("optimizer", "both") else "none",
         offload_params="cpu" if offload in ("params", "both") else "none",
-        timeout_s=60,
         compile=compile,
     )
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
