@@ -20,6 +20,8 @@ SCRIPTS = Path(__file__).resolve().parent / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "srun")
 PACKAGES = "slurmctld slurmd slurm-client munge"
 POLL_S = 0.1
+WAIT_S = 300.0
+"""Nothing takes so long but what hangs."""
 REVOKED_S = 2.0
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
 """States in which a job stays."""
@@ -57,14 +59,17 @@ class SlurmLab:
         """
         options = [item for setting in settings for item in ("-x", setting)]
         command = [str(SCRIPTS / "slurm_up.sh"), "-d", str(folder), "-n", str(nodes), "-g", str(gpus), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
         assert done.returncode == 0, done.stderr[-3000:]
         return cls(folder, nodes)
 
     def stop(self) -> None:
         """Takes it down, with whatever still runs on it; logs stay in the folder."""
         done = subprocess.run(
-            [str(SCRIPTS / "slurm_down.sh"), "-k", "-d", str(self.folder)], capture_output=True, text=True, timeout=90
+            [str(SCRIPTS / "slurm_down.sh"), "-k", "-d", str(self.folder)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
         )
         assert done.returncode == 0, done.stderr
 
@@ -80,7 +85,7 @@ class SlurmLab:
 
     # Commands and jobs
 
-    def run(self, *command: str, expect: int | None = 0, timeout_s: float = 60) -> str:
+    def run(self, *command: str, expect: int | None = 0, timeout_s: float = WAIT_S) -> str:
         """Runs a command that speaks to the cluster; returns what it prints, errors too."""
         done = subprocess.run(
             command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
@@ -113,7 +118,7 @@ class SlurmLab:
         """The nodes that a job has."""
         return self.run("scontrol", "show", "hostnames", self.job(job)["NodeList"]).split()
 
-    def wait_for(self, job: int | str, *states: str, timeout_s: float = 60) -> str:
+    def wait_for(self, job: int | str, *states: str, timeout_s: float = WAIT_S) -> str:
         """Waits until a job is in one of `states` (none given: has ended); returns it."""
         wanted = states or ENDED
         self.wait_until(
@@ -122,7 +127,7 @@ class SlurmLab:
         return self.state(job)
 
     def wait_until(
-        self, is_done: Callable[[], bool], what: str, timeout_s: float = 60, say: Callable[[], str] = str
+        self, is_done: Callable[[], bool], what: str, timeout_s: float = WAIT_S, say: Callable[[], str] = str
     ) -> None:
         """Waits for anything; `say` tells what is instead where it does not come."""
         deadline = time.monotonic() + timeout_s
@@ -143,7 +148,7 @@ class SlurmLab:
 
     def node(self, verb: str, name: str, *arguments: str) -> str:
         """Does something to a node: see tests/helpers/slurm/slurm_node.sh."""
-        return self.run("slurm_node", verb, name, *arguments, timeout_s=90)
+        return self.run("slurm_node", verb, name, *arguments)
 
     def on_node(self, name: str, *command: str) -> str:
         """Runs a command on a node."""
@@ -189,20 +194,37 @@ class SlurmLab:
         """Waits until a node answers, and lets it take jobs."""
         self.node("resume", name)
 
+    def wait_saved(self, job: int) -> None:
+        """Waits until slurmctld, which saves its state every five seconds, has saved what is so of a job by now."""
+        mark, saved = f"mark{time.time_ns()}", self.folder / "spool" / "ctld" / "job_state"
+        self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
+        self.wait_until(lambda: mark.encode() in _content(saved), f"{mark} of job {job} in {saved}")
+
     def kill_controller(self) -> None:
-        """Kills slurmctld; it saves its state every five seconds."""
-        self.run("slurm_node", "ctld-kill")
+        """Kills slurmctld; it knows after its next start what it has saved (`wait_saved`)."""
+        self._end_controller("ctld-kill")
 
     def stop_controller(self) -> None:
         """Stops slurmctld, which saves its state."""
+        self._end_controller("ctld-stop")
+
+    def _end_controller(self, verb: str) -> None:
         pid = int((self.folder / "run" / "ctld.pid").read_text())
-        self.run("slurm_node", "ctld-stop")
+        self.run("slurm_node", verb)
         self.wait_until(lambda: not _lives(pid), "slurmctld gone")
 
     def start_controller(self) -> None:
         """Starts slurmctld from its saved state, and waits until it answers."""
         self.run("slurm_node", "ctld-start")
         self.wait_until(lambda: "is UP" in self.run("scontrol", "ping", expect=None), "slurmctld up")
+
+
+def _content(path: Path) -> bytes:
+    """The content of a file; empty where there is none, as for a moment where one is replaced."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _lives(pid: int) -> bool:

@@ -30,7 +30,7 @@ model:
 batch: {{global_tokens: 256, seq_len: 32, micro: 2}}
 optim: {{lr: 1e-3, schedule: {{warmup_steps: 5}}}}
 train: {{steps: 80}}
-engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 240}}
+engine: {{kind: single, zero_stage: 0, precision: fp32, device: cpu, timeout_s: 1000}}
 checkpoint: {{every_steps: 10}}
 tracking: {{log_every_steps: 5, wandb: off}}
 """
@@ -72,8 +72,9 @@ def enter(self, phase, step=None):
 
 Progress.enter, StopFlag._handle = enter, handle
 """
-SITE = "signal_s: 30\ndoctor: false\nexport: [RES_OPTIONS]\n"
-"""Slurm looks at limits every 30 s; the doctor costs each start seconds; nodes of a lab have no name servers."""
+SITE = "signal_s: 120\ndoctor: false\nexport: [RES_OPTIONS]\n"
+"""Slurm looks at limits every 30 s, and a busy machine takes some to save; the doctor costs each start seconds; nodes
+of a lab have no name servers."""
 START_S = 400.0
 """Ranks import torch, on few cores, beside whatever else goes on there."""
 

@@ -91,17 +91,17 @@ make_node() {
         read -r me _ </proc/self/stat; echo $me >$D/nodes/$N/init.pid.t; mv $D/nodes/$N/init.pid.t $D/nodes/$N/init.pid
         hostname $N; mount -t proc proc /proc; mount -t tmpfs -o mode=1777 tmpfs /dev/shm
         mount --bind $D/etc/hosts /etc/hosts; mount --bind $D/nodes/$N/local $D/local; ip link set lo up
-        for ((i=0;i<1000;i++)); do ip link show eth0 >/dev/null 2>&1 && break; sleep 0.01; done
+        for ((i=0;i<6000;i++)); do ip link show eth0 >/dev/null 2>&1 && break; sleep 0.01; done
         ip addr add $A/24 dev eth0 && ip link set eth0 up && : >$D/nodes/$N/go
         trap : TERM INT HUP; while :; do sleep 3600 & wait $!; done' \
         lab-node-init "$DIR" "$N" "$(<"$DIR/nodes/$N/addr")" </dev/null >>"$DIR/log/init.$N.out" 2>&1 &
     disown
-    for (( i = 0; i < 500; i++ )); do [[ -s $DIR/nodes/$N/init.pid ]] && break; sleep 0.01; done
+    for (( i = 0; i < 6000; i++ )); do [[ -s $DIR/nodes/$N/init.pid ]] && break; sleep 0.01; done
     p=$(initpid) || die "$N has no namespaces: $(tail -n 2 "$DIR/log/init.$N.out")"
     ip link del "$VETH" 2>/dev/null || true
     ip link add "$VETH" type veth peer name eth0 netns "$p"
     ip link set "$VETH" master "$BR" up
-    for (( i = 0; i < 500; i++ )); do [[ -e $DIR/nodes/$N/go ]] && break; sleep 0.01; done
+    for (( i = 0; i < 6000; i++ )); do [[ -e $DIR/nodes/$N/go ]] && break; sleep 0.01; done
     [[ -e $DIR/nodes/$N/go ]] || die "$N has no network: $(tail -n 2 "$DIR/log/init.$N.out")"
 }
 end_node() {
@@ -110,7 +110,7 @@ end_node() {
         [[ $V == killall ]] || ip link set "$VETH" down 2>/dev/null || true
         p=$(initpid) || return 0
         kill -9 "$p" # its namespace goes with it
-        for (( i = 0; i < 200; i++ )); do alive "$p" || break; sleep 0.02; done
+        for (( i = 0; i < 3000; i++ )); do alive "$p" || break; sleep 0.02; done
     else
         p=$(allpids)
         [[ -z $p ]] || kill -9 $p 2>/dev/null || true
@@ -118,7 +118,7 @@ end_node() {
 }
 resume() {
     local i state
-    for (( i = 0; i < 450; i++ )); do
+    for (( i = 0; i < 2000; i++ )); do
         state=$(scontrol -o show node "$N" | grep -o ' State=[^ ]*' || true)
         case $state in
             *DOWN* | *DRAIN* | *FAIL*) scontrol update nodename="$N" state=resume 2>/dev/null || true ;;

@@ -142,7 +142,7 @@ SlurmctldHost=$HOST($CTLADDR)
 SlurmctldPort=$BASE
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket=$DIR/run/munge.sock,cred_expire=5
+AuthInfo=socket=$DIR/run/munge.sock
 StateSaveLocation=$DIR/spool/ctld
 SlurmdSpoolDir=$DIR/spool/%n
 SlurmctldPidFile=$DIR/run/ctld.pid
@@ -180,19 +180,19 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 KillWait=5
-# Longer than KillWait: a kill that a node answers later is sent again, and meets the same step of the next start.
-MessageTimeout=12
+# Longer than KillWait, and than a busy node takes: a kill that a node answers later is sent again, and meets the same step of the next start.
+MessageTimeout=18
 CompleteWait=0
 SlurmctldTimeout=10
 SlurmdTimeout=20
 TCPTimeout=2
-BatchStartTimeout=10
+BatchStartTimeout=60
 InactiveLimit=0
 UnkillableStepTimeout=60
 # Nodes and partitions.
 NodeName=DEFAULT CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$MEM$GRES
 ${NODE_LINES}PartitionName=DEFAULT Nodes=ALL State=UP MaxTime=INFINITE DefaultTime=60 DefMemPerCPU=1024
-PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=90
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 CONF
 for kv in ${EXTRA[@]+"${EXTRA[@]}"}; do
@@ -226,22 +226,22 @@ munged --force --key-file="$DIR/etc/munge.key" --socket="$DIR/run/munge.sock" --
     --log-file="$DIR/log/munged.log" --seed-file="$DIR/run/munge.seed" >>"$DIR/log/munged.out" 2>&1 ||
     die "munged: $(tail -n 2 "$DIR/log/munged.out")"
 "$NODE" ctld-start -c || die "slurmctld did not start: $(tail -n 3 "$DIR/log/slurmctld.out")"
-for (( i = 0; i < 100; i++ )); do
-    timeout 5 scontrol ping 2>/dev/null | grep -q 'is UP' && break
+for (( i = 0; i < 600; i++ )); do
+    timeout 15 scontrol ping 2>/dev/null | grep -q 'is UP' && break
     f=$(grep -m1 'fatal: ' "$DIR/log/slurmctld.log" 2>/dev/null) && die "slurmctld: ${f#*fatal: }"
     sleep 0.1
 done
-(( i < 100 )) || die "slurmctld does not answer within 10 s (see $DIR/log/slurmctld.log)"
+(( i < 600 )) || die "slurmctld does not answer within 60 s (see $DIR/log/slurmctld.log)"
 pids=()
 for (( k = 1; k <= NODES; k++ )); do "$NODE" boot n$k & pids+=($!); done
 for p in "${pids[@]}"; do wait "$p" || die "a node did not boot"; done
-for (( i = 0; i < 150; i++ )); do
+for (( i = 0; i < 900; i++ )); do
     up=$(sinfo -h -N -p main -t idle -r -o %N 2>/dev/null | wc -l)
     (( up == NODES )) && break
     sleep 0.1
 done
-(( up == NODES )) || die "only $up of $NODES nodes registered within 15 s: $(sinfo -R -h 2>&1 | head -5)"
-w=$(cd / && timeout 20 env -i PATH="$PATH" HOME=/root SLURM_CONF="$SLURM_CONF" \
+(( up == NODES )) || die "only $up of $NODES nodes registered within 90 s: $(sinfo -R -h 2>&1 | head -5)"
+w=$(cd / && timeout 120 env -i PATH="$PATH" HOME=/root SLURM_CONF="$SLURM_CONF" \
     srun -Q -p main -N"$NODES" --ntasks-per-node=1 -t 1 sh -c 'echo $SLURMD_NODENAME' 2>&1 | sort -V | xargs) ||
     die "the first srun failed: $w"
 [[ $w == "$(seq -f n%g -s ' ' "$NODES")" ]] || die "the first srun answered '$w'"

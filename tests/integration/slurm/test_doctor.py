@@ -17,7 +17,7 @@ raise SystemExit(cli.run(sys.argv[1:]))
 def srun(lab, *command, expect=0):
     """Runs a command once on each of two nodes."""
     where = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,OMP_NUM_THREADS=1")
-    return lab.run("srun", *where, sys.executable, *command, expect=expect, timeout_s=170)
+    return lab.run("srun", *where, sys.executable, *command, expect=expect)
 
 
 def test_ranks_of_two_nodes_meet_and_one_report_tells_of_both(lab, make_run):

@@ -28,7 +28,7 @@ def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_
     job.wait_held(25)
     _, lost = job.journal("start")[0]["nodes"]
     lab.kill_slurmd(lost)
-    lab.wait_until(lambda: lab.restarts(job.job) == 1, "given up by Slurm", 90, job.tell)
+    lab.wait_until(lambda: lab.restarts(job.job) == 1, "given up by Slurm", say=job.tell)
     job.release(25)
     job.wait_restart(1)
     job.wait_end()
@@ -37,8 +37,9 @@ def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_
     assert_same_folders(job.folder, golden(template), STEPS)
 
 
-def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
+def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(start_lab, make_job):
     """9 s. Its rank has saved before it went."""
+    lab = start_lab(nodes=2, settings=["KillWait=50", "MessageTimeout=60"])
     job = make_job(lab)
     job.hold(25)
     number = job.submit(*SRUN)
@@ -50,7 +51,7 @@ def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(lab, make_job):
     assert lab.restarts(number) == 0
     status = job.status()
     assert (status["state"], status["queue"], status["restarts"]) == ("cancelled", [], 0)
-    assert status["checkpoint_step"] >= 20
+    assert status["checkpoint_step"] >= 24
 
 
 def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
@@ -89,6 +90,7 @@ def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job,
     job.hold(25)
     number = job.submit(*SRUN)
     job.wait_held(25)
+    lab.wait_saved(number)
     lab.kill_controller()
     (driver,) = job.processes("-m launch.job")
     os.kill(driver, signal.SIGUSR1)
@@ -146,16 +148,16 @@ def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab
     lab = start_lab(nodes=1, settings=["SlurmctldParameters=enable_configless"])
     job = make_job(lab)
     job.hold(25)
-    number = job.submit(*SRUN)
+    job.submit(*SRUN)
     job.wait_held(25)
     urgent = lab.submit("--partition=urgent", "--exclusive", "--time=1", "--output=none", "--wrap=sleep 1")
-    said, log = f"job_signal: 15 of running JobId={number} ", lab.folder / "log" / "slurmctld.log"
-    lab.wait_until(lambda: said in log.read_text(), "SIGTERM", 60, job.tell)
+    job.wait_asked(25)
     job.release(25)
     lab.wait_for(urgent, "COMPLETED")
     job.wait_restart(1)
     job.wait_end()
     assert [attempt["exit_code"] for attempt in job.attempts()] == [75, 0]
+    assert "SIGTERM" in job.attempts()[0]["reason"]
     assert job.attempts()[-1]["from_step"] >= 24
     assert_same_folders(job.folder, golden(), STEPS)
 
@@ -171,7 +173,7 @@ def test_the_script_of_the_readme_needs_no_tool(lab, make_job, tmp_path, golden)
     job.job = job.sbatch("--nodes=2", "--time=30", f"--output={tmp_path}/own.out", str(script), "runs.yaml")
     job.wait_held(25)
     lab.run("scancel", "--signal=USR1", str(job.job))
-    lab.run("sleep", "3")
+    job.wait_asked(25)
     job.release(25)
     job.wait_end()
     assert lab.restarts(job.job) == 1

@@ -23,7 +23,7 @@ def test_a_job_runs_on_every_node(lab, tmp_path):
 def test_a_job_comes_back_on_another_node_after_one_was_rebooted(start_lab, tmp_path):
     """8 s."""
     lab: SlurmLab = start_lab(nodes=2)
-    job = lab.submit("--requeue", "--time=5", write_job(tmp_path, "echo on $SLURMD_NODENAME", "exec sleep 60"))
+    job = lab.submit("--requeue", "--time=20", write_job(tmp_path, "echo on $SLURMD_NODENAME", "exec sleep 1000"))
     lab.wait_for(job, "RUNNING")
     (first,) = lab.nodes_of(job)
     lab.wait_until((tmp_path / "out.txt").exists, "the job has begun")
@@ -40,10 +40,13 @@ def test_a_job_comes_back_on_another_node_after_one_was_rebooted(start_lab, tmp_
 @pytest.mark.parametrize("how", ["kill_controller", "stop_controller"])
 def test_a_job_outlives_its_controller(lab, tmp_path, how):
     """11 s: the state is saved every five."""
-    job = lab.submit("--time=5", write_job(tmp_path, "sleep 9"))
+    go = tmp_path / "go"
+    job = lab.submit("--time=20", write_job(tmp_path, f"while [ ! -e {go} ]; do sleep 0.1; done"))
     lab.wait_for(job, "RUNNING")
-    lab.run("sleep", "6")
+    lab.wait_saved(job)
     getattr(lab, how)()
     lab.start_controller()
+    assert lab.state(job) == "RUNNING"
+    go.touch()
     assert lab.wait_for(job) == "COMPLETED"
     assert lab.restarts(job) == 0
