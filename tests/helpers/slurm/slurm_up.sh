@@ -180,7 +180,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 KillWait=5
-# Longer than KillWait, and than a busy node takes: a kill that a node answers later is sent again, and meets the same step of the next start.
+# Longer than KillWait, and than a busy node takes: a kill that a node answers later is sent again, and meets the same
+# step of the next start.
 MessageTimeout=18
 CompleteWait=0
 SlurmctldTimeout=10
