@@ -3,6 +3,7 @@
     SIGTERM | SIGUSR1 | SIGINT  ->  flag set  ->  OR-ed over the ranks with the step's values  ->  commit, exit 75
     before the first step       ->  the process ends at once with 75: there is nothing to save yet
     a second signal             ->  the process ends at once; the last commit stays valid
+    SIGUSR1 after any           ->  nothing: it announces an end, and Slurm and a launcher may each send it, one late
     SIGTERM after SIGUSR1       ->  the end that the first announced: what is left until SIGKILL is used to commit
     after the last commit       ->  the process ends at once with its outcome
 
@@ -89,7 +90,7 @@ class StopFlag:
             self._first_at, self._is_announced = now, number == signal.SIGUSR1
         elif self._is_announced and number == signal.SIGTERM:
             self._first_at, self._is_announced = now, False
-        elif now - self._first_at > SAME_REQUEST_S:
+        elif number != signal.SIGUSR1 and now - self._first_at > SAME_REQUEST_S:
             os._exit(128 + number)
 
     def __bool__(self) -> bool:

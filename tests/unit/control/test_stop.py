@@ -97,6 +97,18 @@ def test_the_end_that_usr1_has_announced_is_not_a_second_request(start):
     assert process.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("first", STOP_SIGNALS)
+def test_an_announcement_is_never_a_second_request(start, first):
+    """Slurm sends SIGUSR1 to a rank, and so does its launcher, which may be late."""
+    process = start("flag.install(); flag.arm()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(first)
+    assert process.stdout.readline() == f"{first.name}\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == f"taken {int(signal.SIGUSR1)}\n"
+
+
 def test_repeats_within_a_second_are_one_request(start):
     process = start(
         "stop.SAME_REQUEST_S = 60; flag.install(); flag.arm()\n"
