@@ -150,16 +150,11 @@ class Driver:
         while process.poll() is None:
             if self._signals and not is_told and time.monotonic() - begun > SETTLE_S:
                 is_told = True
-                self._tell(process)
+                say(f"asked to stop by {self._asked()}")
+                # srun passes it on to every task, without the controller; where Slurm has asked them, it is harmless.
+                process.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-    def _tell(self, process: subprocess.Popen[bytes]) -> None:
-        """Asks the ranks to stop, unless Slurm has done so: a second signal would end them at once."""
-        say(f"asked to stop by {self._asked()}")
-        job = show_job(self._start.handle) if self._signals[0] == signal.SIGTERM else None
-        if job is None or job.get("JobState") == "RUNNING":
-            process.send_signal(signal.SIGUSR1)  # srun passes it on to every task, without the controller
 
     def _asked(self) -> str:
         return signal.Signals(self._signals[0]).name
