@@ -6,14 +6,13 @@ import signal
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from launch.local import reserved_port
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.control.stop import SAME_REQUEST_S
 from pretrain.errors import EXIT_RESUME_ME
-from pretrain.tracking.audit import compare, read_audit
+from pretrain.tracking.audit import read_audit
 from tests.helpers.holds import HELD, Hold, wait_for
 from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank
 
@@ -186,31 +185,6 @@ def test_zero_3_with_recomputed_blocks_and_validation_trains_the_same(golden):
         assert row.digest == expected.digest
         # Dropout draws the same noise; ZeRO 3 adds gradients in another order.
         assert float.fromhex(row.loss) == pytest.approx(float.fromhex(expected.loss), rel=1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_twenty_kills_at_random_moments_change_nothing(golden, tmp_path):
-    rng = np.random.default_rng(20)
-    for number in range(20):
-        attempt, saved = golden.last_row("twenty")["attempt"], _saved_step(golden, "twenty")
-        step = saved + int(rng.integers(1, 10))
-        hold = Hold(tmp_path, "twenty", step=step + 3)
-        process = golden.start("twenty", "checkpoint.every_steps=5", HELD, **hold.environment)
-        if number % 4 == 0:
-            time.sleep(rng.uniform(0, 6))  # somewhere in start-up: imports, process group, loading
-        else:
-            golden.wait_for_step("twenty", step, process, after_attempt=attempt)
-        kill_rank(process, int(rng.integers(2)))
-        output = process.communicate(timeout=LIMIT_S)[0]
-        assert process.returncode == 128 + signal.SIGKILL, output
-    golden.complete("twenty", "checkpoint.every_steps=5")
-    assert compare(golden.folder("golden").audit, golden.folder("twenty").audit) is None
-
-
-def _saved_step(maker: RunMaker, name: str) -> int:
-    found = list_checkpoints(maker.folder(name).checkpoints)
-    return int(found[-1].name.split("-")[1]) if found else 0
 
 
 @pytest.mark.long
