@@ -70,13 +70,19 @@ def start():
         process.communicate()
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(start, number):
+def asked(start, number: signal.Signals) -> subprocess.Popen[str]:
+    """A process that was asked to stop, and knows it, some time ago."""
     process = start("flag.install(); flag.arm()" + WAIT)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.stdout.readline() == f"{number.name}\n"
     time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(start, number):
+    process = asked(start, number)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=GIVE_UP_S)[0] == ""
     assert process.returncode == 128 + signal.SIGINT
@@ -84,11 +90,7 @@ def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(st
 
 def test_the_end_that_usr1_has_announced_is_not_a_second_request(start):
     """Slurm sends SIGTERM at the limit, and SIGKILL some time later: that time is for the commit."""
-    process = start("flag.install(); flag.arm()" + WAIT)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "SIGUSR1\n"
-    time.sleep(0.1)
+    process = asked(start, signal.SIGUSR1)
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == f"taken {int(signal.SIGTERM)}\n"
     time.sleep(0.1)
@@ -100,11 +102,7 @@ def test_the_end_that_usr1_has_announced_is_not_a_second_request(start):
 @pytest.mark.parametrize("first", STOP_SIGNALS)
 def test_an_announcement_is_never_a_second_request(start, first):
     """Slurm sends SIGUSR1 to a rank, and so does its launcher, which may be late."""
-    process = start("flag.install(); flag.arm()" + WAIT)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(first)
-    assert process.stdout.readline() == f"{first.name}\n"
-    time.sleep(0.1)
+    process = asked(start, first)
     process.send_signal(signal.SIGUSR1)
     assert process.stdout.readline() == f"taken {int(signal.SIGUSR1)}\n"
 
