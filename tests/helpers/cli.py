@@ -63,9 +63,13 @@ class WarmCli(ForkServer):
 
 def serve() -> None:
     """Forks a child for each request on stdin; answers with its exit code."""
-    import accelerate  # noqa: F401 (what a child would import first)
+    import accelerate.optimizer  # noqa: F401 (what a child would import first)
+    import torch._dynamo  # noqa: F401 (what accelerate imports when it is used)
+    import transformers.models.auto.modeling_auto
+    import transformers.models.auto.tokenization_auto  # noqa: F401
 
     import pretrain.artifact
+    import pretrain.cli.commands
     import pretrain.generate.text
     import pretrain.train.run  # noqa: F401
 

@@ -70,8 +70,9 @@ _shared = RankServer()
 def serve() -> None:
     """Forks the ranks of each request on stdin; answers with their exit codes."""
     if os.environ["IMPORTS"] == "1":
-        import accelerate  # noqa: F401 (what a rank would import first)
+        import accelerate.optimizer  # noqa: F401 (what a rank would import first)
         import deepspeed  # noqa: F401
+        import torch._dynamo  # noqa: F401 (what accelerate imports when it is used)
 
         import pretrain.train.run  # noqa: F401
         import tests.helpers.topologies  # noqa: F401

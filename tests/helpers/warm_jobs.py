@@ -105,6 +105,7 @@ def serve() -> None:
     import accelerate.optimizer  # noqa: F401 (what a rank would import first)
     import torch._dynamo  # noqa: F401 (what accelerate imports when it is used)
 
+    import pretrain.cli.commands
     import pretrain.train.run  # noqa: F401
 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a launcher does: held back until a rank can answer
