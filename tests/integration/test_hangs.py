@@ -185,7 +185,7 @@ def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
     make_run.wait_for_step("killed", 5, process)
     pids = rank_pids(process)
     kill_rank(process, culprit)
-    wait_until_dead(list(pids.values()))
+    wait_until_dead(list(pids.values()), within_s=10)
     output = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == 137, output
     assert f"launch: rank {culprit} on {HOST} was killed by SIGKILL (exit code 137): the kernel's" in output

@@ -82,9 +82,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_dead(pids: list[int]) -> None:
-    """Waits until none of the processes runs."""
-    deadline = time.monotonic() + GIVE_UP_S
+def wait_until_dead(pids: list[int], within_s: float = GIVE_UP_S) -> None:
+    """Waits until none of the processes runs, which must be so in time."""
+    deadline = time.monotonic() + within_s
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank outlived its launcher"
         time.sleep(0.01)
