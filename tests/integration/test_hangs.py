@@ -67,7 +67,9 @@ read = SourceStreams.read
 def bad(self, positions):
     if os.environ["RANK"] == os.environ["BAD_RANK"] and positions.start >= 200:
         if os.environ["DOES"] == "sleep":
-            Path(os.environ["NOTES"], "sleeps").write_text(str(positions.start))
+            note = Path(os.environ["NOTES"], "sleeps.new")
+            note.write_text(str(positions.start))
+            note.replace(note.with_suffix(""))
             time.sleep(3600)
         raise DataError("shard 7 is damaged", where="train/000007.tar", fix="restore it")
     return read(self, positions)
