@@ -16,6 +16,8 @@ from pretrain.control.progress import Beat
 from pretrain.control.verdict import Verdict
 
 CONNECT_S = 5.0
+ANSWER_S = 1e9
+"""Who keeps the store may stand still for a while, and is not gone: how long it is silent, others measure and judge."""
 
 
 class Board:
@@ -32,6 +34,7 @@ class Board:
     def __init__(self, host: str, port: int) -> None:
         timeout = timedelta(seconds=CONNECT_S)
         store = td.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        store.set_timeout(timedelta(seconds=ANSWER_S))
         # torchrun's store outlives an attempt, and its verdict must not.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = td.PrefixStore(f"pretrain-watchdog-{attempt}", store)

@@ -106,11 +106,12 @@ class Messenger:
             known = self._seen.get(beat.rank)
             if known is None or known[0].number != beat.number:
                 self._seen[beat.rank] = (beat, time.monotonic())
-        if self._outgoing is not None and self.verdict is None:
-            self.verdict = board.conclude(self._outgoing)
+        outgoing = self._outgoing  # once: what is said from here on is for the next round
+        if outgoing is not None and self.verdict is None:
+            self.verdict = board.conclude(outgoing)
         else:
             self.verdict = self.verdict or board.verdict()
-        if self._outgoing is not None:
+        if outgoing is not None:
             self._answered.set()
         self._answered_at = time.monotonic()
 

@@ -1,0 +1,95 @@
+"""What goes through the store when a process stands still between two calls."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+import torch.distributed as td
+
+from pretrain.control import board as boards
+from pretrain.control import messenger as messengers
+from pretrain.control.board import Board
+from pretrain.control.messenger import Messenger
+from pretrain.control.progress import Beat, Progress, Pulse
+from pretrain.control.verdict import Verdict
+from tests.helpers.served import wait_until
+
+BEAT = Beat(1, "n1", 7, number=1, marks=2, collectives=3, phase="data", step=4, for_s=0.0, limit_s=600.0, stack=[])
+GIVE_UP_S = 600
+
+
+class Answering:
+    """A store that says that every key is there."""
+
+    def __init__(self, store: td.Store) -> None:
+        self._store = store
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._store.multi_get(keys)
+
+
+def test_a_store_may_take_longer_to_answer_than_to_be_reached():
+    """Else a rank 0 that stands still for a while, between two questions, would be taken for gone, and for good."""
+    store = td.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours, theirs = (Board("127.0.0.1", store.port) for _ in range(2))
+    ours._store = Answering(ours._store)
+    later = threading.Timer(boards.CONNECT_S + 1.0, theirs.publish, [BEAT])
+    later.start()
+    assert ours.read([1]) == [BEAT]
+    later.join()
+
+
+class SlowBoard:
+    """A board that answers whether there is a verdict when it is let."""
+
+    asked, let = threading.Event(), threading.Event()
+    concluded: ClassVar[list[Verdict]] = []
+
+    def __init__(self, host: str, port: int) -> None:
+        pass
+
+    def publish(self, beat: Beat) -> None:
+        pass
+
+    def read(self, ranks: Iterable[int]) -> list[Beat]:
+        return []
+
+    def verdict(self) -> Verdict | None:
+        self.asked.set()
+        self.let.wait(GIVE_UP_S)
+        return None
+
+    def conclude(self, verdict: Verdict) -> Verdict:
+        self.concluded.append(verdict)
+        return verdict
+
+
+@pytest.fixture
+def messenger(monkeypatch) -> Iterator[Messenger]:
+    monkeypatch.setattr(messengers, "Board", SlowBoard)
+    monkeypatch.setattr(messengers, "_listens", lambda address: True)
+    messenger = Messenger(Pulse(Progress(), 1, 600.0, lambda: 0), 1, 2, ("127.0.0.1", 1), 0)
+    messenger.start()
+    yield messenger
+    SlowBoard.let.set()
+    messenger.close()
+
+
+def test_what_is_said_while_others_are_asked_is_in_the_store_before_the_rank_goes_on(messenger):
+    said = Verdict("rank 1 failed first: shard 7 is damaged", 65, (1,))
+
+    def say() -> list[Verdict]:
+        messenger.say(said, GIVE_UP_S)
+        return list(SlowBoard.concluded)
+
+    SlowBoard.asked.wait(GIVE_UP_S)
+    with ThreadPoolExecutor(1) as threads:
+        there = threads.submit(say)
+        wait_until(lambda: messenger._outgoing is said)
+        SlowBoard.let.set()
+        assert there.result(GIVE_UP_S) == [said]
