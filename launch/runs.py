@@ -106,10 +106,17 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_runs(folders: list[Path]) -> list[RunFacts]:
-    """Returns the facts of runs, with one question to Slurm for all of them."""
-    read = [_Read(RunDir(folder)) for folder in folders]
-    queue = find_jobs(job for run in read for job in run.jobs)
-    return [run.facts(queue) for run in read]
+    """Returns the facts of runs, with one question to Slurm for all of them.
+
+    Files are read after Slurm has answered: of a job that it knows no more, they tell the end by then.
+    """
+    jobs = {job for folder in folders for job in _Read(RunDir(folder)).jobs}
+    while True:
+        asked, queue = jobs, find_jobs(jobs)
+        read = [_Read(RunDir(folder)) for folder in folders]
+        jobs = {job for run in read for job in run.jobs}
+        if jobs <= asked:  # else one was submitted meanwhile
+            return [run.facts(queue) for run in read]
 
 
 def read_run(folder: Path) -> RunFacts:

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from launch.queue import parse_jobs
+from launch import runs
+from launch.queue import find_jobs, parse_jobs
 from launch.runs import find_runs, read_run, read_runs
 from launch.show import show_run, show_runs
 from launch.starts import merge_starts
@@ -286,3 +287,31 @@ def test_one_run_is_shown_with_all_its_starts(run, squeue):
     assert "1 7 01-02 03:00 5m 2 0 75 n1,n2 stopped by SIGUSR1" in lines
     assert "2 7+1 01-02 03:06 1 20 n3 without a word: killed, or its node was lost" in lines
     assert "3 7+2 01-02 04:30 2 40 n1,n2" in lines
+
+
+def test_a_job_that_ends_while_slurm_is_asked_is_not_lost(run, squeue, monkeypatch):
+    """Between a look at the files and Slurm's answer there may be any time."""
+    journal(run, start(0))
+
+    def end_and_ask(jobs):
+        journal(run, start(0), end(5, 0, "done", decision="end"))
+        return find_jobs(jobs)
+
+    squeue()
+    monkeypatch.setattr(runs, "find_jobs", end_and_ask)
+    assert read_run(run.path).state == "done"
+
+
+def test_a_job_that_is_submitted_while_slurm_is_asked_is_asked_for_too(run, squeue, monkeypatch):
+    journal(run, start(0), end(5, 65, "no shard", decision="end"))
+    asked = []
+
+    def submit_and_ask(jobs):
+        asked.append(sorted(jobs))
+        journal(run, start(0), end(5, 65, "no shard", decision="end"), {"event": "submit", "job": "8", "array": None})
+        return find_jobs(jobs)
+
+    squeue(PENDING.replace("7", "8"))
+    monkeypatch.setattr(runs, "find_jobs", submit_and_ask)
+    assert read_run(run.path).state == "queued"
+    assert asked == [["7"], ["7", "8"]]
