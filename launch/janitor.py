@@ -11,15 +11,20 @@ import contextlib
 import os
 import signal
 
+_NOT_ITS_OWN = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
+"""Blocked in a janitor from its first moment on: those of a terminal and of Slurm come to whole groups and steps."""
+
 
 class Janitor:
     """Ends process groups when this process is gone."""
 
     def __init__(self) -> None:
         reader, self._writer = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_ITS_OWN)
         self._pid = os.fork()
         if not self._pid:
             _keep_watch(reader, self._writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reader)
 
     def watch(self, group: int) -> None:
@@ -41,9 +46,7 @@ def end_group(group: int) -> None:
 
 def _keep_watch(reader: int, writer: int) -> None:
     """The life of the janitor, in its fork."""
-    os.setsid()  # no signal of the terminal or of the launcher's group ends it
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    os.setsid()  # no signal of the terminal or of the launcher's group is for it
     os.close(writer)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):

@@ -11,7 +11,6 @@ ranks have started goes with them (janitor.py). Stop signals are held back in a 
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -28,6 +28,7 @@ from launch.janitor import Janitor, end_group
 from launch.outcome import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError, LaunchError
 from pretrain.io import make_dir
+from pretrain.orphan import die_with
 from pretrain.rundir import RunDir
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -38,7 +39,6 @@ HANG_SETTLE_S = 2.0
 """After a hang was found: every rank that can end does so by itself, and what is left is frozen."""
 STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may still wait for wandb, 20 s; a signal then ends it as it would have ended."""
-_PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -68,10 +68,9 @@ def reserved_port(port: int | None) -> Iterator[int]:
         yield chosen
 
 
-def _prepare_rank() -> None:
+def _prepare_rank(launcher: int) -> None:
     """Runs in a rank before its program."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with(launcher)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
@@ -100,7 +99,7 @@ class _Ranks:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    preexec_fn=_prepare_rank,
+                    preexec_fn=partial(_prepare_rank, os.getpid()),
                 )
             self.processes.append(process)
             janitor.watch(process.pid)

@@ -8,33 +8,27 @@ A rank that was stopped with all saved (75) is no failure to its launcher: we re
 """
 
 import argparse
-import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from launch.exits import note_rank
 from launch.outcome import last_error
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.orphan import die_with
 
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Blocked from the launcher on, until the rank can answer them: Slurm sends its signals to every process of a step."""
-_PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to end this process when the one that started it is gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prepare_rank() -> None:
+def _prepare_rank(parent: int) -> None:
     """Runs in the rank before its program."""
-    die_with_parent()
+    die_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, HELD_BACK)
 
 
@@ -56,7 +50,7 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
         stdout=file,
         stderr=file,
         env={"PYTHONFAULTHANDLER": "1", **os.environ},
-        preexec_fn=_prepare_rank,
+        preexec_fn=partial(_prepare_rank, os.getpid()),
     )
     while child.poll() is None:
         received = signal.sigwaitinfo({signal.SIGCHLD, *HELD_BACK})
@@ -77,7 +71,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--local_rank", "--local-rank")
     arguments = parser.parse_args()
-    die_with_parent()
+    die_with(os.getppid())
     sys.exit(run_rank(arguments.config, Path(arguments.logs), Path(arguments.exits)))
 
 

@@ -5,21 +5,21 @@
 A launcher dies with the drill: the kernel is asked for that, so that not even `kill -9` of the drill leaves anything.
 """
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from pretrain.drill.folder import DrillFolder, Pace
 from pretrain.drill.plan import Kill
 from pretrain.drill.processes import MARK, find_ranks, kill, marked, wait_until_gone
 from pretrain.drill.watch import Watch, last_row, newest_step
 from pretrain.io import make_dir
+from pretrain.orphan import die_with
 
 POLL_S = 0.004
 GONE_WITHIN_S = 10.0
@@ -28,7 +28,6 @@ STEPS_SPREAD = 2
 """Kills in steps fall into so many intervals of checkpoints: before the next commit and after it."""
 SAVE_SPREAD = 2.0
 """Those in a save into so many times the longest save seen: after the commit, it is read again and old ones go."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Attempts:
 
     def _launch(self, name: str) -> subprocess.Popen[bytes]:
         temporary = make_dir(self._folder.temporary)
-        libc, command = ctypes.CDLL(None), [sys.executable, "-m", "pretrain", "launch", "local"]
+        command = [sys.executable, "-m", "pretrain", "launch", "local"]
         with self._folder.log(name).open("ab") as log:
             return subprocess.Popen(
                 [*command, str(self._folder.config(name)), "--ranks", str(self._num_ranks)],
@@ -152,7 +151,7 @@ class Attempts:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C of the terminal is for the drill
-                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=partial(die_with, os.getpid()),
             )
 
 

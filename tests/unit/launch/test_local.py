@@ -56,11 +56,11 @@ class Job:
             text=True,
         )
 
-    def wait_for(self, what: str) -> None:
-        """Waits until every rank has noted `what`."""
+    def wait_for(self, what: str, number: int = 3) -> None:
+        """Waits until every rank, or so many processes, have noted `what`."""
         deadline = time.monotonic() + GIVE_UP_S
-        while len(list(self.folder.glob(f"{what}.*"))) < 3:
-            assert time.monotonic() < deadline, f"no rank came to {what!r}"
+        while len(list(self.folder.glob(f"{what}.*"))) < number:
+            assert time.monotonic() < deadline, f"none came to {what!r}"
             time.sleep(0.01)
 
     def noted(self, what: str) -> dict[int, list[int]]:
@@ -78,7 +78,7 @@ def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or before it was read
         return False
 
 
@@ -256,6 +256,44 @@ def test_a_killed_launcher_leaves_no_rank_and_nothing_that_a_rank_has_started(st
     job.wait_for("child")
     job.process.kill()
     wait_until_dead([pid for what in ("started", "child") for pids in job.noted(what).values() for pid in pids])
+
+
+STANDS_STILL = """
+def note(what):
+    Path(sys.argv[3], "new").write_text(str(os.getpid()))
+    os.rename(f"{sys.argv[3]}/new", f"{sys.argv[3]}/{what}.0")
+"""
+"""Of a process that has just been forked, and does not come to its first call for a while."""
+
+
+def test_a_launcher_that_is_killed_while_it_starts_a_rank_leaves_none(start):
+    job = start(
+        "note('started'); time.sleep(5)",
+        STANDS_STILL + "def late(parent, real=local.die_with):\n    note('forked')\n"
+        "    while os.getppid() == parent: time.sleep(0.01)\n    real(parent)\n"
+        "local.die_with = late",
+    )
+    job.wait_for("forked", 1)
+    job.process.kill()
+    wait_until_dead(job.noted("forked")[0])
+    assert not job.noted("started")
+
+
+def test_a_signal_to_the_group_does_not_end_a_janitor_that_has_just_been_forked(start):
+    job = start(
+        PROGRAM + CHILD,
+        "from launch import janitor\n" + STANDS_STILL + "def late(*pipe, real=janitor._keep_watch):\n"
+        "    note('janitor')\n    while not os.path.exists(f'{sys.argv[3]}/asked'): time.sleep(0.01)\n    real(*pipe)\n"
+        "janitor._keep_watch = late",
+    )
+    job.wait_for("janitor", 1)
+    (janitor,) = job.noted("janitor")[0]
+    os.kill(janitor, signal.SIGINT)
+    (job.folder / "asked").touch()
+    job.wait_for("child")
+    assert is_alive(janitor)
+    job.process.kill()
+    wait_until_dead([pid for pids in job.noted("child").values() for pid in pids])
 
 
 def test_a_killed_rank_leaves_nothing_that_it_has_started(start):
