@@ -54,8 +54,10 @@ class StopFlag:
         self._installed = True
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        # Blocked, and not only ignored: Go, and so wandb's service, takes a handler for all that is not blocked.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+        # Those that come before all is set up come at its end: nobody would hear of them in between. SIGUSR1 and
+        # SIGUSR2 stay blocked, for they may not be only ignored: Go, and so wandb's service, takes a handler for all
+        # that is not blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGUSR2})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         for number in STOP_SIGNALS:
             signal.signal(number, _leave_to_thread)

@@ -160,6 +160,17 @@ def test_a_signal_that_the_launcher_held_back_comes_once_it_can_be_answered(star
     assert process.returncode == 75
 
 
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_comes_while_the_flag_is_installed_is_not_lost(start, number):
+    process = start(
+        f"real = signal.set_wakeup_fd\nsignal.set_wakeup_fd = lambda *arguments, **options: "
+        f"(os.kill(os.getpid(), {int(number)}), real(*arguments, **options))\n"
+        "flag.install(); print('installed', flush=True); time.sleep(600)"
+    )
+    assert process.communicate(timeout=GIVE_UP_S)[0] in ("", "installed\n")
+    assert process.returncode == 75
+
+
 CHILDREN = """
 flag.install(); flag.arm()
 import threading
