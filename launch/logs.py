@@ -1,5 +1,6 @@
 """What a run prints: the newest file of its Slurm jobs, or of its ranks, to the end or as it grows."""
 
+import codecs
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,11 +39,17 @@ def last_lines(path: Path, count: int) -> tuple[str, int]:
     """Returns the last `count` lines of a file, and how far it was read, in bytes."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - _TAIL_BYTES))
-        content = file.read()
-        end = file.tell()
+        begin = file.seek(max(0, size - _TAIL_BYTES))
+        content = _whole_characters(file.read())
     lines = content.decode(errors="replace").splitlines(keepends=True)
-    return "".join(lines[-count:] if count else []), end
+    return "".join(lines[-count:] if count else []), begin + len(content)
+
+
+def _whole_characters(content: bytes) -> bytes:
+    """Leaves out the beginning of a character whose rest is not written yet."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(content)
+    return content.removesuffix(decoder.getstate()[0])
 
 
 def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable[[], bool]) -> Iterator[str]:
@@ -63,7 +70,7 @@ def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable
             offset = 0
         with path.open("rb") as file:
             file.seek(offset)
-            content = file.read()
+            content = _whole_characters(file.read())
         offset += len(content)
         if content:
             yield content.decode(errors="replace")

@@ -67,6 +67,23 @@ def test_following_shows_what_is_added_what_replaces_it_and_what_was_written_las
     assert pieces == ["more\n", "a longer output of the second job\n", "cut\n"]
 
 
+def test_a_character_of_which_a_part_is_written_is_shown_once_it_is_whole(run, monkeypatch):
+    monkeypatch.setattr(logs, "POLL_S", 0)
+    path, content = run.logs / "rank-00000.log", "caf\u00e9 \u2603\n".encode()
+    path.write_bytes(content[:4])
+    text, offset = logs.last_lines(path, 9)
+    ends = iter([5, 7, 8, len(content), len(content)])
+
+    def is_over():
+        end = next(ends, None)
+        if end is not None:
+            path.write_bytes(content[:end])
+        return end is None
+
+    pieces = list(logs.follow(lambda: path, path, offset, is_over))
+    assert [text, *pieces] == ["caf", "\u00e9", " ", "\u2603\n"]
+
+
 def test_slurm_is_asked_seldom_and_never_again_once_the_run_is_over(monkeypatch):
     now, asked = [0.0], []
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
