@@ -4,7 +4,7 @@ worker is gone.
     .prepare.lock      held exclusively by the one that runs `prepare`; shared, with n in it, by those of `--part i/n`
     .prepare-i.lock    held exclusively by `--part i/n`
     .workers.lock, .workers-i.lock    held shared by each worker process; waited for at the start
-    .claim.lock        held for a moment by whoever writes what all share: prepare.json, the index
+    .claim.lock        held for a moment by whoever writes what all share: the n above, prepare.json, the index
 
 All are flocks: the operating system lets go of them when the process ends, however it ends.
 """
@@ -25,7 +25,6 @@ PREPARE_LOCK = ".prepare.lock"
 WORKERS_LOCK = ".workers.lock"
 CLAIM_LOCK = ".claim.lock"
 ORPHAN_WAIT_S = 30.0
-SETTLE_WAIT_S = 2.0
 CLAIM_WAIT_S = 600.0
 _LOCK_NAME = re.compile(r"\.(prepare|workers|claim)(-\d+)?\.lock")
 
@@ -103,11 +102,12 @@ def _hold(descriptor: int, folder: Path, who: str) -> None:
 def _hold_with_others(descriptor: int, folder: Path, share: Share) -> None:
     """Shares the folder with other parts of the same n: parts of another n would write the same files."""
     mine = f"of {share.of}"
-    if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):
-        _write_owner(descriptor, mine)
-    # One that has just come first holds it exclusively until it has written its n.
-    if not _flock(descriptor, fcntl.LOCK_SH, wait_s=SETTLE_WAIT_S):
-        raise _taken(descriptor, folder, "another `pretrain prepare`")
+    # One that comes first holds it exclusively until it has written its n: the others wait here for as long.
+    with claim_lock(folder):
+        if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):
+            _write_owner(descriptor, mine)
+        if not _flock(descriptor, fcntl.LOCK_SH, wait_s=0):
+            raise _taken(descriptor, folder, "another `pretrain prepare`")
     if (owner := _read_owner(descriptor)) != mine:
         raise LockedError(
             f"`--part {share}` does not go with the parts {owner} that are being prepared here",

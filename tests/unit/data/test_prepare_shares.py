@@ -2,11 +2,13 @@
 
 import random
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pretrain.data import prepare_steps
+from pretrain.data import lock, prepare_steps
 from pretrain.data.lock import claim_lock, lock_folder
 from pretrain.data.prepare import prepare, prepare_share
 from pretrain.data.share import Share, parse_share
@@ -136,6 +138,29 @@ def test_a_folder_has_one_run_or_the_shares_of_one_n(tmp_path):
         pass
     with lock_folder(tmp_path, Share(3, 3)):
         pass
+
+
+def test_a_share_waits_until_the_one_that_came_first_has_said_its_n(tmp_path, monkeypatch):
+    write, first_has_it, go = lock._write_owner, threading.Event(), threading.Event()
+
+    def write_slowly(descriptor, owner):
+        first_has_it.set()
+        assert go.wait(150)
+        write(descriptor, owner)
+
+    def hold(share):
+        with lock_folder(tmp_path, share):
+            return share
+
+    monkeypatch.setattr(lock, "_write_owner", write_slowly)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(hold, Share(1, 2))
+        assert first_has_it.wait(150)
+        second = pool.submit(hold, Share(2, 2))
+        with pytest.raises(TimeoutError):
+            second.result(timeout=2.5)
+        go.set()
+        assert [first.result(), second.result()] == [Share(1, 2), Share(2, 2)]
 
 
 def test_what_is_written_in_common_is_written_by_one_at_a_time(tmp_path, monkeypatch):
