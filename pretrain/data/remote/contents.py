@@ -44,8 +44,10 @@ def scan_shards(shards: Path) -> dict[str, Entry]:
     """Returns the shards that there are by hash, after the traces of processes that died are removed."""
     suspects = set()
     for item in os.scandir(shards):
-        if ".tmp-" in item.name or (item.name.endswith(".lock") and item.stat().st_size):
-            suspects.add(item.name.partition(".")[0])
+        key, _, kind = item.name.partition(".")
+        # Only the lock of a shard stays as long as room is made: that of a file goes with who fetches it again.
+        if ".tmp-" in kind or (kind == "lock" and item.stat().st_size):
+            suspects.add(key)
     promised = {key: _promised(shards, key) for key in suspects}
     entries: dict[str, Entry] = {}
     # Only now: a download that ends meanwhile is counted as a promise, as files, or as both, but not as nothing.

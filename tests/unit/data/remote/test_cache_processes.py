@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from pretrain.data.remote.contents import scan_shards
 from pretrain.data.remote.locks import lock, try_lock
 from pretrain.data.remote.store import Patience, UnavailableError
 from tests.helpers.served import (
@@ -111,6 +112,21 @@ def test_a_folder_is_kept_for_a_process_that_lives_and_not_for_one_that_was_kill
         reader.communicate()
         visit()
         assert not folder.exists()
+
+
+def test_who_makes_room_is_not_hindered_by_one_who_has_just_fetched_a_damaged_file_again(tmp_path, monkeypatch):
+    """The lock of the file goes between a look at the folder and one at its entries."""
+    damaged = tmp_path / f"{'0' * 64}.tar.lock"
+    damaged.touch()
+    scan = os.scandir
+
+    def scan_and_be_late(folder):
+        found = list(scan(folder))
+        damaged.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "scandir", scan_and_be_late)
+    assert scan_shards(tmp_path) == {}
 
 
 def test_a_lock_that_was_waited_for_is_that_of_the_file_that_is_there(tmp_path):
