@@ -16,8 +16,9 @@ from pretrain.control.progress import Beat
 from pretrain.control.verdict import Verdict
 
 CONNECT_S = 5.0
-ANSWER_S = 1e9
-"""Who keeps the store may stand still for a while, and is not gone: how long it is silent, others measure and judge."""
+ANSWER_S = 1e6
+"""As good as never: who keeps the store may stand still for a while, and is not gone; how long it is silent, others
+measure and judge. The longest that torch waits is 2^31 milliseconds."""
 
 
 class Board:
