@@ -18,6 +18,7 @@ from pretrain.drill.folder import DrillFolder, Pace
 from pretrain.drill.plan import Kill
 from pretrain.drill.processes import MARK, find_ranks, kill, marked, wait_until_gone
 from pretrain.drill.watch import Watch, last_row, newest_step
+from pretrain.errors import EXIT_OK
 from pretrain.io import make_dir
 from pretrain.orphan import die_with
 
@@ -36,7 +37,7 @@ class Ended:
 
     Attributes:
         exit_code: Of the launcher; negative where it was killed.
-        is_killed: Whether the drill killed it.
+        is_killed: Whether the drill killed it: not where what it killed had ended by then, and well.
         saved: The newest committed step before it, and after it.
         resumed_from: The step that it went on from; None where it did not get so far.
         step: The last step that it did; 0: none.
@@ -129,7 +130,7 @@ class Attempts:
         now = time.monotonic()
         return Ended(
             exit_code=exit_code,
-            is_killed=is_killed,
+            is_killed=is_killed and exit_code != EXIT_OK,
             saved=(watch.saved, newest_step(run)),
             resumed_from=watch.resumed_from(),
             step=watch.step(),

@@ -43,9 +43,13 @@ def list_shared_memory() -> set[str]:
 
 
 def find_shared_memory(before: set[str]) -> list[str]:
-    """Returns what is in /dev/shm and was not `before`, unless a live process uses it: that is somebody else's."""
+    """Returns what is in /dev/shm and was not `before`, unless a live process uses it: that is somebody else's.
+
+    So is what is gone when all processes have been asked: those who used it have ended meanwhile.
+    """
     new = {str(SHARED_MEMORY / name) for name in list_shared_memory() - before}
-    return sorted(new - _in_use(new)) if new else []
+    unused = new - _in_use(new) if new else set()
+    return sorted(unused & {str(SHARED_MEMORY / name) for name in list_shared_memory()})
 
 
 def _in_use(names: set[str]) -> set[str]:

@@ -133,3 +133,16 @@ def test_shared_memory_in_use_is_somebody_elses(monkeypatch, tmp_path):
     with (tmp_path / "used").open("w"):
         assert find_shared_memory({"old"}) == [str(tmp_path / "left")]
     assert find_shared_memory({"old"}) == [str(tmp_path / "left"), str(tmp_path / "used")]
+
+
+def test_shared_memory_that_is_gone_when_its_users_have_been_looked_for_is_not_left(monkeypatch, tmp_path):
+    monkeypatch.setattr("pretrain.drill.leftovers.SHARED_MEMORY", tmp_path)
+
+    def look(names: set[str]) -> set[str]:
+        (tmp_path / "brief").unlink()
+        return set()
+
+    monkeypatch.setattr("pretrain.drill.leftovers._in_use", look)
+    for name in ("brief", "left"):
+        (tmp_path / name).touch()
+    assert find_shared_memory(set()) == [str(tmp_path / "left")]
