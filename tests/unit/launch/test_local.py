@@ -34,10 +34,13 @@ rank, folder = int(os.environ["RANK"]), sys.argv[1]
 def note(what):
     with open(f"{folder}/{what}.{rank}", "a") as file:
         file.write(f"{os.getpid()}\\n")
+def has_noted(path):
+    return os.path.exists(path) and os.path.getsize(path) > 0
 def wait_for(*names):
-    while not all(os.path.exists(f"{folder}/{name}") for name in names):
+    while not all(has_noted(f"{folder}/{name}") for name in names):
         time.sleep(0.01)
 """
+"""A note is there once something is in it: a rank may stand still, or be killed, before it has written its number."""
 ANSWERS = f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {list(map(int, STOP_SIGNALS))}); "
 """A rank that can answer stop signals takes those that were held back."""
 
@@ -59,7 +62,7 @@ class Job:
     def wait_for(self, what: str, number: int = 3) -> None:
         """Waits until every rank, or so many processes, have noted `what`."""
         deadline = time.monotonic() + GIVE_UP_S
-        while len(list(self.folder.glob(f"{what}.*"))) < number:
+        while sum(path.stat().st_size > 0 for path in self.folder.glob(f"{what}.*")) < number:
             assert time.monotonic() < deadline, f"none came to {what!r}"
             time.sleep(0.01)
 
@@ -162,7 +165,8 @@ LATE = """
 class Late:
     sleep = time.sleep
     def monotonic():
-        return time.monotonic() + 2000 * all(os.path.exists(f"{sys.argv[3]}/asked.{rank}") for rank in (0, 2))
+        notes = [Path(f"{sys.argv[3]}/asked.{rank}") for rank in (0, 2)]
+        return time.monotonic() + 2000 * all(note.exists() and note.stat().st_size for note in notes)
 local.time = Late
 """
 """The launcher's clock: once two ranks have been asked to end, and have not, it is long after."""
@@ -217,7 +221,7 @@ def test_peers_of_a_rank_that_was_stopped_by_itself_are_stopped_too(start):
 def test_a_frozen_rank_is_ended_once_the_others_have_said_so(start):
     job = start(
         "note('started')\nif rank == 2: os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "wait_for('started.0', 'started.2')\nwhile not (first := open(f'{folder}/started.0').read().strip()): pass\n"
+        "wait_for('started.0', 'started.2'); first = open(f'{folder}/started.0').read().strip()\n"
         "while rank == 1 and os.path.exists(f'/proc/{first}'): time.sleep(0.01)\n"
         "sys.exit(76)"
     )
@@ -322,15 +326,16 @@ def test_a_log_that_cannot_be_written_is_told_before_a_rank_runs_on(start, tmp_p
 
 
 def test_a_port_in_use_is_refused_by_name():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        message = f"--port: port {port} cannot be used: Address already in use; give another"
-        with pytest.raises(LaunchError, match=message), reserved_port(port):
-            raise AssertionError("it is in use")
-    with reserved_port(port) as same, reserved_port(None) as any_port:
-        assert same == port != any_port != 0
+    with reserved_port(None) as port:  # nobody else gets it while we are here
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", port))
+            other.listen()
+            message = f"--port: port {port} cannot be used: Address already in use; give another"
+            with pytest.raises(LaunchError, match=message), reserved_port(port):
+                raise AssertionError("it is in use")
+        with reserved_port(port) as same, reserved_port(None) as any_port:
+            assert same == port != any_port != 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port is chosen, and not kept")
