@@ -83,10 +83,12 @@ def test_a_run_that_sends_no_rows_is_told_once(python, tmp_path):
         import threading
         import pretrain.tracking.wandb_tracker as module
 
-        sent, alert = threading.Event(), module._alert
+        logged, sent, alert, begin = threading.Event(), threading.Event(), module._alert, WandbMirror._start
         module._alert = lambda run, **text: (alert(run, **text), sent.set())
+        WandbMirror._start = lambda self: begin(self) if logged.wait(120) else None  # else there may be no row yet
         m = mirror(stall_alert_s=0.2)
         m.log(3, {"loss": 1.0})
+        logged.set()
         assert sent.wait(120)
         time.sleep(1.0)
         m.close()

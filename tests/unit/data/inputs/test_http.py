@@ -16,12 +16,14 @@ import pyarrow.parquet
 import pytest
 
 from pretrain.config.prepare import InputConfig
+from pretrain.data import network
 from pretrain.data.inputs.compressed import zstd
 from pretrain.data.network import Waits
 from pretrain.data.prepare import prepare
 from pretrain.data.readers.reader import Reader
 from pretrain.data.sources import plan_parts
 from pretrain.errors import DataError
+from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.prepare_config import prepare_config
 from tests.helpers.reading import documents, listing, texts
@@ -109,7 +111,8 @@ def test_a_server_that_dies_and_returns_is_waited_for(server, monkeypatch):
     assert rows == ROWS
 
 
-def test_a_server_that_stays_away_is_one_error_that_names_the_file(server):
+def test_a_server_that_stays_away_is_one_error_that_names_the_file(server, monkeypatch):
+    monkeypatch.setattr(network, "time", FakeClock())  # the first failure may be that of an old connection
     url = f"{server.url}/a.jsonl"
     found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
     next(found)

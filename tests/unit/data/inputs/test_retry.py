@@ -3,8 +3,10 @@ import logging
 
 import pytest
 
+from pretrain.data import network
 from pretrain.data.inputs.retry import call_remote
 from pretrain.data.network import Waits
+from tests.helpers.clock import FakeClock
 
 URL = "https://host/a.txt?secret"
 
@@ -34,6 +36,7 @@ class AnswerError(OSError):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 0.1))
+    monkeypatch.setattr(network, "time", FakeClock())
 
 
 @pytest.mark.parametrize(
