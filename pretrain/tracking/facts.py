@@ -21,6 +21,7 @@ SLURM_NAMES = (
     *("CLUSTER_NAME", "NTASKS", "RESTART_COUNT", "ARRAY_JOB_ID", "ARRAY_TASK_ID"),
 )
 _MAX_CARD_CHARACTERS = 20_000
+_GIT_S = 10.0
 
 
 def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
@@ -44,7 +45,9 @@ def code_facts(folder: Path) -> dict[str, Any]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

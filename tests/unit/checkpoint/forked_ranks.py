@@ -28,8 +28,8 @@ from pretrain.types import Fragment
 from tests.unit.checkpoint.stand_in import StandIn, state_of
 
 LOST_PEER = 69
-TIMEOUT_S = 170
-"""A rank that waits for a dead one ends by then, and its test fails."""
+TIMEOUT_S = 600
+"""A rank that waits for a dead one ends by then, and its test fails; others may have many saves to do."""
 
 
 class Share(StandIn):

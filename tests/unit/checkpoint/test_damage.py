@@ -2,8 +2,6 @@
 
 import os
 import random
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,31 +12,19 @@ from pretrain.dist import World
 from tests.unit.checkpoint.forked_ranks import Share, manager_on, run_ranks
 from tests.unit.checkpoint.stand_in import load_newest, state_of
 
-MEMORY = Path("/dev/shm")
-
 
 @pytest.fixture
-def folder(tmp_path) -> Iterator[Path]:
-    """A folder in memory, where there is such: thousands of files are rewritten."""
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def saved(folder, monkeypatch) -> Path:
+def saved(tmp_path, monkeypatch) -> Path:
     """The checkpoints of steps 1 and 2 of two ranks. Nothing is synced here: no power fails, and it takes its time."""
 
     def body(world: World) -> None:
-        checkpoints = manager_on(world, folder / "saved")
+        checkpoints = manager_on(world, tmp_path / "saved")
         for step in (1, 2):
             checkpoints.save(Share(step, world), state_of(step))
 
     assert run_ranks(2, body) == [0, 0]
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    return folder / "saved"
+    return tmp_path / "saved"
 
 
 def flipped(content: bytes, rng: random.Random) -> bytes:

@@ -30,7 +30,7 @@ def ended(tmp_path_factory) -> dict[str, Ended]:
     """All scenarios, at the same time: their processes sleep mostly."""
     folder = tmp_path_factory.mktemp("watched")
     command = [sys.executable, "-m", "tests.unit.control.watched", str(folder), *SCENARIOS]
-    job = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=170, check=True)
+    job = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
     found = {}
     for scenario, outcomes in json.loads(job.stdout).items():
         said = {int(path.name): path.read_text() for path in (folder / scenario).iterdir()}

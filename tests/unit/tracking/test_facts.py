@@ -3,10 +3,13 @@
 import subprocess
 
 from pretrain import __version__
+from pretrain.tracking import facts
 from pretrain.tracking.facts import code_facts, machine_facts, slurm_variables
 
 
-def test_a_checkout_has_a_commit_and_is_dirty_once_a_file_changes(tmp_path):
+def test_a_checkout_has_a_commit_and_is_dirty_once_a_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "_GIT_S", 150)
+
     def git(*arguments):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b@c", *arguments], cwd=tmp_path, check=True)
 
@@ -32,5 +35,5 @@ def test_slurm_is_told_by_known_names_only(monkeypatch):
 
 
 def test_the_machine_has_cores_and_memory():
-    facts = machine_facts()
-    assert facts["cores"] >= 1 and facts["memory_bytes"] > 2**28
+    found = machine_facts()
+    assert found["cores"] >= 1 and found["memory_bytes"] > 2**28
