@@ -94,7 +94,7 @@ def resume(folder, corpus):
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or going while it is read
         return False
 
 
