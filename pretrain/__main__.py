@@ -11,6 +11,8 @@ from types import FrameType
 
 from pretrain.errors import EXIT_RESUME_ME
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
 
 def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(EXIT_RESUME_ME)
@@ -19,8 +21,11 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Runs the command line and exits."""
     if {"train", "launch"} & set(sys.argv[1:3]):  # they take over when they can do better
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        # Held back until there is a handler for each: who sees one may send any.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        for number in _STOP_SIGNALS:
             signal.signal(number, _leave)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     from pretrain.cli import main as run_command
 
     run_command()

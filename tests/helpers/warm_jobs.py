@@ -35,9 +35,9 @@ class WarmJob:
     ended: dict[int, int] = field(default_factory=dict)
 
     def send(self, number: int, ranks: list[int] | None = None) -> None:
-        """Sends a signal to the ranks that still run; None: to all."""
+        """Sends a signal to the ranks that still run; None: to all. Numbers of others may be given again."""
         for rank, pid in enumerate(self.pids):
-            if ranks is None or rank in ranks:
+            if rank not in self.ended and (ranks is None or rank in ranks):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 

@@ -168,3 +168,28 @@ def test_a_signal_while_the_command_line_is_imported_ends_it_with_75(make_run, t
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=LIMIT_S)[0] == ""
     assert process.returncode == EXIT_RESUME_ME
+
+
+# Stands still when one signal has a handler and the others have none, until another has come.
+STANDS_STILL = """
+import signal, time
+real = signal.signal
+
+def late(number, handler):
+    real(number, handler)
+    while number == signal.SIGTERM and not signal.sigpending():
+        time.sleep(0.01)
+
+signal.signal = late
+"""
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make_run, tmp_path, number):
+    (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
+    process = make_run.start("early", launcher=[sys.executable, "-m", "pretrain", "train"], PYTHONPATH=str(tmp_path))
+    while not answers(process.pid, signal.SIGTERM):
+        time.sleep(0.001)
+    process.send_signal(number)
+    assert process.communicate(timeout=LIMIT_S)[0] == ""
+    assert process.returncode == EXIT_RESUME_ME
