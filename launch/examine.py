@@ -1,15 +1,19 @@
 """The doctor's quick look at every node of a job, before its ranks are started: seconds, where a job waited for days.
 
-    srun, once a node: pretrain doctor CONFIG --quick --json  ->  launch/doctor.jsonl  ->  pretrain doctor --compare
+    srun, once a node: pretrain doctor CONFIG --quick --json  ->  a file each  ->  launch/doctor.jsonl
+    ->  pretrain doctor --compare
 
-It runs in processes of its own: `launch` imports none of it.
+It runs in processes of its own: `launch` imports none of it. A file each, because srun cuts a line of more than 1 KiB
+into pieces, and those of several nodes come mixed.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launch.spec import LaunchSpec
 from pretrain.io import write_file
@@ -43,8 +47,11 @@ def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Fin
     A doctor that does not answer in time keeps nobody from training.
     """
     doctor = [spec.python, "-m", "pretrain", "doctor"]
-    looked = _run([*step, *doctor, str(spec.config), "--quick", "--json", f"--ranks={world_size}"])
-    if looked is None:
+    outputs = [spec.folder.launch / f"doctor-{task}.out" for task in range(world_size // spec.ranks_per_node)]
+    own_files = (f"--output={spec.folder.launch}/doctor-%t.out", "--open-mode=truncate", "--error=all")
+    ended = _run([*step, *own_files, *doctor, str(spec.config), "--quick", "--json", f"--ranks={world_size}"])
+    looked = "".join(_take(path) for path in outputs)
+    if ended is None:
         return None
     write_file(spec.folder.launch / "doctor.jsonl", looked.encode())
     found = first_failure(looked)
@@ -67,6 +74,15 @@ def first_failure(output: str) -> Finding | None:
         except (ValueError, TypeError, LookupError):
             continue
     return None
+
+
+def _take(path: Path) -> str:
+    """Returns what is in a file, and removes it; a node that has said nothing has none."""
+    with contextlib.suppress(OSError):
+        said = path.read_text(encoding="utf-8", errors="replace")
+        path.unlink()
+        return said
+    return ""
 
 
 def _run(command: Sequence[str]) -> str | None:

@@ -1,6 +1,8 @@
-"""Runs on every node: which addresses of the first one can be reached from here; one line of JSON.
+"""Runs on every node: which addresses of the first one can be reached from here; a line of JSON for each.
 
 python -m launch.reach NONCE PORT ADDRESS ...
+
+Short lines: srun cuts longer ones, of 1 KiB, into pieces, and those of several nodes come mixed.
 """
 
 import contextlib
@@ -40,11 +42,14 @@ def reach(addresses: Sequence[str], port: int, nonce: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Prints the line."""
+    """Prints the lines."""
     nonce, port, *addresses = sys.argv[1:]
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    lines = [json.dumps({"node": node})]
+    lines += [json.dumps({"node": node, "tried": pair}) for pair in reach(addresses, int(port), nonce).items()]
     with contextlib.suppress(BrokenPipeError):
-        print(json.dumps({"node": node, "tried": reach(addresses, int(port), nonce)}), flush=True)
+        for line in lines:
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
     for line in output.splitlines():
         try:
             row = json.loads(line)
-            answers[str(row["node"])] = dict(row["tried"])
+            answers.setdefault(str(row["node"]), {}).update([row["tried"]] if "tried" in row else [])
         except (ValueError, KeyError, TypeError):
             continue  # what a site prints at the beginning of a step
     return answers

@@ -103,7 +103,7 @@ def step_command(spec: LaunchSpec, nodes: Sequence[str], tasks: int) -> list[str
     """
     site = spec.site
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes) * tasks}", f"--ntasks-per-node={tasks}"]
-    options += [f"--nodelist={','.join(nodes)}", "--export=ALL", "--cpu-bind=none", "--unbuffered", "--quiet"]
+    options += [f"--nodelist={','.join(nodes)}", "--export=ALL", "--cpu-bind=none", "--quiet"]
     if site.cpus_per_node:
         options.append(f"--cpus-per-task={max(1, site.cpus_per_node // tasks)}")
     if site.container:
