@@ -1,5 +1,6 @@
-"""How the ranks of a start ended: a small file each, as torchrun and its like return 1 whatever a rank returned.
+"""How the ranks of a start began and ended: a small file each, as torchrun and its like return 1 whatever a rank did.
 
+exits/task-00001.json   {}   of each task of the step, once a signal does not end it any more
 exits/rank-00003.json   {"rank": 3, "host": "n2", "code": 65, "said": "..."}   of rank 0, and of those that failed
 exits/node-00001.json   of a node on which the launcher failed before any of its ranks could
 """
@@ -29,6 +30,20 @@ class Ending:
     code: int
     reason: str
     ranks_began: bool
+
+
+def note_task(folder: Path, task: int) -> None:
+    """Notes that a task of the step holds signals back: one that comes from now on reaches its ranks."""
+    _note(_task_path(folder, task), {})
+
+
+def are_ready(folder: Path, num_tasks: int) -> bool:
+    """Returns whether all tasks of a step have noted that."""
+    return all(_task_path(folder, task).exists() for task in range(num_tasks))
+
+
+def _task_path(folder: Path, task: int) -> Path:
+    return folder / f"task-{task:05d}.json"
 
 
 def note_rank(folder: Path, rank: int, host: str, code: int, said: str) -> None:

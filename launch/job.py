@@ -23,7 +23,7 @@ from types import FrameType
 
 from launch.decide import Decision, Outcome, decide
 from launch.examine import examine_nodes
-from launch.exits import Ending, read_ending
+from launch.exits import Ending, are_ready, read_ending
 from launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
 from launch.modes import Meeting, hostfile_text
 from launch.rendezvous import find_meeting_point
@@ -43,8 +43,8 @@ from pretrain.errors import EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, LaunchE
 from pretrain.io import make_dir, remove_tree, write_file
 
 POLL_S = 0.1
-SETTLE_S = 3.0
-"""A step that has just been started may lose a signal."""
+READY_S = 120.0
+"""A task that has not said by then that it can be told to stop could not: its disk refused."""
 LAUNCHES = 3
 """Attempts at a rendezvous: another program may take the port before we do."""
 QUICK_S = 120.0
@@ -131,24 +131,26 @@ class Driver:
         tasks = spec.ranks_per_node if spec.mode == "srun" else 1
         command = [
             *step_command(spec, nodes, tasks),
-            *("--kill-on-bad-exit=1", f"--wait={END_WAIT_S}", spec.python, "-m", "launch.node", str(spec.path)),
+            *("--unbuffered", "--kill-on-bad-exit=1", f"--wait={END_WAIT_S}"),
+            *(spec.python, "-m", "launch.node", str(spec.path)),
             *("--meeting", json.dumps(asdict(meeting)), "--exits", str(exits)),
         ]
         try:
-            return read_ending(exits, self._wait(command))
+            return read_ending(exits, self._wait(command, exits, len(nodes) * tasks))
         finally:
             with contextlib.suppress(DiskError):
                 remove_tree(exits)
 
-    def _wait(self, command: list[str]) -> int:
-        """Runs the step; passes the first request to stop on to it."""
+    def _wait(self, command: list[str], exits: Path, num_tasks: int) -> int:
+        """Runs the step; passes the first request to stop on to it, once no task would die of it."""
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         except FileNotFoundError:
             raise LaunchError("there is no srun on this node", where=self._start.nodes[0]) from None
         begun, is_told = time.monotonic(), False
         while process.poll() is None:
-            if self._signals and not is_told and time.monotonic() - begun > SETTLE_S:
+            is_old = time.monotonic() - begun > READY_S
+            if self._signals and not is_told and (is_old or are_ready(exits, num_tasks)):
                 is_told = True
                 say(f"asked to stop by {self._asked()}")
                 # srun passes it on to every task, without the controller; where Slurm has asked them, it is harmless.

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from launch.exits import failed_ranks, note_node
+from launch.exits import failed_ranks, note_node, note_task
 from launch.modes import Meeting, launcher_command, rank_variables
 from launch.network import interface_of, route_to
 from launch.rank import HELD_BACK, run_rank
@@ -42,6 +42,7 @@ def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str |
 def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
     """Runs what is to run in this task; returns 0 if no rank of it failed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    note_task(exits, int(os.environ["SLURM_PROCID"]))
     number = meeting.nodes.index(os.environ["SLURMD_NODENAME"])
     own_address = route_to(meeting.address, meeting.port)
     interface = spec.site.interface or (interface_of(own_address) if own_address else None)

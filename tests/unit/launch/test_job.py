@@ -3,13 +3,19 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launch import job as driver
-from launch.exits import Ending
+from launch import node
+from launch.exits import Ending, are_ready
 from launch.journal import append_row, mark_of_cancel, read_journal
+from launch.modes import Meeting
 from launch.start import Start
 from pretrain.rundir import begin_attempt
 from tests.unit.launch.test_submit import spec
@@ -161,6 +167,51 @@ def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
     bad = Ending(69, "on n1: torchrun ended with exit code 1 before its ranks", False)
     assert desk.drive(monkeypatch, bad, bad, Ending(0, "", True)) == 0
     assert desk.drive(monkeypatch, bad, bad, bad) == 69
+
+
+STEP = """
+import signal, sys, time
+from pathlib import Path
+from launch.exits import note_task
+def stop(number, frame):
+    print("stopped", flush=True)
+    sys.exit(75)
+time.sleep(0.5)  # a signal ends it so far
+signal.signal(signal.SIGUSR1, stop)
+for task in range(int(sys.argv[2])):
+    note_task(Path(sys.argv[1]), task)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("num_noted", [2, 1])
+def test_a_request_to_stop_is_passed_on_when_every_task_can_take_it_or_long_after(desk, monkeypatch, num_noted):
+    first = desk.folder / "task-00000.json"
+    late = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 1000 * first.exists())
+    monkeypatch.setattr(driver, "time", late)
+    monkeypatch.setattr(driver, "READY_S", 900 if num_noted == 1 else 10**6)
+    step = [sys.executable, "-c", STEP, str(desk.folder), str(num_noted)]
+    one = driver.Driver(desk.spec, Start("7", None, 0, ("n1", "n2")), [signal.SIGUSR1])
+    assert one._wait(step, desk.folder, 2) == 75
+
+
+def test_a_task_says_that_it_can_be_told_to_stop_when_a_signal_does_not_end_it(desk, monkeypatch):
+    found = []
+
+    def look(*arguments, **options):
+        found.append((are_ready(desk.folder, 1), signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+        return subprocess.CompletedProcess(arguments, 0)
+
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(node.subprocess, "run", look)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert not are_ready(desk.folder, 1)
+    try:
+        assert node.run_node(desk.spec, Meeting("127.0.0.1", 20_000, ("n1",), 1, "7-0-0"), desk.folder) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert found == [(True, True)]
 
 
 def test_the_record_of_the_run_tells_the_end_that_rank_0_could_not(desk, monkeypatch):
