@@ -35,8 +35,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_S = 0.05
 SETTLE_S = 1.0
 FAILURE_GRACE_S = 5.0
-HANG_SETTLE_S = 2.0
-"""After a hang was found: every rank that can end does so by itself, and what is left is frozen."""
+HANG_SETTLE_S = 20.0
+"""After a hang was found: every rank that can end does so by itself, however long its last words take on a busy disk,
+and what is left is frozen."""
 STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may still wait for wandb, 20 s; a signal then ends it as it would have ended."""
 

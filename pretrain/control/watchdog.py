@@ -31,7 +31,9 @@ from pretrain.log import redact
 TICK_S = 0.25
 OBSERVE_S = SILENT_S + 2 * BEAT_S
 STORE_GONE_S = 5.0
-LAST_WORDS_S = 2.0
+LAST_WORDS_S = 15.0
+"""So long a rank may take to say why it ends, and to note it: the disk may be busy, or dead."""
+STORE_STAYS_S = 2.0
 """So long the rank that keeps the store stays after a verdict, for the others to read it."""
 
 
@@ -158,7 +160,7 @@ class Watchdog:
         started = time.monotonic()
         last_words.join(LAST_WORDS_S)
         if self._rank == self._store_rank and self._world_size > 1:
-            time.sleep(max(0.0, LAST_WORDS_S - (time.monotonic() - started)))
+            time.sleep(max(0.0, STORE_STAYS_S - (time.monotonic() - started)))
         os._exit(verdict.exit_code)
 
     def _say(self, verdict: Verdict, text: str) -> None:

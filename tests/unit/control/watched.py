@@ -30,9 +30,15 @@ BAD_STEP = 60
 def shorten_waits() -> None:
     """A heartbeat four times a second; on a busy machine a process may well stand still for ten."""
     messenger.BEAT_S = watchdog.BEAT_S = 0.25
-    messenger.SILENT_S = watchdog.SILENT_S = verdict.SILENT_S = watchdog.LAST_WORDS_S = 12.0
+    messenger.SILENT_S = watchdog.SILENT_S = verdict.SILENT_S = watchdog.STORE_STAYS_S = 12.0
     watchdog.OBSERVE_S, watchdog.STORE_GONE_S = 12.5, 60.0
     messenger.Messenger.say.__defaults__ = (12.0,)
+
+
+def say_farewell(code: int, reason: str) -> None:
+    """As on a disk that is busy."""
+    time.sleep(3)
+    print(f"farewell {code}: {reason}", flush=True)
 
 
 def sleep_in_data() -> None:
@@ -60,7 +66,7 @@ def take_steps(rank: int, scenario: str, store: td.Store) -> None:
     td.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
     progress = Progress()
     dog = Watchdog(progress, rank, RANKS, TIMEOUT_S)
-    dog.farewell = lambda code, reason: print(f"farewell {code}: {reason}", flush=True)
+    dog.farewell = say_farewell
     dog.start()
     kind, _, bad_rank = scenario.partition("-")
     for step in range(1, 100_000):
