@@ -78,8 +78,7 @@ class Watchdog:
         self._is_failing = True
         if self._messenger.is_connected:
             self._messenger.say(Verdict(f"rank {self._rank} failed first: {error}", exit_code, (self._rank,)))
-            if self._rank == self._store_rank:
-                time.sleep(BEAT_S)
+            self._let_others_read(time.monotonic())
 
     def explain(self) -> Verdict:
         """Says what became of the ranks that this one has lost; takes the seconds in which a heartbeat is missed."""
@@ -88,7 +87,10 @@ class Watchdog:
         messenger.observe(True, anew=True)
         while time.monotonic() - started < OBSERVE_S and not messenger.is_refused and messenger.verdict is None:
             time.sleep(TICK_S)
-        if (verdict := messenger.verdict or self._judge_store()) is not None:
+        if messenger.verdict is not None:
+            self._let_others_read(time.monotonic())
+            return messenger.verdict
+        if (verdict := self._judge_store()) is not None:
             return verdict
         standings = messenger.standings()
         left = [s.beat for s in standings.values() if s.beat.phase == "close"]
@@ -159,9 +161,13 @@ class Watchdog:
         last_words.start()
         started = time.monotonic()
         last_words.join(LAST_WORDS_S)
-        if self._rank == self._store_rank and self._world_size > 1:
-            time.sleep(max(0.0, STORE_STAYS_S - (time.monotonic() - started)))
+        self._let_others_read(started)
         os._exit(verdict.exit_code)
+
+    def _let_others_read(self, since: float) -> None:
+        """Stays, where this rank keeps the store, until the others have had time to read a verdict of that moment."""
+        if self._rank == self._store_rank and self._world_size > 1:
+            time.sleep(max(0.0, STORE_STAYS_S - (time.monotonic() - since)))
 
     def _say(self, verdict: Verdict, text: str) -> None:
         words = redact(f"error: {text}\n" if self._rank == 0 else f"error: rank {self._rank}: {text}\n").encode()
