@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -98,8 +99,9 @@ def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
     """Process id of each rank of a launcher."""
     found = {}
     for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found.update({int(item[5:]): int(child) for item in environment if item.startswith(b"RANK=")})
+        with suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            found.update({int(item[5:]): int(child) for item in environment if item.startswith(b"RANK=")})
     return found
 
 
