@@ -22,6 +22,7 @@ from pretrain import dist
 from pretrain.checkpoint.best import BestKeeper
 from pretrain.checkpoint.host_copy import HostCopy
 from pretrain.checkpoint.layout import NewerFormatError, list_folders, load_manifest
+from pretrain.checkpoint.leftovers import remove_leftovers
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.preflight import check_room, try_writing
 from pretrain.checkpoint.retention import Retention
@@ -32,7 +33,7 @@ from pretrain.checkpoint.visible import wait_for_folder
 from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.io import make_dir, remove_tree
+from pretrain.io import make_dir
 from pretrain.types import FragmentStore
 from pretrain.verify import check_file
 
@@ -110,8 +111,7 @@ class CheckpointManager:
             if self._world.is_main:
                 self._place.fence()
                 make_dir(self._folder)
-                for leftover in (*self._folder.glob(".tmp-*"), *self._folder.glob(".trash-*")):
-                    remove_tree(leftover)
+                remove_leftovers(self._folder)
             return secrets.token_hex(4)
 
         self._place.token = agree(sweep)[0]

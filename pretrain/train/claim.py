@@ -10,6 +10,7 @@ from typing import Any
 
 from pretrain import dist
 from pretrain.artifact.normalize import dump_normalize, normalize_of_data
+from pretrain.checkpoint.leftovers import remove_leftovers
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config
@@ -20,7 +21,7 @@ from pretrain.data.source_streams import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.errors import ConfigError
 from pretrain.index.dataset import Dataset, check_tokenizers, open_dataset
-from pretrain.io import remove_dir, write_file
+from pretrain.io import write_file
 from pretrain.lease import Lease
 from pretrain.objective import RowMaker, build_rows
 from pretrain.row_maker import context_of_run, fit_config
@@ -90,9 +91,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
 
 def sweep(folder: RunDir) -> None:
     """Removes what killed attempts were writing. Raises: DiskError."""
-    # An owner before us that still lives was stopped, and may wake up right before a commit: it finds nothing.
-    for leftover in folder.checkpoints.glob(".tmp-*"):
-        remove_dir(leftover)
+    remove_leftovers(folder.checkpoints)
     for place in (folder.path, folder.checkpoints, folder.path / ATTENTION):
         for leftover in place.glob("?*.tmp-*"):  # of a file that is replaced
             with suppress(OSError):  # one that stays is in nobody's way
