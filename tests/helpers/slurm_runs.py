@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launch.journal import read_journal
 from pretrain.rundir import RunDir
 from tests.helpers.slurm_lab import ENDED, SlurmLab
 
@@ -181,9 +182,7 @@ class SlurmRun:
 
     def journal(self, event: str = "") -> list[dict[str, Any]]:
         """The rows of the journal, or those of an event."""
-        path = self.folder.launch / "journal.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [row for row in rows if not event or row["event"] == event]
+        return [row for row in read_journal(self.folder) if not event or row["event"] == event]
 
     def attempts(self) -> list[dict[str, Any]]:
         """The attempts in run.json."""
@@ -197,10 +196,11 @@ class SlurmRun:
         """Waits until the driver has begun restart number `count`; cuts short what Slurm would let it wait."""
 
         def has_begun() -> bool:
+            state = self.lab.state(self.job)  # before the journal: what has ended by now has begun before
             if len(self.journal("start")) > count:
                 return True
+            assert state not in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), self.tell()
             self._start_if_waiting()
-            assert self.lab.state(self.job) not in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), self.tell()
             return False
 
         self.lab.wait_until(has_begun, f"restart {count}", timeout_s, self.tell)
@@ -216,20 +216,21 @@ class SlurmRun:
 
     def _start_if_waiting(self) -> None:
         if self.lab.state(self.job) == "PENDING":
-            self.lab.run("scontrol", "update", f"JobId={self.job}", "TimeLimit=30", expect=None)  # `expire` moved it
             self.lab.start_now(self.job)
 
     def kill_rank(self, rank: int) -> None:
         """Kills a rank, on whatever node."""
-        for pid in self.processes("-m pretrain train"):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if f"RANK={rank}".encode() in environment:
-                os.kill(pid, signal.SIGKILL)
-                return
-        raise AssertionError(f"no rank {rank} runs: {self.tell()}")
+        found = self.processes("-m pretrain train", f"RANK={rank}")
+        assert found, f"no rank {rank} runs: {self.tell()}"
+        os.kill(found[0], signal.SIGKILL)
 
-    def processes(self, text: str) -> list[int]:
-        """Processes of this job whose command line has a text in it, by their numbers on this machine."""
+    def processes(self, text: str, *variables: str) -> list[int]:
+        """Processes of this job whose command line has a text in it, by their numbers on this machine.
+
+        Args:
+            text: Of the command line.
+            variables: `NAME=value` that they have besides.
+        """
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -237,7 +238,7 @@ class SlurmRun:
                 environment = (path / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            ours = {f"SLURM_JOB_ID={self.job}".encode(), f"SLURM_CONF={self.lab.env['SLURM_CONF']}".encode()}
-            if text in command and ours <= set(environment):
+            ours = (f"SLURM_JOB_ID={self.job}", f"SLURM_CONF={self.lab.env['SLURM_CONF']}", *variables)
+            if text in command and {item.encode() for item in ours} <= set(environment):
                 found.append(int(path.name))
         return found

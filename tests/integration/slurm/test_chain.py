@@ -29,13 +29,14 @@ def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, g
     job.wait_held(15)
     lab.expire(number, 150)
     job.wait_told("asked to stop by SIGUSR1")
+    lab.expire(number, 1800)  # for the starts to come
     job.wait_asked(15)
     job.hold(25)
     job.release(15)
     job.wait_restart(1)
 
     job.wait_held(25)
-    options = ("--partition=urgent", "--nodes=3", "--exclusive", "--time=1", "--output=none")
+    options = ("--partition=urgent", "--nodes=3", "--exclusive", "--time=30", "--output=none")
     urgent = lab.submit(*options, "--wrap=sleep 1")
     job.wait_told("asked to stop", 2)
     job.wait_asked(25)

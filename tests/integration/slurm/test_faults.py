@@ -150,7 +150,7 @@ def test_a_preemption_without_a_signal_of_its_own_costs_nothing_either(start_lab
     job.hold(25)
     job.submit(*SRUN)
     job.wait_held(25)
-    urgent = lab.submit("--partition=urgent", "--exclusive", "--time=1", "--output=none", "--wrap=sleep 1")
+    urgent = lab.submit("--partition=urgent", "--exclusive", "--time=30", "--output=none", "--wrap=sleep 1")
     job.wait_asked(25)
     job.release(25)
     lab.wait_for(urgent, "COMPLETED")

@@ -35,9 +35,11 @@ def test_two_nodes_train_what_two_local_ranks_do_and_nobody_is_told_a_secret(lab
     template = on_two_ranks(2)
     lab.env.update(SECRETS)
     job = make_job(lab, template=template)
-    (job.folder.path.parents[1] / "site.yaml").write_text(SITE.replace("[RES_OPTIONS]", "[RES_OPTIONS, MY_LAB_SECRET]"))
+    site = SITE.replace("[RES_OPTIONS]", "[RES_OPTIONS, MY_LAB_SECRET]")
+    (job.folder.path.parents[1] / "site.yaml").write_text(f"{site}sbatch: [--hold]\n")
     job.hold(25)
     number = job.submit("--nodes", "2")
+    lab.run("scontrol", "release", str(number))  # else it might begin before its submission is noted
     job.wait_held(25)
     ranks = job.processes("-m pretrain train")
     assert len(ranks) == 2
