@@ -72,7 +72,8 @@ class Messenger:
             self._observing_since = None
         elif self._observing_since is None or anew:
             self._observing_since = now = time.monotonic()
-            self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+            seen = dict(self._seen)  # at once: the thread goes on noting
+            self._seen = {rank: (beat, now) for rank, (beat, _) in seen.items()}
         return 0.0 if self._observing_since is None else time.monotonic() - self._observing_since
 
     def standings(self) -> dict[int, Standing]:

@@ -93,3 +93,19 @@ def test_what_is_said_while_others_are_asked_is_in_the_store_before_the_rank_goe
         wait_until(lambda: messenger._outgoing is said)
         SlowBoard.let.set()
         assert there.result(GIVE_UP_S) == [said]
+
+
+class Coming(dict):
+    """Heartbeats, to which the thread adds that of a rank while they are looked through."""
+
+    def items(self) -> Iterator:
+        for item in super().items():
+            self[2] = item[1]
+            yield item
+
+
+def test_heartbeats_may_come_while_those_that_there_are_are_looked_through():
+    messenger = Messenger(Pulse(Progress(), 0, 600.0, lambda: 0), 0, 3, ("127.0.0.1", 1), 0)
+    messenger._seen = Coming({1: (BEAT, 0.0)})
+    messenger.observe(True)
+    assert messenger.standings()[1].beat == BEAT
