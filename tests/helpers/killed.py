@@ -13,7 +13,7 @@ import sys
 from textwrap import indent
 
 NEVER = 10**9
-TIMEOUT_S = 150
+TIMEOUT_S = 600
 
 _CHILD = """
 import os, signal, sys

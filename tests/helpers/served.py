@@ -63,7 +63,7 @@ def tars(server: "FolderServer") -> list[str]:
     return [path.lstrip("/") for path in server.paths() if path.endswith(".tar")]
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 150) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 600) -> None:
     """Waits for what a thread or a process will do."""
     deadline = time.monotonic() + timeout_s
     while not condition():
