@@ -201,6 +201,8 @@ class Driver:
             if answer.code == 0:
                 self._rest(REQUEUE_S)
                 return EXIT_RESUME_ME
+            if answer.is_killed:
+                continue  # Slurm ends this start: it may have taken the requeue, whose answer was on its way
             if not answer.is_away:
                 reason = f"Slurm does not requeue the job: {answer.complaint}"
                 return self._end(Decision("next", EXIT_RESUME_ME, reason), step)

@@ -30,6 +30,11 @@ class Answer:
         return self.code != 0 and any(words in self.error for words in _AWAY)
 
     @property
+    def is_killed(self) -> bool:
+        """Whether a signal ended the command: Slurm sends one to every process of a job that it ends."""
+        return self.code < 0
+
+    @property
     def complaint(self) -> str:
         """The line that says what is wrong: the first error, which is the most exact."""
         lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
@@ -92,7 +97,10 @@ def parse_job(text: str) -> dict[str, str]:
 
 def show_job(job: str, patience_s: float = 0.0) -> dict[str, str] | None:
     """Returns what the controller knows of a job; None where it knows none, or is away."""
-    answer = ask(["scontrol", "-o", "show", "job", job], patience_s)
+    command = ["scontrol", "-o", "show", "job", job]
+    answer = ask(command, patience_s)
+    if answer.is_killed:  # the signal comes once; the next is SIGKILL, and ends us too
+        answer = ask(command, patience_s)
     lines = answer.output.splitlines()
     return parse_job(lines[0]) if answer.code == 0 and lines else None
 

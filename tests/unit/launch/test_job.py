@@ -23,6 +23,7 @@ from tests.unit.launch.test_submit import spec
 SCONTROL = """#!/bin/sh
 echo "$@" >> {folder}/asked
 [ -e {folder}/away ] && rm {folder}/away && echo "slurm_requeue error: Unable to contact slurm controller" >&2 && exit 1
+[ -e {folder}/dies-$1 ] && rm {folder}/dies-$1 && echo "$((restarts + 1))" > {folder}/restarts && kill -TERM $$
 case "$1" in
     -o) echo "JobId=7 JobState=$(cat {folder}/state) Reason=None Restarts=$(cat {folder}/restarts)";;
     requeue) [ ! -e {folder}/refuses ] || {{ echo "Requested operation is presently disabled" >&2; exit 1; }};;
@@ -119,6 +120,19 @@ def test_a_job_that_slurm_does_not_requeue_leaves_the_run_to_the_next(desk, monk
 def test_a_job_that_slurm_requeues_by_itself_is_not_requeued_again(desk, monkeypatch):
     desk.set("state", "COMPLETING")
     desk.set("restarts", "1")
+    desk.drive(monkeypatch, Ending(75, "stopped", True))
+    assert (desk.last()["decision"], desk.requeues) == ("requeue", 0)
+
+
+def test_a_requeue_whose_answer_was_cut_off_by_its_own_effect_is_one(desk, monkeypatch):
+    """Slurm has taken it, and ends every process of the job, scontrol too."""
+    desk.set("dies-requeue")
+    assert desk.drive(monkeypatch, Ending(75, "stopped", True)) == 75
+    assert (desk.last()["decision"], desk.requeues) == ("requeue", 1)
+
+
+def test_a_job_that_slurm_ends_while_it_asks_asks_again(desk, monkeypatch):
+    desk.set("dies--o")
     desk.drive(monkeypatch, Ending(75, "stopped", True))
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 0)
 
