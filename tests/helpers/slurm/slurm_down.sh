@@ -77,7 +77,10 @@ if [[ -s $DIR/run/bridge ]]; then
 fi
 names="127\.0\.0\.1 n[0-9]+ # slurm-lab $DIR"
 if grep -qsxE "$names" /etc/hosts; then # rewritten in place: it may be a bind mount
-    kept=$(grep -vxE "$names" /etc/hosts) && printf '%s\n' "$kept" >/etc/hosts
+    {
+        flock 9
+        kept=$(grep -vxE "$names" /etc/hosts) && printf '%s\n' "$kept" >/etc/hosts
+    } 9>/tmp/.slurmlab.lock
 fi
 [[ ! -s $DIR/run/lockfile ]] || rm -f "$(<"$DIR/run/lockfile")"
 (( rc )) && exit 1

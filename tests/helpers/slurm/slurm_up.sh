@@ -90,13 +90,17 @@ for (( i = 0; i < 40; i++ )); do
         ip addr add 198.18.$i.254/24 dev $BR
         ip link set $BR up
     else
+        # One at a time looks at it and writes it. An owner that is gone loses it: one that comes up is a process, and
+        # one that is up has a controller.
         lock=/tmp/.slurmlab$i.lock
-        ( set -o noclobber; echo "$DIR" >$lock ) 2>/dev/null || {
-            owner=$(cat $lock 2>/dev/null || true) # an owner that is gone loses it
-            [[ -n $owner && $owner != "$DIR" && -f $owner/run/ctld.pid ]] && continue
-            echo "$DIR" >$lock
-        }
+        exec 9>/tmp/.slurmlab.lock
+        flock 9
+        pid= owner=
+        [[ ! -s $lock ]] || read -r pid owner <$lock
+        if [[ -n $owner && ( -f $owner/run/ctld.pid || -e /proc/$pid ) ]]; then exec 9>&-; continue; fi
+        echo "$$ $DIR" >$lock
         echo $lock >"$DIR/run/lockfile"
+        exec 9>&-
     fi
     IDX=$i
     break
@@ -121,10 +125,13 @@ for (( k = 1; k <= NODES; k++ )); do
     echo "$a" >"$DIR/nodes/n$k/addr"
 done
 printf %s "$HOSTS" >"$DIR/etc/hosts" # /etc/hosts of the nodes; in simple mode the names go into the real one
-if [[ $MODE == simple ]]; then
-    for (( k = 1; k <= NODES; k++ )); do
-        getent hosts n$k >/dev/null || echo "127.0.0.1 n$k # slurm-lab $DIR" >>/etc/hosts || note "n$k does not resolve"
-    done
+if [[ $MODE == simple ]]; then # also where a name resolves: the lines of another cluster go with it
+    {
+        flock 9
+        for (( k = 1; k <= NODES; k++ )); do
+            echo "127.0.0.1 n$k # slurm-lab $DIR" >>/etc/hosts || note "n$k cannot be made to resolve"
+        done
+    } 9>/tmp/.slurmlab.lock
 fi
 GRES= GRESTYPES=
 if (( GPUS > 0 )); then
