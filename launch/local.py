@@ -13,7 +13,6 @@ ranks have started goes with them (janitor.py). Stop signals are held back in a 
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,9 +25,10 @@ from typing import BinaryIO
 from launch.command import rank_command, rank_environment
 from launch.janitor import Janitor, end_group
 from launch.outcome import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
-from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError, LaunchError
+from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
 from pretrain.io import make_dir
 from pretrain.orphan import die_with
+from pretrain.port import reserved_port
 from pretrain.rundir import RunDir
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -40,33 +40,6 @@ HANG_SETTLE_S = 20.0
 and what is left is frozen."""
 STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may still wait for wandb, 20 s; a signal then ends it as it would have ended."""
-
-
-@contextlib.contextmanager
-def reserved_port(port: int | None) -> Iterator[int]:
-    """Keeps a free port of the loopback interface, `port` itself if it is given, for the ranks that will meet there.
-
-    Rank 0 asks for it by its number once it has imported torch; until then the kernel gives it to nobody else who asks
-    for any.
-
-    Raises:
-        LaunchError: `port` is in use.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind(("127.0.0.1", port or 0))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or "it must be 0 to 65535"
-            raise LaunchError(
-                f"port {port} cannot be used: {reason}",
-                where="--port",
-                fix="give another one, or none to have one chosen",
-            ) from None
-        chosen = int(held.getsockname()[1])
-        if sys.platform != "linux":  # there, what comes to the port would be refused in the name of this socket
-            held.close()
-        yield chosen
 
 
 def _prepare_rank(launcher: int) -> None:

@@ -6,13 +6,16 @@ The launcher's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PO
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pretrain.errors import ConfigError
+from pretrain.port import reserved_port
+
+_of_this_process = contextlib.ExitStack()
+"""What is kept until its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ def read_world() -> World:
     given = [name for name in names if name in os.environ]
     if not given:
         alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        port = _of_this_process.enter_context(reserved_port(None))
+        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         return World(0, 1, 0)
     try:
         rank, size = (int(os.environ[name]) for name in names)
@@ -56,13 +60,6 @@ def read_world() -> World:
     if not 0 <= rank < size:
         raise ConfigError(f"RANK={rank} is not within WORLD_SIZE={size}", fix="correct the launcher's environment")
     return World(rank, size, local_rank)
-
-
-def free_port() -> int:
-    """Returns a TCP port that is free on the loopback interface now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_distributed() -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 from pretrain.doctor.check import Check
 from pretrain.errors import EXIT_DISK
 
+WRITTEN_WITHIN_S = 30.0
 VISIBLE_WITHIN_S = 5.0
 SLOW_FSYNC_S = 0.5
 SKEW_S = 5.0
@@ -134,15 +135,19 @@ def try_other_process(probe: Path) -> Check:
         "import os, sys; open(sys.argv[1] + '.new', 'w').write('here'); os.rename(sys.argv[1] + '.new', sys.argv[1])"
     )
     list(probe.iterdir())  # so that a client that caches the names of a folder has them cached
-    begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", program, str(path)], capture_output=True, timeout=30)
+    command = [sys.executable, "-I", "-S", "-c", program, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=WRITTEN_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return _failed("another process", f"it has not written a file within {WRITTEN_WITHIN_S:.0f} s")
     if done.returncode:
         return _failed("another process", "it cannot write: " + done.stderr.decode(errors="replace").strip()[-200:])
+    written = time.monotonic()
     while True:
         with suppress(FileNotFoundError):
             if path.read_bytes() == b"here":
                 return Check("another process", "pass", "its file is seen at once")
-        if time.monotonic() - begun > VISIBLE_WITHIN_S:
+        if time.monotonic() - written > VISIBLE_WITHIN_S:
             return _failed("another process", f"its file is not seen within {VISIBLE_WITHIN_S:.0f} s")
         time.sleep(0.02)
 

@@ -17,6 +17,7 @@ from typing import Any
 from pretrain import dist
 from pretrain.dist import World
 from pretrain.errors import EXIT_OK, LaunchError, PretrainError
+from pretrain.port import reserved_port
 
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
@@ -31,8 +32,8 @@ def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: fl
     Raises:
         LaunchError: They did not come to an end; the first error of one is quoted.
     """
-    with tempfile.TemporaryDirectory() as place:
-        output, port = Path(place) / "answer.json", dist.free_port()
+    with tempfile.TemporaryDirectory() as place, reserved_port(None) as port:
+        output = Path(place) / "answer.json"
         logs = [Path(place) / f"{rank}.log" for rank in range(num_ranks)]
         command = [sys.executable, "-m", "pretrain.doctor.spawn", task, json.dumps(arguments), str(output)]
         processes = [_start(command, rank, num_ranks, port, log) for rank, log in enumerate(logs)]

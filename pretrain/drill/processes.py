@@ -82,7 +82,9 @@ def _command_of(pid: int) -> str:
 
 
 def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
     with suppress(OSError):
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    return []
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has just ended: its children are another's, or gone
+                found += map(int, (thread / "children").read_text().split())
+    return found

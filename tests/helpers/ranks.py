@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.command import rank_environment
-from launch.local import reserved_port
+from pretrain.port import reserved_port
 from tests.helpers.fork_server import ForkServer
 
 

@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
-from launch.local import reserved_port
+from pretrain.port import reserved_port
 
 PIECE_BYTES = 4096
 GIVE_UP_S = 600

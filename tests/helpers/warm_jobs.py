@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 
 from launch.command import rank_environment
-from launch.local import STOP_SIGNALS, STOPPED_GRACE_S, reserved_port
+from launch.local import STOP_SIGNALS, STOPPED_GRACE_S
 from launch.outcome import find_cause, job_code
 from pretrain.errors import EXIT_RESUME_ME
+from pretrain.port import reserved_port
 from tests.helpers.fork_server import ForkServer
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local import FAILURE_GRACE_S, SETTLE_S, reserved_port
+from launch.local import FAILURE_GRACE_S, SETTLE_S
+from pretrain.port import reserved_port
 from tests.helpers.holds import Hold, wait_for
 from tests.helpers.runs import LIMIT_S, RunMaker, kill_rank, rank_pids
 from tests.unit.launch.test_local import wait_until_dead

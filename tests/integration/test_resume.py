@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from launch.local import reserved_port
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.control.stop import SAME_REQUEST_S
 from pretrain.errors import EXIT_RESUME_ME
+from pretrain.port import reserved_port
 from pretrain.tracking.audit import read_audit
 from tests.helpers.holds import HELD, Hold, wait_for
 from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank

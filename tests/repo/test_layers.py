@@ -14,7 +14,7 @@ import pytest
 from tests.repo.source import SOURCE_FILES, module_name, name, parse
 
 LAYERS = [
-    {"errors", "log", "io", "verify", "flock", "interfaces", "orphan"},
+    {"errors", "log", "io", "verify", "flock", "interfaces", "orphan", "port"},
     {"config", "rundir", "lease", "rows", "draw"},
     {"plan", "index", "types", "dist", "control", "hub"},
     {"data", "model", "objective", "optim", "tracking"},

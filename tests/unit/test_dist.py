@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretrain import dist
-from pretrain.dist import World, free_port, read_world
+from pretrain.dist import World, read_world
 from pretrain.errors import ConfigError
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -71,9 +71,11 @@ def test_an_environment_that_makes_no_sense_is_refused(monkeypatch, environment,
         read_world()
 
 
-def test_a_free_port_can_be_bound():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", free_port()))
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port is chosen, and not kept")
+def test_a_world_of_one_keeps_its_port():
+    read_world()
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
 
 
 def test_collectives_of_one_return_what_they_were_given():

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 import torch.distributed as td
 
-from launch.local import reserved_port
 from pretrain.control import Progress, messenger, verdict, watchdog
 from pretrain.control.watchdog import Watchdog
+from pretrain.port import reserved_port
 
 RANKS = 3
 TIMEOUT_S = 16.0

@@ -76,6 +76,12 @@ def test_what_another_process_writes_and_is_never_seen_fails(tmp_path, monkeypat
     assert (check.status, check.detail) == ("fail", "its file is not seen within 0 s")
 
 
+def test_another_process_that_does_not_come_to_write_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WRITTEN_WITHIN_S", 0.0)
+    check = found(tmp_path)["another process"]
+    assert (check.status, check.detail) == ("fail", "it has not written a file within 0 s")
+
+
 def test_a_skewed_clock_is_told_and_does_not_fail(tmp_path, monkeypatch):
     real, begun = files._write, time.time()
 

@@ -5,6 +5,7 @@ import secrets
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_ranks_are_told_from_what_they_have_forked(job):
     assert sorted(ranks) == [0, 1]
     assert len({*ranks.values(), launcher.pid}) == 3
     assert {*ranks.values(), launcher.pid} < marked(mark).keys()
+
+
+def test_a_thread_that_ends_while_its_process_is_looked_at_hides_no_rank(job, monkeypatch):
+    launcher, mark = job
+    iterdir = Path.iterdir
+    monkeypatch.setattr(
+        Path, "iterdir", lambda self: iter([*([self / "0"] if self.name == "task" else []), *iterdir(self)])
+    )
+    assert sorted(find_ranks(launcher.pid, mark)) == [0, 1]
 
 
 def test_orphans_are_found(job):
