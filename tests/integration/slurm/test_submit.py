@@ -31,16 +31,19 @@ def samples_of(folder: RunDir) -> list[tuple[int, str]]:
 
 
 def test_two_nodes_train_what_two_local_ranks_do_and_nobody_is_told_a_secret(lab, make_job, golden):
-    """37 s. Secrets reach the ranks in their environment, and are nowhere else."""
+    """37 s. The doctor looks at both. Secrets reach the ranks in their environment, and are nowhere else."""
     template = on_two_ranks(2)
     lab.env.update(SECRETS)
     job = make_job(lab, template=template)
-    site = SITE.replace("[RES_OPTIONS]", "[RES_OPTIONS, MY_LAB_SECRET]")
+    site = SITE.replace("[RES_OPTIONS]", "[RES_OPTIONS, MY_LAB_SECRET]").replace("doctor: false", "doctor: true")
     (job.folder.path.parents[1] / "site.yaml").write_text(f"{site}sbatch: [--hold]\n")
     job.hold(25)
     number = job.submit("--nodes", "2")
     lab.run("scontrol", "release", str(number))  # else it might begin before its submission is noted
     job.wait_held(25)
+    reports = [json.loads(line) for line in (job.folder.launch / "doctor.jsonl").read_text().splitlines()]
+    assert len(reports) == 2 and all(report["checks"] for report in reports)
+    assert not lab.has_own_hosts or {report["host"] for report in reports} == {"n1", "n2"}
     ranks = job.processes("-m pretrain train")
     assert len(ranks) == 2
     for pid in ranks:
