@@ -110,7 +110,7 @@ def read_runs(folders: list[Path]) -> list[RunFacts]:
 
     Files are read after Slurm has answered: of a job that it knows no more, they tell the end by then.
     """
-    jobs = {job for folder in folders for job in _Read(RunDir(folder)).jobs}
+    jobs = {job for folder in folders for job in _jobs_in(read_journal(RunDir(folder)))}
     while True:
         asked, queue = jobs, find_jobs(jobs)
         read = [_Read(RunDir(folder)) for folder in folders]
@@ -124,6 +124,12 @@ def read_run(folder: Path) -> RunFacts:
     return read_runs([folder])[0]
 
 
+def _jobs_in(journal: list[dict[str, Any]]) -> list[str]:
+    """Returns the jobs of a run, each once, in the order of their submissions."""
+    begun = [row for row in journal if row.get("event") in ("submit", "start")]
+    return list(dict.fromkeys(job for row in begun if (job := job_of(row))))
+
+
 class _Read:
     """What the files of a run say."""
 
@@ -133,8 +139,7 @@ class _Read:
         self.journal = read_journal(run)
         self.spec = _read_json(run.launch / "spec.json")
         self.starts = merge_starts(self.record.get("attempts", []), self.journal)
-        begun = [row for row in self.journal if row.get("event") in ("submit", "start")]
-        self.jobs = list(dict.fromkeys(job for row in begun if (job := job_of(row))))
+        self.jobs = _jobs_in(self.journal)
 
     def facts(self, queue: dict[str, Job] | None) -> RunFacts:
         """Puts it together with what Slurm says; None where it says nothing."""

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.helpers.processes import is_running
+
 SCRIPTS = Path(__file__).resolve().parent / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "srun")
 PACKAGES = "slurmctld slurmd slurm-client munge"
@@ -211,7 +213,7 @@ class SlurmLab:
     def _end_controller(self, verb: str) -> None:
         pid = int((self.folder / "run" / "ctld.pid").read_text())
         self.run("slurm_node", verb)
-        self.wait_until(lambda: not _lives(pid), "slurmctld gone")
+        self.wait_until(lambda: not is_running(pid), "slurmctld gone")
 
     def start_controller(self) -> None:
         """Starts slurmctld from its saved state, and waits until it answers."""
@@ -225,11 +227,3 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

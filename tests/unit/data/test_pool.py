@@ -11,6 +11,7 @@ import pytest
 from pretrain.data.prepare import prepare
 from tests.helpers.corpus import digests, write_corpus
 from tests.helpers.prepare_config import prepare_config
+from tests.helpers.processes import is_running
 
 CHILD = """
 import sys
@@ -89,13 +90,6 @@ def resume(folder, corpus):
     assert not (folder / "index.json").exists()
     prepare(options(folder, corpus), processes=1)
     return digests(folder)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone, or going while it is read
-        return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.local import STOP_SIGNALS
+from tests.helpers.processes import is_running
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
@@ -76,18 +77,10 @@ class Job:
         return self.process.returncode, errors
 
 
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or before it was read
-        return False
-
-
 def wait_until_dead(pids: list[int], within_s: float = GIVE_UP_S) -> None:
     """Waits until none of the processes runs, which must be so in time."""
     deadline = time.monotonic() + within_s
-    while any(is_alive(pid) for pid in pids):
+    while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank outlived its launcher"
         time.sleep(0.01)
 
@@ -134,7 +127,7 @@ def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
         f"launch: rank {culprit} on {socket.gethostname()} was killed by SIGKILL (exit code 137): the kernel's "
         "out-of-memory killer does that (see dmesg), or somebody's kill -9\n"
     )
-    assert not any(is_alive(pid) for pids in job.noted("started").values() for pid in pids)
+    assert not any(is_running(pid) for pids in job.noted("started").values() for pid in pids)
 
 
 def test_a_rank_that_fails_is_quoted_and_its_code_returned(start):
@@ -294,7 +287,7 @@ def test_a_signal_to_the_group_does_not_end_a_janitor_that_has_just_been_forked(
     os.kill(janitor, signal.SIGINT)
     (job.folder / "asked").touch()
     job.wait_for("child")
-    assert is_alive(janitor)
+    assert is_running(janitor)
     job.process.kill()
     wait_until_dead([pid for pids in job.noted("child").values() for pid in pids])
 
