@@ -41,6 +41,7 @@ from launch.start import (
 )
 from pretrain.errors import EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, LaunchError, PretrainError
 from pretrain.io import make_dir, remove_tree, write_file
+from pretrain.streams import guard_streams
 
 POLL_S = 0.1
 READY_S = 120.0
@@ -221,6 +222,7 @@ class Driver:
 
 def main() -> None:
     """Drives the job whose spec the command line names, and exits."""
+    guard_streams()
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -22,6 +22,7 @@ from launch.network import interface_of, route_to
 from launch.rank import HELD_BACK, run_rank
 from launch.spec import LaunchSpec, load_spec
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
+from pretrain.streams import guard_streams
 
 
 def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:
@@ -65,6 +66,7 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
 
 def main() -> None:
     """`python -m launch.node SPEC --meeting JSON --exits DIR`."""
+    guard_streams()
     parser = argparse.ArgumentParser()
     parser.add_argument("spec", type=Path)
     parser.add_argument("--meeting", required=True)

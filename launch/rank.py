@@ -21,6 +21,7 @@ from launch.exits import note_rank
 from launch.outcome import last_error
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.orphan import die_with
+from pretrain.streams import guard_streams
 
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Blocked from the launcher on, until the rank can answer them: Slurm sends its signals to every process of a step."""
@@ -66,6 +67,7 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
 
 def main() -> None:
     """`python -m launch.rank CONFIG LOGS EXITS`; `deepspeed` adds --local_rank, and torchrun takes options for its."""
+    guard_streams()
     parser = argparse.ArgumentParser()
     for name in ("config", "logs", "exits"):
         parser.add_argument(name)

@@ -5,7 +5,6 @@ python -m launch.reach NONCE PORT ADDRESS ...
 Short lines: srun cuts longer ones, of 1 KiB, into pieces, and those of several nodes come mixed.
 """
 
-import contextlib
 import json
 import os
 import socket
@@ -13,6 +12,8 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+from pretrain.streams import guard_streams
 
 CONNECT_S = 4.0
 PATIENCE_S = 20.0
@@ -43,13 +44,13 @@ def reach(addresses: Sequence[str], port: int, nonce: str) -> dict[str, str]:
 
 def main() -> None:
     """Prints the lines."""
+    guard_streams()  # the process that asked may have timed out
     nonce, port, *addresses = sys.argv[1:]
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     lines = [json.dumps({"node": node})]
     lines += [json.dumps({"node": node, "tried": pair}) for pair in reach(addresses, int(port), nonce).items()]
-    with contextlib.suppress(BrokenPipeError):
-        for line in lines:
-            print(line, flush=True)
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 from pretrain.errors import EXIT_RESUME_ME
+from pretrain.streams import guard_streams
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -20,6 +21,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Runs the command line and exits."""
+    guard_streams(stdout_is_result=True)
     if {"train", "launch"} & set(sys.argv[1:3]):  # they take over when they can do better
         # Held back until there is a handler for each: who sees one may send any.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)

@@ -17,7 +17,10 @@ exit code; no traceback, unless `--debug` is given. Every other exception is a b
 | 76 | a rank hangs, is frozen or is gone | yes |
 | 77 | the numbers went wrong: non-finite steps, spikes, ranks that differ | no: see what it says (docs/guard.md) |
 | 128 + n | signal n ended it | yes |
+| 141 | the reader of its result has gone (`pretrain generate | head`), as SIGPIPE would end it | no need |
 """
+
+import signal
 
 EXIT_OK = 0
 EXIT_USAGE = 64
@@ -30,6 +33,7 @@ EXIT_DISK = 74
 EXIT_RESUME_ME = 75
 EXIT_HANG = 76
 EXIT_DIVERGED = 77
+EXIT_UNREAD = 128 + signal.SIGPIPE
 
 
 class PretrainError(Exception):
@@ -105,3 +109,12 @@ class DivergedError(PretrainError):
     """A run whose numbers went wrong: non-finite steps, spikes, ranks whose weights differ (exit code 77)."""
 
     exit_code = EXIT_DIVERGED
+
+
+class UnreadError(PretrainError):
+    """The reader of a command's result has gone, as in `| head` (exit code 128 + SIGPIPE). Has no message."""
+
+    exit_code = EXIT_UNREAD
+
+    def __init__(self) -> None:
+        super().__init__("")

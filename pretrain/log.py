@@ -5,8 +5,8 @@
     redact(text)              ->  values of secret environment variables and wandb keys become ***
 
 Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted, tracebacks too. A
-closed or broken stderr never raises: the run goes on without it. Nor does a full disk: lines are missing in the file
-then. Metrics are not logged here, see `pretrain.tracking`.
+closed or broken stderr never raises: the run goes on without it, see `pretrain.streams`. Nor does a full disk: lines
+are missing in the file then. Metrics are not logged here, see `pretrain.tracking`.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import DiskError
+from pretrain.streams import guard_stderr
 
 OWN_LOGGERS = ("pretrain", "launch")
 NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "wandb", "webdataset")
@@ -71,15 +72,7 @@ class _RedactingFormatter(logging.Formatter):
         return redact(super().format(record), self._hidden)
 
 
-class _SurvivesStderr(logging.Handler):
-    """Mixin: a stderr that is gone is no error. logging itself would report it there, and raise if it is closed."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
-        if not isinstance(sys.exc_info()[1], OSError) and not sys.stderr.closed:
-            super().handleError(record)
-
-
-class _StderrHandler(_SurvivesStderr, logging.StreamHandler):
+class _StderrHandler(logging.StreamHandler):
     """Writes to whatever `sys.stderr` is at the time."""
 
     def __init__(self) -> None:
@@ -95,30 +88,18 @@ def stderr_console() -> Any:
     """Returns the one `rich.console.Console` on stderr; sharing it keeps log lines above a progress bar."""
     from rich.console import Console
 
-    class StderrConsole(Console):
-        """A console that survives its terminal: rich's own answer to a broken pipe is to exit."""
-
-        def on_broken_pipe(self) -> None:
-            """Goes quiet."""
-            self.quiet = True
-
-    return StderrConsole(stderr=True)
+    return Console(stderr=True)
 
 
 def _stderr_handler() -> logging.Handler:
-    if not (sys.stderr and sys.stderr.isatty()):
+    if not sys.stderr.isatty():
         handler: logging.Handler = _StderrHandler()
         handler.setFormatter(_RedactingFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
         return handler
     from rich.logging import RichHandler
 
-    class TerminalHandler(_SurvivesStderr, RichHandler):
-        """rich's handler, and it survives its terminal."""
-
     # rich's own tracebacks would print source lines past the formatter, and so past redaction.
-    handler = TerminalHandler(
-        console=stderr_console(), rich_tracebacks=False, show_path=False, log_time_format="%H:%M:%S"
-    )
+    handler = RichHandler(console=stderr_console(), rich_tracebacks=False, show_path=False, log_time_format="%H:%M:%S")
     handler.setFormatter(_RedactingFormatter("%(message)s"))
     return handler
 
@@ -150,8 +131,7 @@ class _FileHandler(logging.FileHandler):
         if not self._has_said:
             self._has_said = True
             what = f"{self.baseFilename}: cannot be written: {error.strerror}; lines are missing there until it can be"
-            with contextlib.suppress(OSError, ValueError):  # a stderr that is gone
-                print(redact(what), file=sys.stderr, flush=True)
+            print(redact(what), file=sys.stderr, flush=True)
 
 
 def _file_handler(log_file: Path, rank: int, world_size: int) -> logging.Handler:
@@ -181,6 +161,7 @@ def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> N
     Raises:
         DiskError: The file cannot be opened.
     """
+    guard_stderr()
     handlers = [] if log_file is None else [_file_handler(log_file, rank, world_size)]
     if rank == 0:
         handlers.append(_stderr_handler())

@@ -1,9 +1,18 @@
 """For all tests."""
 
+import gc
 import os
 import signal
 
 import hypothesis
+
+# What a developer's shell may have set, and a test must not pass or fail by: an unbuffered child has nothing left to
+# flush when it ends, tables and colours follow the terminal, and a rank or a job is what a launcher starts.
+_OF_A_SHELL = ("PYTHONUNBUFFERED", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TORCH_LOGS", "PRETRAIN_DEBUG",
+               "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_GROUPS_OF_A_SHELL = ("SLURM", "TORCHELASTIC_", "WANDB_")
+for _name in [name for name in os.environ if name in _OF_A_SHELL or name.startswith(_GROUPS_OF_A_SHELL)]:
+    del os.environ[_name]
 
 # One thread a process, set before torch is imported: several test processes and their ranks share few cores, and
 # threads that wait for each other there make small models a hundred times slower.
@@ -18,3 +27,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples every time, and no time limit on one: the machine may be busy.
 hypothesis.settings.register_profile("pretrain", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("pretrain")
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what was imported so far to itself: each garbage collection would look through a million objects."""
+    gc.collect()
+    gc.freeze()

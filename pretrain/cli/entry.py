@@ -13,11 +13,13 @@ import typer
 from pretrain.cli.commands import app
 from pretrain.cli.options import UsageError
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
+from pretrain.streams import discard_refused_stdout
 
 
 def main() -> None:
     """Runs the command line and exits."""
     exit_code = run(sys.argv[1:])
+    discard_refused_stdout()  # the exit code is settled
     if "torch" in sys.modules:
         from pretrain.dist import leave
 
@@ -30,6 +32,7 @@ def run(arguments: list[str]) -> int:
     rank = _own_rank()
     try:
         result = app(arguments, prog_name="pretrain", standalone_mode=False)
+        sys.stdout.flush()  # a refused result is an error here, not when the interpreter exits
         return result if isinstance(result, int) else EXIT_OK
     except UsageError as error:
         return _show_usage(error)
@@ -39,6 +42,11 @@ def run(arguments: list[str]) -> int:
     except PretrainError as error:
         _show(error, rank)
         return error.exit_code
+    except SystemExit as ended:
+        # typer turns every broken pipe into a silent 1, that of a server too, which is a bug of ours like any other.
+        if isinstance(ended.__context__, OSError):
+            return _show_unexpected(ended.__context__, rank)
+        raise
     except Exception as error:
         return _show_unexpected(error, rank)
 
@@ -77,6 +85,6 @@ def _show_unexpected(error: Exception, rank: int) -> int:
 
     from pretrain.log import redact
 
-    print(redact(traceback.format_exc()), file=sys.stderr)
+    print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: rank {rank}: this is a bug in pretrain ({type(error).__name__})", file=sys.stderr)
     return EXIT_BUG

@@ -111,8 +111,10 @@ def evaluate_command(
             )
             report = evaluate_translation(what, asked, other=compare, output=output, device=device)
     if world.is_main:
-        print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()), flush=True)
-        _keep(report, {**asdict(asked), "resamples": resamples, "device": device, "ranks": world.size})
+        try:
+            print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()), flush=True)
+        finally:  # kept, whatever becomes of what is printed
+            _keep(report, {**asdict(asked), "resamples": resamples, "device": device, "ranks": world.size})
 
 
 def _keep(report: Any, settings: dict[str, Any]) -> None:

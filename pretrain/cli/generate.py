@@ -1,6 +1,5 @@
 """`pretrain generate`."""
 
-import signal
 import sys
 from typing import Annotated
 
@@ -48,17 +47,14 @@ def generate_command(
         prompts = map(build_normalizers(normalize)[0], prompts)
     for setting in artifact.generation.not_honoured():
         print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
-    try:
-        run_generate(
-            artifact.model,
-            artifact.codec,
-            artifact.generation,
-            options,
-            prompts,
-            sys.stdout,
-            seed=seed,
-            batch_size=batch_size,
-            as_json=as_json,
-        )
-    except BrokenPipeError:  # `| head` has seen enough
-        raise typer.Exit(128 + signal.SIGPIPE) from None
+    run_generate(
+        artifact.model,
+        artifact.codec,
+        artifact.generation,
+        options,
+        prompts,
+        sys.stdout,
+        seed=seed,
+        batch_size=batch_size,
+        as_json=as_json,
+    )

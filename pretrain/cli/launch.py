@@ -31,7 +31,9 @@ def launch_local_command(
     from pretrain.index.dataset import check_local
     from pretrain.lease import refuse_if_owned
     from pretrain.rundir import RunDir
+    from pretrain.streams import discard_refused_stdout
 
+    discard_refused_stdout()
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)

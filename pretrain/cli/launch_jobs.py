@@ -64,7 +64,9 @@ def cancel_command(
     Example: pretrain launch cancel runs/quickstart
     """
     from launch.cancel import cancel
+    from pretrain.streams import discard_refused_stdout
 
+    discard_refused_stdout()  # a job is cancelled to the end, also where the terminal has gone
     cancel(_checked(run), grace, typer.echo)
 
 

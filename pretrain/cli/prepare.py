@@ -38,7 +38,9 @@ def prepare_command(
     from pretrain.config.load_prepare import load_prepare, short_prepare
     from pretrain.data.prepare_command import run_prepare
     from pretrain.log import setup_logging
+    from pretrain.streams import discard_refused_stdout
 
+    discard_refused_stdout()  # the result is on the disk
     setup_logging(rank=0, world_size=1)
     words = arguments or []
     if system is not None:

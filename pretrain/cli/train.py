@@ -24,7 +24,9 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     Example: pretrain train configs/run/quickstart.yaml engine.kind=single engine.zero_stage=0
     """
     from pretrain.control import StopFlag
+    from pretrain.streams import discard_refused_stdout
 
+    discard_refused_stdout()
     stop = StopFlag()
     stop.install()  # before what takes seconds to import
     from pretrain.config.load import load_config

@@ -18,6 +18,7 @@ from pretrain import dist
 from pretrain.dist import World
 from pretrain.errors import EXIT_OK, LaunchError, PretrainError
 from pretrain.port import reserved_port
+from pretrain.streams import guard_streams
 
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
@@ -73,6 +74,7 @@ def _tasks() -> dict[str, Callable[[World, dict[str, Any]], Any]]:
 
 def main() -> None:
     """The process of a rank."""
+    guard_streams()
     task, arguments, output = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
     world, code = dist.read_world(), EXIT_OK
     try:

@@ -2,10 +2,9 @@
 
 Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
 stay above the progress line. That has no thread of its own: it moves when a row is logged. A terminal that goes away
-stops the showing, not the run.
+stops nothing (`pretrain.streams`).
 """
 
-import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -119,10 +118,7 @@ class Console:
             redirect_stderr=False,
         )
         self._task = progress.add_task("", total=self._total_steps, metrics="")
-        try:
-            progress.start()
-        except (OSError, ValueError):
-            return None
+        progress.start()
         return progress
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -131,16 +127,12 @@ class Console:
             width = len(str(self._total_steps))
             logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
             return
-        try:
-            width = self._progress.console.width - len(f"{step}/{self._total_steps} ") - 2
-            text = fit_metrics(metrics, width)
-            self._progress.update(self._task, completed=step, metrics=text, refresh=True)
-        except (OSError, ValueError):
-            self._progress = None
+        width = self._progress.console.width - len(f"{step}/{self._total_steps} ") - 2
+        text = fit_metrics(metrics, width)
+        self._progress.update(self._task, completed=step, metrics=text, refresh=True)
 
     def close(self) -> None:
         """Leaves the last state of the bar on the screen. Idempotent."""
         if self._progress is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._progress.stop()
+            self._progress.stop()
             self._progress = None

@@ -16,6 +16,7 @@ CODES = {
     "DiskError": 74,
     "HangError": 76,
     "DivergedError": 77,
+    "UnreadError": 141,
     "PretrainError": 70,
 }
 
@@ -28,7 +29,7 @@ def test_every_class_has_its_documented_exit_code():
 
 def test_exit_codes_are_distinct():
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
-    assert len(codes) == len(set(codes)) == 11
+    assert len(codes) == len(set(codes)) == 12
 
 
 @pytest.mark.parametrize(

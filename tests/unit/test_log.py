@@ -12,6 +12,7 @@ import pytest
 
 from pretrain import log
 from pretrain.errors import DiskError
+from tests.helpers.waiting import LIMIT_S, finish
 
 SECRET = "s3cr3t-value-of-a-key"
 
@@ -31,7 +32,7 @@ def run_python(code: str, arguments: tuple = (), **kwargs) -> subprocess.Complet
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=LIMIT_S,
         **kwargs,
     )
 
@@ -167,7 +168,7 @@ def test_a_reader_of_stderr_that_goes_away_changes_nothing():
     )
     assert child.stderr
     child.stderr.close()
-    output, _ = child.communicate("go\n", timeout=150)
+    output, _ = finish(child, "go\n")
     assert (output, child.returncode) == ("finished\n", 0)
 
 
@@ -206,7 +207,7 @@ def test_on_a_terminal_records_are_redacted_and_a_hang_up_changes_nothing(break_
     os.close(slave)
     if break_terminal:
         os.close(master)
-    output, _ = child.communicate("go\n", timeout=150)
+    output, _ = finish(child, "go\n")
     assert (output, child.returncode) == ("finished\n", 0)
     if not break_terminal:
         shown = b""

@@ -59,7 +59,7 @@ def test_one_prompt_is_continued_as_the_tokens_come():
     assert all(later.startswith(earlier) for earlier, later in zip(out.flushes, out.flushes[1:], strict=False))
 
 
-def test_one_source_is_answered_without_repeating_it():
+def test_one_source_is_resulted_without_repeating_it():
     model = model_of("t5-tiny")
     ((text,),) = expected_texts(model, ["the cat"])
     assert run(model, ["the cat"]) == f"{text}\n"

@@ -9,6 +9,7 @@ import textwrap
 from contextlib import suppress
 
 from pretrain.tracking.console import fit_metrics, format_metrics
+from tests.helpers.waiting import finish
 
 ROW = {"loss": 3.21454, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_s": 12345.0, "data_wait": 0.004, "eta_s": 3725.0}
 
@@ -85,7 +86,7 @@ def test_metrics_unknown_to_the_console_are_shown_in_rows_without_a_loss_only():
 
 def test_without_a_terminal_each_row_is_a_line():
     child = start(subprocess.PIPE)
-    output, error = child.communicate("go\n", timeout=150)
+    output, error = finish(child, "go\n")
     assert (output, child.returncode) == ("finished\n", 0)
     assert [line.split("INFO    ")[1] for line in error.splitlines()] == [
         "step   10/1000  loss   3.2145  lr 3.00e-04  tok/s    950",
@@ -104,7 +105,7 @@ def test_on_a_terminal_there_is_a_bar_with_log_lines_above_it():
     child.stdin.flush()
     shown = read_all(master)
     os.close(master)
-    output, _ = child.communicate()
+    output, _ = finish(child)
     assert (output, child.returncode) == ("finished\n", 0)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "20/1000 loss 3.2145 lr 3.00e-04 tok/s 950" in plain
@@ -124,7 +125,7 @@ def test_a_terminal_that_hangs_up_changes_nothing():
     while b"committed" not in shown:
         shown += os.read(master, 100_000)
     os.close(master)
-    output, _ = child.communicate("go\n", timeout=150)
+    output, _ = finish(child, "go\n")
     assert (output, child.returncode) == ("finished\n", 0)
 
 
@@ -134,7 +135,7 @@ def test_a_pipe_whose_reader_is_gone_changes_nothing():
     while "committed" not in child.stderr.readline():
         pass
     child.stderr.close()
-    output, _ = child.communicate("go\n", timeout=150)
+    output, _ = finish(child, "go\n")
     assert (output, child.returncode) == ("finished\n", 0)
 
 
