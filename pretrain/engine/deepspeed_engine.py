@@ -63,6 +63,10 @@ class DeepSpeedZeroEngine:
         if config.compile and config.zero_stage == 3:
             # The weights of a block are gathered as one, by hooks around it: none is left inside its compiled graph.
             deepspeed.utils.set_z3_leaf_modules(module, [Block])
+        # Some of DeepSpeed's optimizers take a step of zero gradients when they are built: at the configured rate,
+        # weight decay would shrink the fp32 masters. `update` sets the rate of each step.
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
         wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
             raise LaunchError(
@@ -86,7 +90,7 @@ class DeepSpeedZeroEngine:
         self.module, self.is_sharded, self._names = module, config.zero_stage == 3, names
         never_raise(wrapped.optimizer)
         self.state = build_zero_state(wrapped, names, config.zero_stage, world)
-        # Some of DeepSpeed's optimizers take a step of zeros when they are built, which Adam would count.
+        # Adam would count that step of zeros.
         set_optimizer_step(wrapped.basic_optimizer, 0)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
