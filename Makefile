@@ -1,14 +1,18 @@
-# install      .venv with pretrain and its development tools; redone only when pyproject.toml has changed
-# quickstart   the whole path on two CPU ranks: prepare, train, stop, resume, generate
+# install      .venv with pretrain and its development tools; redone only when pyproject.toml or the lock has changed
+# quickstart   the whole path on two CPU ranks: prepare, train, stop, resume, generate; installs what a run needs alone
 # test         the fast tests, in JOBS processes (2)
 # check        format, lint, types, repository rules
+# drills       the long tests: all groups, ONLY=kills,slurm, CHANGED=origin/main, or LAST_FAILED=1 (see CONTRIBUTING.md)
+# lock         renews .ci/constraints.txt, the exact versions that all of these install
 # bench        every benchmark, --quick unless BENCH says otherwise
 # clean        removes .venv and caches; data/ and runs/ stay
 #
 # PYTHON=python3.12 make install takes another Python. Packages come from wherever your pip is set up to look.
+# LOCK= make install takes the newest versions that pyproject.toml allows.
 
 PYTHON ?= python3
 BIN := .venv/bin
+LOCK ?= .ci/constraints.txt
 BENCH ?= --quick
 JOBS ?= 2
 # What benchmarks share, and the parts of one. decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
@@ -16,29 +20,52 @@ JOBS ?= 2
 PARTS := common peers recall_data recurrent_figure trainer_% finetune_%
 BY_HAND := finetune pretraining recurrent_bleu shakespeare
 BENCHMARKS := $(filter-out $(PARTS) $(BY_HAND) decoder_step recurrent,$(basename $(notdir $(wildcard benchmarks/*.py))))
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) --editable
 
-.PHONY: install quickstart test check bench clean
+.PHONY: install quickstart test check drills lock bench clean
 
-install: .venv/.installed
+install: .venv/.dev
 
-.venv/.installed: pyproject.toml
+# One rule an extra: what a run needs, what the tests need besides, what the drills need besides.
+.venv/.run: pyproject.toml $(LOCK) | .venv/bin
+	$(PIP_INSTALL) .
+	@touch $@
+
+.venv/.dev: pyproject.toml $(LOCK) | .venv/bin
+	$(PIP_INSTALL) '.[dev]'
+	@touch .venv/.run $@
+
+.venv/.drills: pyproject.toml $(LOCK) | .venv/bin
+	$(PIP_INSTALL) '.[dev,drills]'
+	@touch .venv/.run .venv/.dev $@
+
+.venv/bin:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo 'pretrain needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
-	@touch $@
 
-quickstart: install
+quickstart: .venv/.run
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh configs/run/quickstart.sh
 
-test: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+test: .venv/.dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --ignore tests/repo
 
-check: install
+check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/repo
+
+drills: .venv/.drills
+	$(BIN)/python -m tests.drills --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CHANGED),--changed $(CHANGED)) \
+	    $(if $(LAST_FAILED),--last-failed)
+
+# For every platform and Python that pyproject.toml admits; the extra `bench` has an environment of its own.
+lock: .venv/bin
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
+	$(BIN)/uv pip compile --universal --upgrade --no-annotate --custom-compile-command 'make lock' \
+	    --python-version 3.11 --extra cloud --extra parquet --extra eval --extra dev --extra drills \
+	    --output-file .ci/constraints.txt pyproject.toml
 
 bench: install
 	@failed=; for name in $(BENCHMARKS); do \

@@ -306,7 +306,7 @@ def main() -> None:
         folder = tempfile.mkdtemp()
         try:
             job = {"folder": folder, "rounds": rounds, "num_steps": 40 if options.quick else 150}
-            report(num_ranks, run_in_ranks("benchmarks.checkpoint:run_rank", num_ranks, job, timeout_s=1800))
+            report(num_ranks, run_in_ranks("benchmarks.checkpoint:run_rank", num_ranks, job, timeout=1800))
         finally:
             shutil.rmtree(folder)
 

@@ -131,7 +131,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_data(Path(folder) / "data")
             job = {"size": size, "stage": stage, "folder": folder, "rounds": rounds}
-            held &= report(size, stage, run_in_ranks("benchmarks.trainer_job:run_job", RANKS, job, timeout_s=900))
+            held &= report(size, stage, run_in_ranks("benchmarks.trainer_job:run_job", RANKS, job, timeout=900))
     raise SystemExit(0 if held else 1)
 
 

@@ -4,6 +4,7 @@ A mark costs one assignment (half a microsecond). Every rank makes the same mark
 count says who is behind.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -99,6 +100,7 @@ class Pulse:
         self._num_collectives = num_collectives
         self._main_thread = threading.main_thread().ident
         self._host, self._number = socket.gethostname(), 0
+        self._looking = threading.Lock()
 
     def beat(self) -> Beat:
         """Returns the next one."""
@@ -115,8 +117,23 @@ class Pulse:
             step=mark.step,
             for_s=time.monotonic() - mark.since,
             limit_s=limit_of(mark.phase, self._timeout_s),
-            stack=_stack_of(self._main_thread),
+            stack=self._stack(),
         )
+
+    def _stack(self) -> list[str]:
+        """Returns where the main thread is.
+
+        No garbage is collected meanwhile: Python before 3.11.9 holds a lock then, and a thread that a finalizer lets
+        run waits for it for ever, with all others (cpython issue 106883).
+        """
+        with self._looking:  # two threads take heartbeats
+            is_collecting = gc.isenabled()
+            gc.disable()
+            try:
+                return _stack_of(self._main_thread)
+            finally:
+                if is_collecting:
+                    gc.enable()
 
 
 def _stack_of(thread: int | None) -> list[str]:

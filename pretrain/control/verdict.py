@@ -84,6 +84,11 @@ def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict
     return Verdict("\n".join(lines), EXIT_HANG, tuple(beat.rank for beat in behind))
 
 
+def judge_alone(own: Beat) -> Verdict:
+    """The verdict on a rank that takes longer than its phase may, and for which no other waits."""
+    return Verdict(_describe_hung(own, 0), EXIT_HANG, (own.rank,))
+
+
 def describe_silent(standing: Standing) -> str:
     """Returns what there is to say of a rank whose heartbeat has stopped."""
     beat = standing.beat

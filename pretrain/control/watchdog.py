@@ -24,7 +24,7 @@ from pathlib import Path
 from pretrain.control.board import num_collectives
 from pretrain.control.messenger import BEAT_S, Messenger
 from pretrain.control.progress import Progress, Pulse, limit_of
-from pretrain.control.verdict import SILENT_S, Verdict, describe_store, find_missing, judge
+from pretrain.control.verdict import SILENT_S, Verdict, describe_store, find_missing, judge, judge_alone
 from pretrain.errors import EXIT_HANG, EXIT_UNAVAILABLE
 from pretrain.log import redact
 
@@ -108,7 +108,7 @@ class Watchdog:
             if self._is_failing:
                 continue
             if mark.phase == "close":  # the others may have left
-                self._end(judge(self._pulse.beat(), {}, 1) if stalled > limit else None)
+                self._end(judge_alone(self._pulse.beat()) if stalled > limit else None)
             elif self._messenger.verdict is not None:
                 self._follow(self._messenger.verdict)
             elif self._messenger.is_refused and stalled > STORE_GONE_S:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,18 +14,17 @@ from pretrain.drill.processes import MARK, marked
 from pretrain.errors import EXIT_RESUME_ME, EXIT_USAGE
 from tests.helpers.cli import Result, run_cli
 from tests.helpers.runs import ROOT, RunMaker
-
-pytestmark = pytest.mark.timeout(1800)  # several starts of a run each, on a machine that may be busy
+from tests.helpers.waiting import finish, wait_until
 
 ALONE = ("engine={kind: single, zero_stage: 0}",)
 
 
 # Dropout depends on the attempt. The first of the killed run does not come to its end, where the drill is late.
 DRIFTING = """
-import os, time
 import pretrain.rundir as rundir
 import pretrain.train.noise as noise
 from pretrain.control.progress import Progress
+from tests.helpers.waiting import poll_pause
 
 real, enter_phase, number, waits = rundir.begin_attempt, Progress.enter, 0, False
 
@@ -44,18 +42,19 @@ def seed(config, world, step, micro):
 def enter(progress, phase, step=None):
     enter_phase(progress, phase, step)
     while waits and phase == "save" and progress.now.step == 11:
-        time.sleep(0.01)
+        poll_pause()
 
 rundir.begin_attempt, noise.seed_dropout, Progress.enter = begin, seed, enter
 """
 
 
-def drill(maker: RunMaker, output: Path, *arguments: str, timeout_s: float = 1700) -> Result:
-    """Runs a drill of the tiny config."""
+def drill(maker: RunMaker, output: Path, *arguments: str) -> Result:
+    """Runs a drill of the tiny config; it may start a run many times."""
     command = ("drill", str(maker.config()), *arguments, "--output", str(output))
-    return run_cli(*command, cwd=ROOT, timeout_s=timeout_s)
+    return run_cli(*command, cwd=ROOT, timeout=None)
 
 
+@pytest.mark.long
 def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(make_run, tmp_path):
     output = tmp_path / "drill"
     options = (*ALONE, "--steps", "12", "--every", "2", "--kills", "1")
@@ -97,7 +96,7 @@ def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_pat
         "--output",
         str(output),
         cwd=ROOT,
-        timeout_s=1700,
+        timeout=None,
         PYTHONPATH=f"{ROOT}:{tmp_path}",
     )
     assert done.code == 1, done.stdout + done.stderr
@@ -108,7 +107,7 @@ def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_pat
 
 @pytest.mark.long
 def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_path):
-    output, mark = tmp_path / "drill", None
+    output = tmp_path / "drill"
     command = [
         "-m",
         "pretrain",
@@ -122,12 +121,9 @@ def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_p
         str(output),
     ]
     process = subprocess.Popen([sys.executable, *command, "--steps", "12"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 600
-    while not (mark := _mark_of_children(process.pid)):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    mark = wait_until(lambda: _mark_of_children(process.pid), "it has started a launcher", process)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=600)
+    finish(process)
     assert process.returncode == 128 + signal.SIGINT
     assert marked(mark) == {}
     done = drill(make_run, output, "--ranks", "2", "--kills", "1", "--steps", "12")
@@ -136,7 +132,8 @@ def test_an_interrupted_drill_leaves_nothing_running_and_goes_on(make_run, tmp_p
 
 def _mark_of_children(pid: int) -> str | None:
     """The mark that a drill has given to its launcher, if it has started one."""
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    for child in children.read_text().split() if children.exists() else ():
         with suppress(OSError):  # a short-lived one, of an import
             for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
                 if item.startswith(MARK.encode() + b"="):
@@ -145,10 +142,9 @@ def _mark_of_children(pid: int) -> str | None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
 def test_twenty_five_kills_of_a_tiny_run_change_nothing(make_run, tmp_path):
     options = ("--ranks", "2", "--every", "3", "--kills", "25", "--target", "any", "--json")
-    done = drill(make_run, tmp_path / "drill", *options, timeout_s=3500)
+    done = drill(make_run, tmp_path / "drill", *options)
     assert done.code == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
     assert facts["kills"] == 25 and set(facts["phases"]) == {"start-up", "steps", "save"}

@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.helpers.waiting import LIMIT_S
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
          "--no-first-run", "--virtual-time-budget=3000")  # fmt: skip
@@ -25,7 +27,7 @@ def _run(page: Path, address: str, *flags: str) -> subprocess.CompletedProcess:
     with tempfile.TemporaryDirectory() as profile:
         url = f"{page.resolve().as_uri()}#{address}"
         command = [browser, *FLAGS, f"--user-data-dir={profile}", "--enable-logging=stderr", *flags, url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
 
 
 def dump(page: Path, address: str = "") -> tuple[str, list[str]]:

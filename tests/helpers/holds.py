@@ -6,19 +6,20 @@ process = runs.start("name", HELD, **hold.environment)      from step 40 on, a r
 """
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from tests.helpers.fork_server import ROOT
 
 HELD = "extend=[held]"
 """The item that brings the module into a run."""
 
 MODULE = """
-import os, time
+import os
 from pathlib import Path
 
 from pretrain.control.progress import Progress
 from pretrain.control.stop import StopFlag
+from tests.helpers.waiting import poll_pause
 
 HOLD, PHASE, STEP = Path(os.environ["HOLD"]), os.environ["HOLD_PHASE"], int(os.environ["HOLD_STEP"])
 ENTER, HANDLE = Progress.enter, StopFlag._handle
@@ -28,7 +29,7 @@ def enter(self, phase, step=None):
     ENTER(self, phase, step)
     while phase == PHASE and self.now.step >= STEP and HOLD.exists():
         HOLD.with_suffix(".held").touch()
-        time.sleep(0.01)
+        poll_pause()
 
 
 def handle(self, number):
@@ -56,7 +57,10 @@ class Hold:
         self._path.with_suffix(".held").unlink(missing_ok=True)
         self._path.touch()
         place = {"HOLD": str(self._path), "HOLD_PHASE": phase, "HOLD_STEP": str(step)}
-        self.environment = {**place, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+        self.environment = {
+            **place,
+            "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
         """Of the ranks."""
 
     @property
@@ -67,12 +71,3 @@ class Hold:
     def release(self) -> None:
         """Lets the ranks go on, and wait no more."""
         self._path.unlink(missing_ok=True)
-
-
-def wait_for(is_so: Callable[[], object], what: str, is_running: Callable[[], object], timeout_s: float = 600) -> None:
-    """Waits until something is so, as long as what will bring it about runs; the limit is for what hangs."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert is_running(), f"ended before {what}"
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)

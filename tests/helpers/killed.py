@@ -1,60 +1,85 @@
 """Processes that kill themselves at a chosen durable write: the drill of everything that must survive a kill.
 
-    num_writes = count_writes(BODY, folder, "whole")
-    run_killed(BODY, folder, "out", kill_at=17)      # then the same again, without a kill, gives the same bytes
+    num_writes = count_writes(write_it, folder, "whole")
+    run_killed(write_it, folder, "out", kill_at=17)      # then the same again, without a kill, gives the same bytes
 
-BODY is Python that finds its arguments, as strings, in `arguments`.
+What is called is a function of some module, with its arguments as strings, in a fork of a process that has imported
+what takes long.
 """
 
+import importlib
 import os
 import signal
-import subprocess
-import sys
-from textwrap import indent
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretrain.io import set_fault_hook
+from tests.helpers.fork_server import ForkServer
+from tests.helpers.waiting import wait_until
 
 NEVER = 10**9
-TIMEOUT_S = 600
-
-_CHILD = """
-import os, signal, sys
-from pretrain.io import set_fault_hook
-
-num_writes = 0
-
-def kill(operation, path):
-    global num_writes
-    num_writes += 1
-    if num_writes == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def main(arguments):
-{body}
-
-set_fault_hook(kill)
-main(sys.argv[2:])
-print(num_writes)
-"""
+_SERVER = ForkServer("pretrain.data.convert.convert", "pretrain.data.prepare", "pytest", "tests.helpers.killed")
 
 
-def start_child(body: str, *arguments: object, kill_at: int = NEVER) -> subprocess.Popen[str]:
+class Child:
+    """A process that calls a function."""
+
+    def __init__(self, call: dict[str, Any]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._files = (Path(self._folder.name, "stdout"), Path(self._folder.name, "stderr"))
+        self._code: int | None = None
+        (self.pid,) = _SERVER.start("tests.helpers.killed:run_child", [call], [self._files])
+
+    def poll(self) -> int | None:
+        """Its exit code, negative where a signal has ended it; None while it runs."""
+        if self._code is None:
+            self._code = _SERVER.poll([self.pid]).get(self.pid)
+        return self._code
+
+    def kill(self) -> None:
+        """Kills it if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> tuple[int, str, str]:
+        """Waits for its end; returns the exit code, and what it printed to stdout and to stderr."""
+        wait_until(lambda: self.poll() is not None, "the end of a child")
+        return self._code, *(path.read_text() for path in self._files)
+
+
+def start_child(function: Callable[..., object], *arguments: object, kill_at: int = NEVER) -> Child:
     """Starts a process that dies at its `kill_at`-th write; one that does not prints how many it has done, last."""
-    code = _CHILD.format(body=indent(body.strip(), "    "))
-    command = [sys.executable, "-c", code, str(kill_at), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+    name = f"{function.__module__}:{function.__name__}"
+    return Child({"function": name, "arguments": [str(argument) for argument in arguments], "kill_at": kill_at})
 
 
-def count_writes(body: str, *arguments: object) -> int:
+def count_writes(function: Callable[..., object], *arguments: object) -> int:
     """Runs such a process to its end; returns how many durable writes it has done."""
-    child = start_child(body, *arguments)
-    output, errors = child.communicate(timeout=TIMEOUT_S)
-    assert child.returncode == 0, errors
+    code, output, errors = start_child(function, *arguments).end()
+    assert code == 0, errors
     return int(output.splitlines()[-1])
 
 
-def run_killed(body: str, *arguments: object, kill_at: int) -> None:
+def run_killed(function: Callable[..., object], *arguments: object, kill_at: int) -> None:
     """Runs such a process until it has killed itself, which it must."""
-    child = start_child(body, *arguments, kill_at=kill_at)
-    _, errors = child.communicate(timeout=TIMEOUT_S)
-    assert child.returncode == -signal.SIGKILL, errors
+    code, _, errors = start_child(function, *arguments, kill_at=kill_at).end()
+    assert code == -signal.SIGKILL, errors
+
+
+def run_child(function: str, arguments: list[str], kill_at: int) -> int:
+    """What a child does."""
+    num_writes = 0
+
+    def kill(operation: str, path: Path) -> None:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    set_fault_hook(kill)
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(*arguments)
+    print(num_writes)
+    return 0

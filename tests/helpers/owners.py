@@ -5,12 +5,12 @@ with working(run) as attempt:                   # takes the lease, writes rows a
 race(run, 20, "kept")                           # [1, 0, 0, ...]: number of the lease that each got, 0 for none
 """
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pathlib import Path
 from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
 from pretrain.io import make_dir, publish_dir, remove_dir
 from pretrain.lease import Lease, lease, owner
+from tests.helpers.waiting import poll_pause, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,25 +35,39 @@ class Attempt:
         """Waits until the process, which is alive, has written `number` rows more."""
         path = run / "rows"
         size = path.stat().st_size if path.exists() else 0
-        while not path.exists() or path.stat().st_size < size + 2 * number:
-            assert self.process.poll() is None, self.process.stderr.read()
-            time.sleep(0.002)
+        wait_until(
+            lambda: path.exists() and path.stat().st_size >= size + 2 * number,
+            f"{number} rows more",
+            while_running=self.process,
+            say=self.errors,
+        )
+
+    def errors(self) -> str:
+        """What it has said of its end."""
+        return self.process.stderr.read() if self.process.poll() is not None else ""
 
     def stop(self) -> None:
         """Sends SIGSTOP, and waits until the process has stopped: it may run on for a moment on another core."""
         self.process.send_signal(signal.SIGSTOP)
         status = Path(f"/proc/{self.process.pid}/stat")
-        while status.read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
+        wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
 
 
 @contextmanager
 def working(
-    run: Path, machine: str = "", heartbeat_s: float = lease.HEARTBEAT_S, **environment: str
+    run: Path, machine: str = "", heartbeat_s: float = lease.HEARTBEAT_S, stall_s: float = 0.0, **environment: str
 ) -> Iterator[Attempt]:
-    """Starts `work` in a process of its own, as if on another `machine` where one is named; kills it at the end."""
+    """Starts `work` in a process of its own; kills it at the end.
+
+    Args:
+        run: The run folder.
+        machine: As if on another one of that name.
+        heartbeat_s: Seconds from heartbeat to heartbeat.
+        stall_s: The `STALL_S` of its lease, by the real clock; 0: that of the product, by the `RunClock`.
+        environment: Laid over this process's.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.owners", str(run), machine, str(heartbeat_s)],
+        [sys.executable, "-m", "tests.helpers.owners", str(run), machine, str(heartbeat_s), str(stall_s)],
         cwd=ROOT,
         env={**{key: value for key, value in os.environ.items() if "SLURM" not in key}, **environment},
         stdin=subprocess.PIPE,
@@ -69,6 +84,26 @@ def working(
             pipe.close()
 
 
+class RunClock:
+    """As the module `time`, for all who work in a run folder: it goes on when somebody turns it."""
+
+    def __init__(self, run: Path) -> None:
+        self._file = run.with_name("clock")  # a byte is a second
+
+    def monotonic(self) -> float:
+        """As `time.monotonic`."""
+        return float(self._file.stat().st_size) if self._file.exists() else 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """As `time.sleep`."""
+        poll_pause()
+
+    def pass_minute(self) -> None:
+        """Turns it on."""
+        with self._file.open("ab") as file:
+            file.write(b"." * 60)
+
+
 def work(run: Path) -> None:
     """An attempt: rows appended as to the ledger, folders committed as checkpoints are, until stdin ends."""
     mine = Lease(run / "lease")
@@ -76,6 +111,7 @@ def work(run: Path) -> None:
         remove_dir(leftover)
     print(f"owner {mine.number}", flush=True)
     os.set_blocking(0, False)
+    count = itertools.count()
     with (run / "rows").open("ab", buffering=0) as rows:
         while sys.stdin.buffer.raw.read(1) != b"":  # None: still open
             for _ in range(5):
@@ -84,8 +120,8 @@ def work(run: Path) -> None:
             temporary = make_dir(run / f".tmp-{mine.number}")
             mine.check()
             with suppress(DiskError):
-                publish_dir(temporary, run / f"commit-{mine.number}-{time.monotonic_ns()}")
-            time.sleep(0.002)
+                publish_dir(temporary, run / f"commit-{mine.number}-{next(count)}")
+            poll_pause()
     mine.release()
 
 
@@ -140,9 +176,13 @@ if __name__ == "__main__":
     if sys.argv[2]:
         name = sys.argv[2]
         owner._machine = lambda: name
-    lease.STALL_S, lease.HEARTBEAT_S = 0.1, float(sys.argv[3])
+    folder, lease.HEARTBEAT_S, stall_s = Path(sys.argv[1]), *map(float, sys.argv[3:])
+    if stall_s:
+        lease.STALL_S = stall_s
+    else:
+        lease.time = RunClock(folder)
     try:
-        work(Path(sys.argv[1]))
+        work(folder)
     except LockedError as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_LOCKED)

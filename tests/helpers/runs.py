@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from safetensors import safe_open
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import compare, read_audit
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.fork_server import ROOT
+from tests.helpers.waiting import finish, wait_until
+from tests.helpers.warm_jobs import WarmJob, start_warm
 
 CONFIG = """
 seed: 7
@@ -33,10 +33,6 @@ engine: {{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}}
 checkpoint: {{every_steps: 20}}
 tracking: {{log_every_steps: 10, wandb: off}}
 """
-
-
-LIMIT_S = 600
-"""For what hangs: a loaded machine takes a minute for a start."""
 
 
 class RunMaker:
@@ -73,19 +69,32 @@ class RunMaker:
         """Runs to the end; returns the output."""
         process = self.start(name, *overrides, **options)  # type: ignore[arg-type]
         try:
-            output, _ = process.communicate(timeout=LIMIT_S)
+            output, _ = finish(process)
         finally:
             process.kill()  # ranks end with their launcher: one that hangs must not slow down the other tests
         assert process.returncode == expect, f"exit code {process.returncode}, not {expect}:\n{output[-5000:]}"
         return output
 
+    def start_warm(self, name: str, *overrides: str, ranks: int = 2, **env: str) -> WarmJob:
+        """Starts the ranks of a run without a launcher, in forks that have imported torch."""
+        arguments = ("train", str(self.config(name)), *overrides)
+        return start_warm(*arguments, cwd=ROOT, output=self._folder / f"{name}-output", ranks=ranks, **env)
+
+    def train(self, name: str, *overrides: str, expect: int = 0, **options: object) -> str:
+        """Runs to the end as `start_warm` does, where no launcher is looked at; returns what all ranks print."""
+        job = self.start_warm(name, *overrides, **options)  # type: ignore[arg-type]
+        code = job.end()
+        assert code == expect, f"exit code {code}, not {expect}:\n{job.output()[-8000:]}"
+        return job.output()
+
     def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str], after_attempt: int = 0) -> None:
         """Waits until an attempt later than `after_attempt` has written `step` to the ledger."""
-        deadline = time.monotonic() + LIMIT_S
-        while (last := self.last_row(name))["step"] < step or last["attempt"] <= after_attempt:
-            assert process.poll() is None, f"ended before step {step}:\n{process.communicate()[0][-5000:]}"
-            assert time.monotonic() < deadline, f"step {step} was not reached in {LIMIT_S} s"
-            time.sleep(0.005)
+
+        def is_written() -> bool:
+            last = self.last_row(name)
+            return last["step"] >= step and last["attempt"] > after_attempt
+
+        wait_until(is_written, f"step {step} is written", process, say=lambda: _output_of(process))
 
     def last_row(self, name: str) -> dict[str, int]:
         """The last whole row of the ledger, as it is now; zeros where there is none."""
@@ -95,10 +104,16 @@ class RunMaker:
         return json.loads(whole[-1]) if whole else {"step": 0, "attempt": 0}
 
 
+def _output_of(process: subprocess.Popen[str]) -> str:
+    """The output of a process, if it has ended."""
+    return process.communicate()[0][-5000:] if process.poll() is not None else ""
+
+
 def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
-    """Process id of each rank of a launcher."""
+    """Process id of each rank of a launcher; none where that is gone."""
     found = {}
-    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    for child in children.read_text().split() if children.exists() else ():
         with suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
             environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             found.update({int(item[5:]): int(child) for item in environment if item.startswith(b"RANK=")})
@@ -107,10 +122,8 @@ def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
 
 def kill_rank(launcher: subprocess.Popen[str], rank: int) -> None:
     """Kills a rank, as soon as there is one."""
-    while rank not in (found := rank_pids(launcher)):
-        assert launcher.poll() is None, "the launcher ended by itself"
-        time.sleep(0.005)
-    os.kill(found[rank], signal.SIGKILL)
+    pid = wait_until(lambda: rank_pids(launcher).get(rank), f"there is a rank {rank}", launcher)
+    os.kill(pid, signal.SIGKILL)
 
 
 def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:

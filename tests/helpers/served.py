@@ -6,21 +6,20 @@ python -m tests.helpers.served URL CACHE BYTES     reads all of the train split,
 import hashlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.data.remote.store import Patience, ShardStore, open_store
 from pretrain.index import DataIndex, ShardIndex, load_index
 from tests.helpers.shards import make_shards
+from tests.helpers.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from pretrain.data.stream import TokenStream
     from tests.helpers.servers import FolderServer
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = Patience(first_s=0.01, longest_s=0.05, total_s=600, room_s=600, report_s=600)
+QUICK = Patience(first_s=0.01, longest_s=0.05, total_s=LIMIT_S, room_s=LIMIT_S, report_s=LIMIT_S)
 """Tries again soon. Nobody gives up: a process or a thread of a busy machine may stand still for long."""
 PLENTY = 2**30
 ORDER = {"seq_len": 16, "seed": 3, "lanes": 2, "block_samples": 4}
@@ -61,14 +60,6 @@ def train_shards(data: tuple[Path, DataIndex]) -> tuple[ShardIndex, ...]:
 def tars(server: "FolderServer") -> list[str]:
     """Returns the shards that a server was asked for, in order."""
     return [path.lstrip("/") for path in server.paths() if path.endswith(".tar")]
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 600) -> None:
-    """Waits for what a thread or a process will do."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def cached(cache: Path, pattern: str = "*.tar") -> set[str]:

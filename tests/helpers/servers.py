@@ -19,14 +19,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
 from pretrain.port import reserved_port
+from tests.helpers.waiting import LIMIT_S
 
 PIECE_BYTES = 4096
-GIVE_UP_S = 600
 
 
 @dataclass
@@ -85,7 +86,7 @@ class FolderServer:
     def start(self) -> None:
         """Listens."""
         self._server = _Server(("127.0.0.1", self._port), self)
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
 
     def stop(self) -> None:
         """Dies: refuses connections, and breaks those that there are."""
@@ -193,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         held = len(body) if fault.hold_after is None else fault.hold_after
         self._write(body[:held])
         if held < len(body):
-            self.server.owner.go.wait(GIVE_UP_S)
+            self.server.owner.go.wait(LIMIT_S)
             self._write(body[held:])
 
     def _write(self, body: bytes) -> None:
@@ -217,9 +218,21 @@ def serve_folder(folder: Path) -> Iterator[FolderServer]:
             server.stop()
 
 
+@cache
+def _start_s3() -> str:
+    """Starts the one server of this process, which takes a second and ends with it; returns its address."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    return f"http://{host}:{port}"
+
+
 @contextmanager
 def serve_s3(buckets: dict[str, Path]) -> Iterator[str]:
-    """Serves folders as S3 buckets; until it ends, the environment of this process and its children leads there.
+    """Has folders served as S3 buckets; until it ends, the environment of this process and its children leads there.
 
     Args:
         buckets: Folder by name of its bucket, three letters or more.
@@ -228,14 +241,10 @@ def serve_s3(buckets: dict[str, Path]) -> Iterator[str]:
         The address of the server, for those who do not read the environment.
     """
     import s3fs
-    from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    address = _start_s3()
     environment = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": address,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -245,16 +254,14 @@ def serve_s3(buckets: dict[str, Path]) -> Iterator[str]:
     }
     with mock.patch.dict(os.environ, environment):
         try:
-            s3fs.S3FileSystem.clear_instance_cache()  # those of earlier tests lead to servers that are gone
+            s3fs.S3FileSystem.clear_instance_cache()  # those of earlier tests know what was there then
             files = s3fs.S3FileSystem(skip_instance_cache=True)
             for bucket, folder in buckets.items():
                 files.mkdir(bucket)
                 for path in sorted(folder.rglob("*")):
                     if path.is_file():
                         files.pipe_file(f"{bucket}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-            yield environment["AWS_ENDPOINT_URL"]
+            yield address
         finally:
             s3fs.S3FileSystem.clear_instance_cache()
-            # What moto stores belongs to the process, not to the server.
-            urllib.request.urlopen(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", b"").close()
-            server.stop()
+            urllib.request.urlopen(f"{address}/moto-api/reset", b"").close()

@@ -12,19 +12,21 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from uuid import uuid4
 
+from tests.helpers import waiting
 from tests.helpers.processes import is_running
+from tests.helpers.waiting import LIMIT_S, pass_time
 
 SCRIPTS = Path(__file__).resolve().parent / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "srun")
 PACKAGES = "slurmctld slurmd slurm-client munge"
-POLL_S = 0.1
-WAIT_S = 300.0
-"""Nothing takes so long but what hangs."""
+ASK_EVERY_S = 0.1
+"""A question to the cluster is a process."""
 REVOKED_S = 2.0
+"""Slurm counts whole seconds."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
 """States in which a job stays."""
 
@@ -61,7 +63,7 @@ class SlurmLab:
         """
         options = [item for setting in settings for item in ("-x", setting)]
         command = [str(SCRIPTS / "slurm_up.sh"), "-d", str(folder), "-n", str(nodes), "-g", str(gpus), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr[-3000:]
         return cls(folder, nodes)
 
@@ -71,7 +73,7 @@ class SlurmLab:
             [str(SCRIPTS / "slurm_down.sh"), "-k", "-d", str(self.folder)],
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
+            timeout=LIMIT_S,
         )
         assert done.returncode == 0, done.stderr
 
@@ -87,10 +89,10 @@ class SlurmLab:
 
     # Commands and jobs
 
-    def run(self, *command: str, expect: int | None = 0, timeout_s: float = WAIT_S) -> str:
+    def run(self, *command: str, expect: int | None = 0) -> str:
         """Runs a command that speaks to the cluster; returns what it prints, errors too."""
         done = subprocess.run(
-            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S
         )
         assert expect is None or done.returncode == expect, f"{command}: exit code {done.returncode}\n{done.stdout}"
         return done.stdout
@@ -120,26 +122,19 @@ class SlurmLab:
         """The nodes that a job has."""
         return self.run("scontrol", "show", "hostnames", self.job(job)["NodeList"]).split()
 
-    def wait_for(self, job: int | str, *states: str, timeout_s: float = WAIT_S) -> str:
+    def wait_for(self, job: int | str, *states: str) -> str:
         """Waits until a job is in one of `states` (none given: has ended); returns it."""
         wanted = states or ENDED
-        self.wait_until(
-            lambda: self.state(job) in wanted, f"job {job} in {wanted}", timeout_s, lambda: str(self.job(job))
-        )
+        self.wait_until(lambda: self.state(job) in wanted, f"job {job} in {wanted}", lambda: str(self.job(job)))
         return self.state(job)
 
-    def wait_until(
-        self, is_done: Callable[[], bool], what: str, timeout_s: float = WAIT_S, say: Callable[[], str] = str
-    ) -> None:
+    def wait_until(self, is_done: Callable[[], object], what: str, say: Callable[[], str] = str) -> None:
         """Waits for anything; `say` tells what is instead where it does not come."""
-        deadline = time.monotonic() + timeout_s
-        while not is_done():
-            assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}; {say()}"
-            time.sleep(POLL_S)
+        waiting.wait_until(is_done, what, say=say, pause_s=ASK_EVERY_S)
 
     def start_now(self, job: int | str) -> None:
         """Lets a requeued job begin, which would else wait some seconds; nodes refuse one of the same second."""
-        time.sleep(REVOKED_S)
+        pass_time(REVOKED_S)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now", expect=None)
 
     def expire(self, job: int | str, after_s: int) -> None:
@@ -198,7 +193,7 @@ class SlurmLab:
 
     def wait_saved(self, job: int) -> None:
         """Waits until slurmctld, which saves its state every five seconds, has saved what is so of a job by now."""
-        mark, saved = f"mark{time.time_ns()}", self.folder / "spool" / "ctld" / "job_state"
+        mark, saved = f"mark{uuid4().hex}", self.folder / "spool" / "ctld" / "job_state"
         self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
         self.wait_until(lambda: mark.encode() in _content(saved), f"{mark} of job {job} in {saved}")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from launch.journal import read_journal
 from pretrain.rundir import RunDir
+from tests.helpers.fork_server import ROOT
 from tests.helpers.slurm_lab import ENDED, SlurmLab
 
 CONFIG = """
@@ -41,11 +42,11 @@ STEPS = 80
 MODULE = """
 import os
 import signal
-import time
 from pathlib import Path
 
 from pretrain.control.progress import Progress
 from pretrain.control.stop import StopFlag
+from tests.helpers.waiting import poll_pause
 
 HOLDS = Path(__file__).with_name("holds")
 TASK = os.environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -66,7 +67,7 @@ def enter(self, phase, step=None):
         hold.with_suffix(f".held{TASK}").touch()
         if ASKED:
             hold.with_suffix(f".asked{TASK}").touch()
-        time.sleep(0.02)
+        poll_pause()
     if is_begun and (HOLDS / f"{step}.die").exists():
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -76,8 +77,6 @@ Progress.enter, StopFlag._handle = enter, handle
 SITE = "signal_s: 120\ndoctor: false\nexport: [RES_OPTIONS]\n"
 """Slurm looks at limits every 30 s, and a busy machine takes some to save; the doctor costs each start seconds; nodes
 of a lab have no name servers."""
-START_S = 400.0
-"""Ranks import torch, on few cores, beside whatever else goes on there."""
 
 
 def on_two_ranks(zero_stage: int | None) -> str:
@@ -128,7 +127,7 @@ class SlurmRun:
 
     def _wait_marked(self, step: int, mark: str) -> None:
         path = self._folder / "holds" / f"{step}.{mark}{self._task}"
-        self.lab.wait_until(path.exists, f"before step {step} a rank is {mark}", START_S, self.tell)
+        self.lab.wait_until(path.exists, f"before step {step} a rank is {mark}", self.tell)
 
     def release(self, step: int) -> None:
         """Lets the ranks go on."""
@@ -143,8 +142,8 @@ class SlurmRun:
     def run(self, *command: str, expect: int | None = 0) -> str:
         """Runs a command as a user of the cluster does, in the folder of the config; returns what it prints."""
         path = f"PATH={Path(sys.executable).parent}:{self.lab.env['PATH']}"
-        items = [f"PYTHONPATH={self._folder}", "OMP_NUM_THREADS=1", path]
-        return self.lab.run("env", "-C", str(self._folder), *items, *command, expect=expect, timeout_s=START_S)
+        items = [f"PYTHONPATH={self._folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS=1", path]
+        return self.lab.run("env", "-C", str(self._folder), *items, *command, expect=expect)
 
     def pretrain(self, *arguments: str, expect: int | None = 0) -> str:
         """Runs `pretrain ARGUMENTS`; returns what it prints."""
@@ -190,9 +189,9 @@ class SlurmRun:
 
     def wait_told(self, text: str, count: int = 1) -> None:
         """Waits until the job has printed something `count` times."""
-        self.lab.wait_until(lambda: self.output.count(text) >= count, f"{text!r} in its output", START_S, self.tell)
+        self.lab.wait_until(lambda: self.output.count(text) >= count, f"{text!r} in its output", self.tell)
 
-    def wait_restart(self, count: int, timeout_s: float = START_S) -> None:
+    def wait_restart(self, count: int) -> None:
         """Waits until the driver has begun restart number `count`; cuts short what Slurm would let it wait."""
 
         def has_begun() -> bool:
@@ -203,11 +202,11 @@ class SlurmRun:
             self._start_if_waiting()
             return False
 
-        self.lab.wait_until(has_begun, f"restart {count}", timeout_s, self.tell)
+        self.lab.wait_until(has_begun, f"restart {count}", self.tell)
 
-    def wait_end(self, state: str = "COMPLETED", timeout_s: float = START_S) -> None:
+    def wait_end(self, state: str = "COMPLETED") -> None:
         """Waits until the job has ended, in this state."""
-        self.lab.wait_until(self._has_ended, "the job has ended", timeout_s, self.tell)
+        self.lab.wait_until(self._has_ended, "the job has ended", self.tell)
         assert self.lab.state(self.job) == state, self.tell()
 
     def _has_ended(self) -> bool:

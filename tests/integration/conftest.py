@@ -1,12 +1,11 @@
 """A small prepared corpus, a function that writes run configs over it, and quick commands."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import WarmCli
+from tests.helpers.cli import Warm, run_warm
 from tests.helpers.runs import RunMaker
 
 
@@ -28,10 +27,9 @@ def corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmCli]:
-    """Commands in forks of one process that has imported torch."""
-    with WarmCli() as cli:
-        yield cli
+def warm() -> Warm:
+    """Runs commands in forks of one process that has imported torch."""
+    return run_warm
 
 
 @pytest.fixture

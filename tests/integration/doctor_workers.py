@@ -6,20 +6,36 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch.distributed as td
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.dist import World
 from pretrain.doctor import ranks
+from pretrain.doctor.check import Check
 from pretrain.doctor.ranks import meet
 from pretrain.errors import LaunchError
 from pretrain.train.handshake import agree_on_versions
+from tests.helpers.clock import FakeClock
 
 
-def look(world: World, folders: list[str], seen_within_s: float = 30.0) -> list[dict[str, Any]]:
-    """Returns what the ranks find together, each with the run folder that it has been told."""
-    ranks.SEEN_WITHIN_S = seen_within_s
+def look(world: World, folders: list[str], waits: bool = True) -> list[dict[str, Any]]:
+    """Returns what the ranks find together, each with the run folder that it has been told.
+
+    Args:
+        world: Ranks.
+        folders: Of each rank.
+        waits: Whether a rank waits for a file that it does not see; else the time for it passes at once.
+    """
+    check_seen = ranks._check_seen
+
+    def check_at_once(*arguments: Any) -> Check:
+        with mock.patch.object(ranks, "time", FakeClock()):
+            return check_seen(*arguments)
+
+    if not waits:
+        ranks._check_seen = check_at_once
     engine = PLAIN_ENGINE.model_copy(update={"device": "cpu"})
     checks, _ = meet(world, engine, Path(folders[world.rank]))
     return [asdict(check) for check in checks]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import run_cli
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
 from tests.unit.checkpoint.test_manager import damages
 
@@ -88,12 +87,12 @@ def test_a_corrupted_checkpoint_is_set_aside_and_the_older_one_continued(run_fol
     assert again["step"] == 4
 
 
-def test_a_run_without_a_good_checkpoint_is_refused_on_every_rank_and_never_starts_over(run_folder):
+def test_a_run_without_a_good_checkpoint_is_refused_on_every_rank_and_never_starts_over(run_folder, warm):
     checkpoints = run_folder / "runs/run/checkpoints"
     for path in checkpoints.glob("step-*/rank-00000.safetensors"):
         path.write_bytes(path.read_bytes()[:-4])
     audit = (run_folder / "runs/run/audit.jsonl").read_bytes()
-    result = run_cli("launch", "local", "a.yaml", "--ranks", "2", "engine.kind=ddp", cwd=run_folder)
+    result = warm("train", "a.yaml", "engine.kind=ddp", cwd=run_folder, ranks=2)
     words = ["this run has saved checkpoints, and none can be used", "restore one, or start over under another run"]
     check_refused(result, 66, "runs/run/checkpoints", *words)
     assert (run_folder / "runs/run/audit.jsonl").read_bytes() == audit

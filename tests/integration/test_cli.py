@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load_config
-from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.cli import run_cli, run_light, run_warm
+from tests.helpers.waiting import LIMIT_S
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "slurm"],
             ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
@@ -32,23 +33,6 @@ def test_the_list_of_commands_under_test_is_complete():
 
 
 # What takes long to import; the seconds themselves would gate on the load of the machine.
-WITHOUT = """
-import sys
-from pretrain.cli import run
-slow = sys.argv[1].split(",")
-code = run(sys.argv[2:])
-assert not set(slow) & set(sys.modules), f"imported: {set(slow) & set(sys.modules)}"
-sys.exit(code)
-"""
-
-
-def run_without(slow: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs `pretrain ARGUMENTS`, which must not import any of `slow`, named with commas between."""
-    command = [sys.executable, "-c", WITHOUT, slow, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
-
-
 @pytest.mark.parametrize(
     ("slow", "arguments", "code"),
     [
@@ -63,14 +47,14 @@ def run_without(slow: str, *arguments: str, cwd: Path) -> subprocess.CompletedPr
     ],
 )
 def test_what_a_login_node_runs_imports_nothing_slow(tmp_path, slow, arguments, code):
-    done = run_without(slow, *arguments, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
+    done = run_light(*arguments, cwd=tmp_path, without=slow.split(","))
+    assert done.code == code, done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "pretrain")
 def test_every_command_has_help_with_an_example_and_imports_nothing_slow(tmp_path, command):
-    done = run_without("torch,numpy,omegaconf,yaml", *command, "--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_light(*command, "--help", cwd=tmp_path, without=("torch", "numpy", "omegaconf", "yaml"))
+    assert (done.code, done.stderr) == (0, "")
     assert f"Example: pretrain {' '.join(command) or 'launch'}" in re.sub(r"\s+", " ", done.stdout)
 
 
@@ -89,7 +73,7 @@ def test_every_command_has_help_with_an_example_and_imports_nothing_slow(tmp_pat
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_one_line(tmp_path, arguments, line):
-    result = run_cli(*arguments, cwd=tmp_path)
+    result = run_light(*arguments, cwd=tmp_path)
     assert result.code == 64
     assert result.stderr.startswith(f"error: {line}")
     assert result.stderr.count("\n") == 1
@@ -124,7 +108,7 @@ def test_the_shell_completes_commands_and_options(words, offered):
         },
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=LIMIT_S,
     )
     assert set(done.stdout.split()) == offered
 
@@ -146,8 +130,8 @@ def texts(tmp_path) -> Path:
 
 def test_prepare_says_what_it_made_and_a_second_run_that_there_is_nothing_to_do(texts):
     command = ["prepare", "--input", "*.txt", "--output", "out", "--tokenizer", "char", "--split", "tail:0.1"]
-    first, second = (run_cli(*command, cwd=texts) for _ in range(2))
-    facts = json.loads(run_cli("inspect", "out", "--json", cwd=texts).stdout)
+    first, second = (run_warm(*command, cwd=texts) for _ in range(2))
+    facts = json.loads(run_warm("inspect", "out", "--json", cwd=texts).stdout)
     train, validation = facts["train"], facts["validation"]
     assert (first.code, second.code) == (0, 0)
     assert first.stdout == second.stdout
@@ -161,25 +145,26 @@ def test_prepare_says_what_it_made_and_a_second_run_that_there_is_nothing_to_do(
 
 
 def test_a_glob_that_the_shell_expanded_means_what_it_says(texts):
-    common = ["--tokenizer", "char", "--split", "tail:0.1"]
+    common = ["--tokenizer", "char", "--split", "tail:0.1", "--processes", "1"]
     expanded = ["--input", "a.txt", "b.txt", "c.txt", "--output", "expanded", *common]
-    assert run_cli("prepare", *expanded, cwd=texts).code == 0
-    assert run_cli("prepare", "--input", "*.txt", "--output", "quoted", *common, cwd=texts).code == 0
+    assert run_warm("prepare", *expanded, cwd=texts).code == 0
+    assert run_warm("prepare", "--input", "*.txt", "--output", "quoted", *common, cwd=texts).code == 0
     assert (texts / "expanded/index.json").read_bytes() == (texts / "quoted/index.json").read_bytes()
 
 
 def test_inspect_prints_json_that_a_program_can_read(texts):
-    run_cli("prepare", "--input", ".", "--output", "out", "--tokenizer", "char", cwd=texts)
-    facts = json.loads(run_cli("inspect", "out", "--json", cwd=texts).stdout)
+    prepare = ("prepare", "--input", ".", "--output", "out", "--tokenizer", "char", "--processes", "1")
+    assert run_warm(*prepare, cwd=texts).code == 0
+    facts = json.loads(run_warm("inspect", "out", "--json", cwd=texts).stdout)
     assert (facts["kind"], facts["dtype"]) == ("shards", "uint16")
-    table = run_cli("inspect", "out", cwd=texts)
+    table = run_warm("inspect", "out", cwd=texts)
     assert table.code == 0
     assert f"{facts['train']['tokens']:,}" in table.stdout
 
 
 def test_the_traceback_of_an_error_is_shown_on_request_only(tmp_path):
-    assert "Traceback" not in run_cli("config", "nope.yaml", cwd=tmp_path).stderr
-    shown = run_cli("--debug", "config", "nope.yaml", cwd=tmp_path)
+    assert "Traceback" not in run_light("config", "nope.yaml", cwd=tmp_path).stderr
+    shown = run_light("--debug", "config", "nope.yaml", cwd=tmp_path)
     assert shown.code == 64
     assert "Traceback" in shown.stderr
     assert shown.errors == ["nope.yaml: no such config file; check the path"]

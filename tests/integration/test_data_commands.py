@@ -65,14 +65,14 @@ def refused(result: Result, code: int, words: str) -> None:
 # --- looking -----------------------------------------------------------------------------------------------------
 
 
-def test_verify_prints_the_proof_and_the_verdict_last(folder):
-    result = run_cli("data", "verify", "data", "--seq-len", "32", "--lanes", "3", cwd=folder)
+def test_verify_prints_the_proof_and_the_verdict_last(folder, warm):
+    result = warm("data", "verify", "data", "--seq-len", "32", "--lanes", "3", cwd=folder)
     assert (result.code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0].startswith("data: 8 shards, ") and lines[-1] == "exactly once: yes"
     hashes = re.findall(r"^ [\d, ]+?  .* (\w{16})   (\w{16})  ", result.stdout, re.MULTILINE)
     assert len(hashes) == 10 and len(set(hashes)) == 2, "two courses of five readings"
-    facts = json.loads(run_cli("data", "verify", "data", "--seq-len", "32", "--json", cwd=folder).stdout)
+    facts = json.loads(warm("data", "verify", "data", "--seq-len", "32", "--json", cwd=folder).stdout)
     assert facts["exactly_once"] and facts["whole"]
 
 
@@ -101,24 +101,24 @@ def test_an_address_is_looked_at_as_the_folder_behind_it(folder, warm, tmp_path)
             assert facts[0] == facts[1]
 
 
-def test_show_prints_rows_of_a_folder_and_of_a_config(folder):
-    result = run_cli("data", "show", "data", "--rows", "2", "--seq-len", "80", "--packing", "bins", cwd=folder)
+def test_show_prints_rows_of_a_folder_and_of_a_config(folder, warm):
+    result = warm("data", "show", "data", "--rows", "2", "--seq-len", "80", "--packing", "bins", cwd=folder)
     assert (result.code, result.stderr) == (0, "")
     assert result.stdout.startswith("position 0   sample ") and "<|endoftext|>" in result.stdout
     assert "\x1b" not in result.stdout, "no colour in a pipe"
-    facts = json.loads(run_cli("data", "show", "a.yaml", "--json", "seed=8", cwd=folder).stdout)
+    facts = json.loads(warm("data", "show", "a.yaml", "--json", "seed=8", cwd=folder).stdout)
     assert [row["num_tokens"] for row in facts["rows"]] == [32, 32]
-    prefix = run_cli("data", "show", "data", "--objective", "prefix", "--rows", "1", cwd=folder)
+    prefix = warm("data", "show", "data", "--objective", "prefix", "--rows", "1", cwd=folder)
     assert (prefix.code, prefix.stderr) == (0, "")
     assert "   prefix   512 tokens: " in prefix.stdout and "\n      learned | " in prefix.stdout
 
 
-def test_stats_prints_counts_and_writes_a_picture(folder):
-    result = run_cli("data", "stats", "data", "--out", "a.png", cwd=folder)
+def test_stats_prints_counts_and_writes_a_picture(folder, warm):
+    result = warm("data", "stats", "data", "--out", "a.png", cwd=folder)
     assert (result.code, result.stderr) == (0, "")
     assert "train: 60 documents" in result.stdout and "how full rows are" in result.stdout
     assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
-    facts = json.loads(run_cli("data", "stats", "data", "--json", cwd=folder).stdout)
+    facts = json.loads(warm("data", "stats", "data", "--json", cwd=folder).stdout)
     assert facts["splits"]["train"]["documents"] == 60
 
 
@@ -153,6 +153,7 @@ def skipping(limit: int) -> list[str]:
     return ["data.on_error=skip", f"data.max_skipped_rows={limit}"]
 
 
+@pytest.mark.long
 def test_a_run_over_damage_has_the_order_of_the_undamaged_run_on_one_rank_and_on_two(folder, warm):
     whole = warm("train", "a.yaml", "run.name=whole", cwd=folder)
     assert whole.code == 0, whole.stderr
@@ -162,9 +163,7 @@ def test_a_run_over_damage_has_the_order_of_the_undamaged_run_on_one_rank_and_on
     one = warm("train", "a.yaml", "run.name=one", *skipping(40), cwd=folder)
     assert one.code == 0, one.stderr
     assert len(re.findall(rf"WARNING rows are skipped in data: {name}: 00000001\.tokens\.npy", one.stderr)) == 1
-    two = run_cli(
-        "launch", "local", "a.yaml", "--ranks", "2", "run.name=two", "engine.kind=ddp", *skipping(40), cwd=folder
-    )
+    two = warm("train", "a.yaml", "run.name=two", "engine.kind=ddp", *skipping(40), cwd=folder, ranks=2)
     assert two.code == 0, two.stderr
 
     rows, alone, both = (ledger(folder, run) for run in ("whole", "one", "two"))

@@ -16,6 +16,7 @@ from pretrain.plan.calibration import load_calibration
 from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.runs import ROOT
+from tests.helpers.waiting import LIMIT_S
 
 
 def test_the_quick_look_is_a_line_of_json_without_torch(make_run, tmp_path):
@@ -23,7 +24,7 @@ def test_the_quick_look_is_a_line_of_json_without_torch(make_run, tmp_path):
     arguments = ["doctor", "--quick", "--json", str(make_run.config()), "--ranks", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     line, ending = done.stdout.splitlines()
     assert ending == "0 False", done.stdout + done.stderr
     facts = json.loads(line)
@@ -86,7 +87,7 @@ def test_a_rank_that_sees_another_folder_is_named(tmp_path):
     places = [tmp_path / name for name in ("a", "b")]
     for place in places:
         place.mkdir()
-    arguments = {"folders": [str(place) for place in places], "seen_within_s": 0.2}
+    arguments = {"folders": [str(place) for place in places], "waits": False}
     for checks in run_in_ranks("tests.integration.doctor_workers:look", 2, arguments):
         (seen,) = [check for check in checks if check["name"] == "shared folder"]
         assert (seen["status"], seen["exit_code"]) == ("fail", 74)
@@ -109,18 +110,17 @@ def test_a_rank_with_another_wandb_trains():
 
 @pytest.mark.long
 def test_the_whole_examination_starts_its_own_ranks(make_run, tmp_path):
-    done = run_cli("doctor", str(make_run.config()), "--ranks", "2", "--json", cwd=tmp_path, timeout_s=800)
+    done = run_cli("doctor", str(make_run.config()), "--ranks", "2", "--json", cwd=tmp_path)
     assert done.code == 0, done.stdout + done.stderr
     names = [check["name"] for check in json.loads(done.stdout)["checks"]]
     assert names[-4:] == ["rendezvous", "same versions", "shared folder", "all-reduce"]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_the_selftest_passes_on_two_ranks_and_leaves_nothing(make_run, tmp_path):
     """Four stages and a drill, ten starts of two ranks: 90 s of CPU."""
     options = ("--selftest", "--ranks", "2", "--json")
-    done = run_cli("doctor", str(make_run.config()), *options, cwd=tmp_path, timeout_s=1700)
+    done = run_cli("doctor", str(make_run.config()), *options, cwd=tmp_path, timeout=None)
     assert done.code == 0, done.stdout + done.stderr
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert list(checks) == [*(f"stage {stage}" for stage in range(4)), "stages agree", "kill and resume"]
@@ -129,10 +129,11 @@ def test_the_selftest_passes_on_two_ranks_and_leaves_nothing(make_run, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_the_selftest_of_a_job_kills_a_rank_and_resumes(make_run, tmp_path):
     """Two ranks as torchrun or srun starts them, a node each: seven starts of both."""
-    results = run_in_ranks("tests.integration.doctor_workers:selftest", 2, {"config": str(make_run.config())}, 1700)
+    results = run_in_ranks(
+        "tests.integration.doctor_workers:selftest", 2, {"config": str(make_run.config())}, timeout=None
+    )
     checks = {check["name"]: check for check in results[0]}
     assert {check["status"] for check in checks.values()} <= {"pass", "warn"}
     assert re.search(
@@ -141,12 +142,11 @@ def test_the_selftest_of_a_job_kills_a_rank_and_resumes(make_run, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_a_cpu_is_calibrated_and_plan_reads_it(make_run, tmp_path):
     config, file = str(make_run.config()), tmp_path / "cpu.json"
     engine = "engine={kind: single, zero_stage: 0}"
     options = ("--calibrate", "--ranks", "1", "--output", str(file))
-    done = run_cli("doctor", config, engine, *options, cwd=tmp_path, timeout_s=1700)
+    done = run_cli("doctor", config, engine, *options, cwd=tmp_path, timeout=None)
     assert done.code == 0, done.stdout + done.stderr
     found = load_calibration(file)
     assert found.gpu == "cpu" and 0 < found.efficiency <= 1 and found.memory_bytes > 2**28

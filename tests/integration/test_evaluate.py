@@ -1,17 +1,18 @@
 """`pretrain evaluate` as a process: translations and losses, bad input, Ctrl-C."""
 
+import itertools
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from typing import Any
 
 import pytest
 
+from pretrain import cli
+from pretrain.evaluate import translate
 from pretrain.evaluate.lines import read_texts
-from tests.helpers.cli import ROOT
+from pretrain.model import Transformer
+from tests.helpers.fork_server import SHARED
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 
 
@@ -32,6 +33,7 @@ def folder(tmp_path_factory):
 TEST = ["--source", "test.en", "--reference", "test.de", "--max-tokens", "8", "--resamples", "100"]
 
 
+@pytest.mark.long
 def test_a_translator_is_scored_greedy_and_with_beams_in_one_call(folder, warm, tmp_path):
     done = warm("evaluate", "mt", *TEST, "--beams", "1,3", "--output", str(tmp_path / "out"), "--json", cwd=folder)
     assert (done.code, done.stderr) == (0, "")
@@ -102,23 +104,26 @@ def test_what_makes_no_sense_is_one_line(folder, warm, arguments, code, message)
     assert message in done.errors[0]
 
 
+def interrupt_in_a_search(arguments: list[str]) -> int:
+    """Runs a command, in a fork; Ctrl-C comes when a beam search has taken some of its steps."""
+    search, steps = translate.beam_search, itertools.count()
+
+    def interrupted(model: Transformer, *others: Any, **options: Any) -> Any:
+        def note(*unused: Any) -> None:
+            if next(steps) == 3:
+                signal.raise_signal(signal.SIGINT)
+
+        model.decoder.register_forward_hook(note)
+        return search(model, *others, **options)
+
+    translate.beam_search = interrupted
+    return cli.run(arguments)
+
+
 def test_an_interrupt_is_one_line(folder, tmp_path):
-    lines = "".join(f"{text}\n" for text in TEXTS * 2000)
-    source, reference = tmp_path / "many.en", tmp_path / "many.de"
-    source.write_text(lines)
-    os.mkfifo(reference)
-    command = ["evaluate", str(folder / "mt"), "--source", str(source), "--reference", str(reference), "--beams", "5"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pretrain", *command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    # Returns when the command has come so far as to read the references; what follows takes minutes.
-    reference.write_text(lines)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=600)
-    assert (process.returncode, stdout, stderr) == (128 + signal.SIGINT, "", "interrupted\n")
+    said = tmp_path / "stdout", tmp_path / "stderr"
+    arguments = ["evaluate", str(folder / "mt"), "--beams", "5"]
+    arguments += ["--source", str(folder / "test.en"), "--reference", str(folder / "test.de")]
+    call = {"arguments": arguments}
+    (code,) = SHARED.wait(SHARED.start(f"{__name__}:interrupt_in_a_search", [call], [said]))
+    assert (code, *(path.read_text() for path in said)) == (128 + signal.SIGINT, "", "interrupted\n")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import run_warm
 from tests.helpers.lent import quiet_transformers
 from tests.helpers.runs import tensors_of
 
@@ -15,7 +15,7 @@ ZERO3 = ["engine.zero_stage=3", "train.stop_after=4", "checkpoint.every_steps=4"
 
 
 def ok(*arguments, cwd):
-    result = run_cli(*arguments, cwd=cwd)
+    result = run_warm(*arguments, cwd=cwd)
     assert result.code == 0, result.stderr
     return result.stdout
 
@@ -66,7 +66,7 @@ def test_a_run_of_two_zero3_ranks_becomes_a_release_and_a_new_run_starts_from_it
     ],
 )
 def test_what_cannot_be_exchanged_is_one_line(tmp_path, arguments, code, message):
-    result = run_cli(*arguments, cwd=tmp_path)
+    result = run_warm(*arguments, cwd=tmp_path)
     assert result.code == code
     assert len(result.errors) == 1 and message in result.errors[0]
     assert list(tmp_path.iterdir()) == []

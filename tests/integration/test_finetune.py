@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pretrain.checkpoint.layout import list_checkpoints
-from tests.helpers.cli import WarmCli
+from tests.helpers.cli import Warm
 from tests.helpers.runs import RunMaker, assert_same_run, tensors_of
 
 pytestmark = pytest.mark.long
@@ -40,7 +40,7 @@ tracking: {{wandb: off}}
 LORA = "finetune={kind: lora, rank: 4, dropout: 0.1, also: [embedding.weight, head.weight]}"
 
 
-def prepare(warm: WarmCli, folder: Path, name: str, lines: list[str], **options: object) -> Path:
+def prepare(warm: Warm, folder: Path, name: str, lines: list[str], **options: object) -> Path:
     """Writes a file, and shards of it."""
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     config = {"output": str(folder / name), "split": "hash:0", **options}

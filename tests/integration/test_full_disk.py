@@ -91,9 +91,10 @@ def start(disk: Path, corpus: Path, tmp_path: Path, module: str, **environment: 
     return RunMaker(disk, corpus), options
 
 
+@pytest.mark.long
 def test_training_goes_on_while_the_disk_is_full_and_saves_again_when_there_is_room(disk, corpus, tmp_path):
     maker, options = start(disk, corpus, tmp_path, FILL, ROOM_AT="40")
-    output = maker.complete("full", *ALONE, "extend=[spoil_disk]", **options)
+    output = maker.train("full", *ALONE, "extend=[spoil_disk]", **options)
     assert "checkpoint of step 20 not saved: rank 0: " in output
     assert "rank-00000.safetensors: cannot write: No space left on device (" in output
     assert " bytes needed, " in output
@@ -110,12 +111,12 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_again_when_there_is_r
 @pytest.mark.long
 def test_a_disk_that_stays_full_ends_the_run_after_three_saves_with_the_exit_code_of_disks(disk, corpus, tmp_path):
     maker, options = start(disk, corpus, tmp_path, FILL, ROOM_AT="99")
-    output = maker.complete("full", *ALONE, "extend=[spoil_disk]", expect=EXIT_DISK, **options)
+    output = maker.train("full", *ALONE, "extend=[spoil_disk]", expect=EXIT_DISK, **options)
     assert output.count("training goes on, the next save is in 20 steps") == 2
     assert "checkpoint of step 60 not saved: rank 0: " in output
     assert not list_checkpoints(maker.folder("full").checkpoints)
     (disk / "ballast").unlink()
-    again = maker.complete("full", *ALONE, "train.stop_after=20", ranks=1)
+    again = maker.train("full", *ALONE, "train.stop_after=20", ranks=1)
     assert f"starting {maker.folder('full').path}" in again
     assert [row.step for row in read_audit(maker.folder("full").audit)] == list(range(1, 21))
 
@@ -126,7 +127,7 @@ def test_a_disk_that_turns_read_only_for_a_while_costs_a_save_and_no_more(tmp_pa
     try:
         maker, options = start(disk, corpus, tmp_path, REMOUNT)
         maker = RunMaker(tmp_path, corpus)
-        output = maker.complete("runs", *ALONE, "extend=[spoil_disk]", **options)
+        output = maker.train("runs", *ALONE, "extend=[spoil_disk]", **options)
         assert "checkpoint of step 20 not saved: rank 0: " in output
         assert "Read-only file system" in output
         assert [step_of(path) for path in list_checkpoints(disk)] == [60, STEPS]

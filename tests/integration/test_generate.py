@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
-from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.cli import ROOT, run_warm
 from tests.helpers.lent import quiet_transformers
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.generate.codecs import END, MASK, PAD, byte_codec
 
 COMMAND = [sys.executable, "-m", "pretrain", "generate"]
@@ -63,6 +64,7 @@ def start(*arguments, cwd, **streams):
     return subprocess.Popen([*COMMAND, *arguments], cwd=cwd, env=environment, text=True, **streams)
 
 
+@pytest.mark.long
 def test_a_translator_translates_by_its_own_settings_what_is_piped_in(models):
     theirs = transformers.MarianMTModel.from_pretrained(models / "marian")
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / "marian")
@@ -124,9 +126,10 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(models, tmp_path):
     assert process.stdout.readline().startswith("the cat")
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=600) == 128 + signal.SIGPIPE
+    assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGPIPE
 
 
+@pytest.mark.long
 def test_lines_come_before_the_last_prompt_is_there_and_ctrl_c_ends_it_without_a_traceback(models):
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # In a session of its own, so that it has the signal handlers of a foreground process.
@@ -136,12 +139,12 @@ def test_lines_come_before_the_last_prompt_is_there_and_ctrl_c_ends_it_without_a
     lines = [process.stdout.readline() for _ in range(2)]
     assert [line[:7] for line in lines] == ["the cat", "the dog"]
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=600) == 130
+    assert process.wait(timeout=LIMIT_S) == 130
     # Some versions of typer say nothing, others let us say that it was interrupted.
     assert process.stderr.read() in ("", "interrupted\n")
 
 
 def test_a_model_that_is_not_there_is_refused_before_a_prompt_is_read(tmp_path):
-    result = run_cli("generate", "nope", "--prompt", "a", cwd=tmp_path)
+    result = run_warm("generate", "nope", "--prompt", "a", cwd=tmp_path)
     assert result.code == 66
     assert "nope" in result.errors[0]

@@ -16,7 +16,7 @@ from pretrain.index import load_index
 from pretrain.lease import Lease
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import compare, read_audit
-from tests.helpers.cli import Result, WarmCli
+from tests.helpers.cli import Result, Warm
 from tests.helpers.poison import poison
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, visible
 from tests.helpers.runs import tensors_of
@@ -28,7 +28,7 @@ SPIKES = "guard={spike_window: 8, spike_threshold: 20.0, on_spike: %s}"
 class Runs:
     """Runs of the tiny config in one folder, by name."""
 
-    def __init__(self, folder: Path, warm: WarmCli) -> None:
+    def __init__(self, folder: Path, warm: Warm) -> None:
         self.folder, self._warm = folder, warm
         stream = TokenStream(folder / "data", load_index(folder / "data"), "train", seq_len=SEQ_LEN, seed=7,
                              lanes=1, block_samples=16)  # fmt: skip

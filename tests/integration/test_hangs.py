@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local import FAILURE_GRACE_S, SETTLE_S
 from pretrain.port import reserved_port
-from tests.helpers.holds import Hold, wait_for
-from tests.helpers.runs import LIMIT_S, RunMaker, kill_rank, rank_pids
-from tests.unit.launch.test_local import wait_until_dead
+from tests.helpers.fork_server import ROOT
+from tests.helpers.holds import Hold
+from tests.helpers.processes import is_running
+from tests.helpers.runs import RunMaker, kill_rank, rank_pids
+from tests.helpers.waiting import finish, wait_until
 from tests.unit.tracking.wandb_file import read_history
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.long
 
 TWO_RANKS = ("engine={kind: ddp, zero_stage: 0}", "train.steps=100000", "checkpoint.every_steps=0")
 # Phases have a limit of 8 s from when a file is there, so that slowness before is no hang; heartbeats are noted.
@@ -55,12 +55,13 @@ ROWS = 12
 """Of a step."""
 # What one rank's source of data does at some sample: sleep for ever, or raise. No other rank counts as frozen.
 BAD_DATA = """
-import os, time
+import os
 from pathlib import Path
 
 from pretrain.control import verdict, watchdog
 from pretrain.data.source_streams import SourceStreams
 from pretrain.errors import DataError
+from tests.helpers.waiting import hang
 
 verdict.SILENT_S = watchdog.SILENT_S = 600.0
 read = SourceStreams.read
@@ -71,12 +72,17 @@ def bad(self, positions):
             note = Path(os.environ["NOTES"], "sleeps.new")
             note.write_text(str(positions.start))
             note.replace(note.with_suffix(""))
-            time.sleep(3600)
+            hang()
         raise DataError("shard 7 is damaged", where="train/000007.tar", fix="restore it")
     return read(self, positions)
 
 SourceStreams.read = bad
 """
+
+
+def wait_until_dead(pids: list[int]) -> None:
+    """Waits until none of the processes runs."""
+    wait_until(lambda: not any(is_running(pid) for pid in pids), f"none of {pids} runs")
 
 
 def last_attempt(runs: RunMaker, name: str) -> dict[str, object]:
@@ -94,7 +100,7 @@ class Notes:
 
     def wait(self, what: str, is_so: Callable[[], object]) -> None:
         """Waits for it while the run goes on."""
-        wait_for(is_so, what, lambda: self.process.poll() is None)
+        wait_until(is_so, what, self.process)
 
     def beat(self, rank: int) -> tuple[str, int]:
         """Phase and step of the last heartbeat of a rank."""
@@ -112,7 +118,7 @@ class Notes:
 
     def end(self) -> str:
         """Waits for the run; returns its output."""
-        return self.process.communicate(timeout=LIMIT_S)[0]
+        return finish(self.process)[0]
 
 
 @pytest.fixture
@@ -124,7 +130,7 @@ def start(make_run, tmp_path) -> Callable[..., Notes]:
     def start(name: str, *modules: str, launcher: list[str] | None = None, **environment: str) -> Notes:
         notes = tmp_path / f"notes-{name}"
         notes.mkdir()
-        environment |= {"PYTHONPATH": str(tmp_path), "NOTES": str(notes)}
+        environment |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "NOTES": str(notes)}
         extend = f"extend=[{', '.join(('limits', *modules))}]"
         return Notes(notes, make_run.start(name, *TWO_RANKS, extend, launcher=launcher, **environment))
 
@@ -183,13 +189,12 @@ def test_the_first_error_is_told_and_not_that_its_peers_lost_it(make_run, start)
 
 @pytest.mark.parametrize("culprit", [1, 0])
 def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
-    assert SETTLE_S + FAILURE_GRACE_S < 10, "what a launcher grants the others"
     process = make_run.start("killed", *TWO_RANKS)
     make_run.wait_for_step("killed", 5, process)
     pids = rank_pids(process)
     kill_rank(process, culprit)
-    wait_until_dead(list(pids.values()), within_s=10)
-    output = process.communicate(timeout=LIMIT_S)[0]
+    output = finish(process)[0]
+    wait_until_dead(list(pids.values()))
     assert process.returncode == 137, output
     assert f"launch: rank {culprit} on {HOST} was killed by SIGKILL (exit code 137): the kernel's" in output
     assert "Traceback" not in output
@@ -230,9 +235,9 @@ def tracked(runs: RunMaker, name: str, folder: Path) -> tuple[subprocess.Popen[s
     (folder / "patient.py").write_text(PATIENT)
     hold = Hold(folder, name, "forward-backward", step=40)
     process = runs.start(name, *ALONE, "extend=[patient]", ranks=1, **hold.environment)
-    wait_for(lambda: hold.is_reached, "step 40", lambda: process.poll() is None)
+    wait_until(lambda: hold.is_reached, "step 40", process)
     note = runs.folder(name).path / "wandb" / "SYNC.txt"
-    wait_for(note.exists, "wandb has a run open", lambda: process.poll() is None)
+    wait_until(note.exists, "wandb has a run open", process)
     ranks = set(rank_pids(process).values())
     started = [p for p in psutil.Process(process.pid).children(recursive=True) if p.pid not in ranks]
     services = [p for p in started if _is_service(p)]
@@ -253,19 +258,17 @@ def _runs(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_wandbs_service_survives_what_slurm_sends_to_every_process(make_run, tmp_path, number):
     process, services = tracked(make_run, "tracked", tmp_path)
-    for service in services:
-        service.send_signal(number)
-    time.sleep(1)
-    assert all(_runs(service) for service in services)
-    for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+    members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    assert {service.pid for service in services} <= {member.pid for member in members}
+    for member in sorted(members, key=lambda member: member not in services):  # while the rank still waits
         with contextlib.suppress(psutil.NoSuchProcess):
             member.send_signal(number)
-    if number == signal.SIGUSR2:
-        time.sleep(1)
-        assert process.poll() is None, "nobody minds SIGUSR2"
+    if number == signal.SIGUSR2:  # a process that minded it would do so first: signals come in the order of numbers
         process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=LIMIT_S)[0]
+    output = finish(process)[0]
     assert process.returncode == 75, output
+    asked_by = signal.SIGTERM if number == signal.SIGUSR2 else number
+    assert f"stopped by {asked_by.name} at step 40" in output, "nobody minds SIGUSR2"
     assert "wandb: cannot" not in output and "wandb: not finished" not in output, output
     rows = [row["step"] for row in read_history(make_run.folder("tracked").path)]
     steps = [json.loads(line)["step"] for line in make_run.folder("tracked").metrics.read_text().splitlines()]
@@ -276,7 +279,7 @@ def test_a_killed_launcher_leaves_no_process(make_run, tmp_path):
     process, services = tracked(make_run, "orphaned", tmp_path)
     everything = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
     process.kill()
-    process.communicate(timeout=LIMIT_S)
+    finish(process)
     wait_until_dead(everything + [service.pid for service in services])
 
 

@@ -12,9 +12,10 @@ import pytest
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.config.load import load_config
 from pretrain.index import load_index
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import run_warm
 from tests.helpers.holds import HELD, Hold
-from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank, tensors_of
+from tests.helpers.runs import RunMaker, assert_same_run, kill_rank, tensors_of
+from tests.helpers.waiting import finish
 
 WORDS = ["unbelievable", "walking", "walked", "dogs", "cats", "talked", "houses"]
 COLORS = ["red", "green", "blue"]
@@ -81,7 +82,7 @@ def prepare(folder: Path, kind: str, make: Callable[[random.Random], dict[str, o
     (folder / "prepare.yaml").write_text(
         f"output: data\nkind: {kind}\ninputs: [{{path: rows.jsonl}}]\ntokenizer: {TOKENIZER}\nsplit: hash:0.1\n"
     )
-    result = run_cli("prepare", "prepare.yaml", cwd=folder)
+    result = run_warm("prepare", "prepare.yaml", "--processes", "1", cwd=folder)
     assert result.code == 0, result.stderr
     return folder / "data"
 
@@ -103,6 +104,7 @@ def last_validation(runs: LabelRuns, name: str) -> dict[str, float]:
     return [row for row in rows if "val_loss" in row][-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("packing", "model"), [("padded", BERT), pytest.param("bins", MODERNBERT % "true", marks=pytest.mark.long)]
 )
@@ -110,7 +112,7 @@ def test_an_encoder_from_scratch_learns_classes(tmp_path, classes, packing, mode
     runs = LabelRuns(
         tmp_path, classes, packing=packing, model=model, kind="classify", tokens=1024, steps=60, engine=SINGLE
     )
-    runs.complete("runs", ranks=1)
+    runs.train("runs", ranks=1)
     found = last_validation(runs, "runs")
     assert found["val_accuracy"] > 0.95
     assert found["val_tokens"] == load_index(classes).split("validation").num_documents
@@ -124,7 +126,7 @@ def golden(tmp_path_factory, tags) -> LabelRuns:
     model = MODERNBERT % "false"
     folder = tmp_path_factory.mktemp("tagging")
     maker = LabelRuns(folder, tags, packing="bins", model=model, kind="tag", tokens=1024, steps=60, engine=RANKS)
-    maker.complete("golden")
+    maker.train("golden")
     return maker
 
 
@@ -143,7 +145,7 @@ def test_a_run_that_learns_tags_and_whose_rank_was_killed_continues_bit_for_bit(
     process = golden.start("killed", HELD, **Hold(tmp_path, "killed", step=55).environment)
     golden.wait_for_step("killed", 44, process)
     kill_rank(process, 1)
-    process.communicate(timeout=LIMIT_S)
+    finish(process)
     assert process.returncode == 128 + signal.SIGKILL
     golden.complete("killed")
     assert_same_run(golden, "killed", "golden", 60)
@@ -170,9 +172,9 @@ def test_the_head_of_another_task_begins_anew_at_zero_stage_3_and_the_encoder_do
         "train.stop_after=1",
         "model.head.labels=[RED, GREEN]",
     )
-    output = runs.complete("wrong", *overrides, expect=64, ranks=1)
+    output = runs.train("wrong", *overrides, expect=64, ranks=1)
     assert "model.head.labels are RED, GREEN, those of the data BLUE, GREEN, RED" in output
-    output = runs.complete("runs", *overrides[:4], f"init.from={first}", "init.check_tokenizer=false")
+    output = runs.train("runs", *overrides[:4], f"init.from={first}", "init.check_tokenizer=false")
     assert "but for these, which begin anew: head.bias [3], head.weight [3, 48]" in output
     start = tensors_of(list_checkpoints(golden.folder("golden").checkpoints)[-1])
     end = tensors_of(list_checkpoints(runs.folder("runs").checkpoints)[-1])
@@ -182,6 +184,6 @@ def test_the_head_of_another_task_begins_anew_at_zero_stage_3_and_the_encoder_do
 
 def test_an_objective_that_does_not_fit_the_labels_is_refused(tmp_path, tags):
     runs = LabelRuns(tmp_path, tags, packing="bins", model=BERT, kind="classify", tokens=1024, steps=20, engine=SINGLE)
-    result = run_cli("train", str(runs.config()), cwd=tmp_path)
+    result = run_warm("train", str(runs.config()), cwd=tmp_path)
     assert (result.code, len(result.errors)) == (64, 1)
     assert "objective.kind=classify learns from classes, and the data are tags; choose another" in result.errors[0]

@@ -12,7 +12,8 @@ import pytest
 from pretrain.checkpoint.layout import list_checkpoints, load_manifest
 from pretrain.errors import EXIT_LOCKED
 from tests.helpers.holds import HELD, Hold
-from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, rank_pids
+from tests.helpers.runs import RunMaker, assert_same_run, rank_pids
+from tests.helpers.waiting import finish
 
 STEPS = 60
 RUN = (f"train.steps={STEPS}", "engine={kind: ddp, zero_stage: 0}")
@@ -51,11 +52,11 @@ def test_an_old_attempt_that_wakes_up_cannot_go_on_with_a_run_that_its_requeue_h
             holds[0].release()  # awake, it goes on at once
             for pid in ranks.values():
                 os.kill(pid, signal.SIGCONT)
-            output = old.communicate(timeout=LIMIT_S)[0]
+            output = finish(old)[0]
             assert old.returncode == EXIT_LOCKED, output
             assert f"was taken over by process {new_pid} on " in output and "leave the run to its owner" in output
             holds[1].release()
-            output = new.communicate(timeout=LIMIT_S)[0]
+            output = finish(new)[0]
             assert new.returncode == 0, output
             assert "was an earlier start of this Slurm job" in output
 

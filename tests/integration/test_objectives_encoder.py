@@ -22,10 +22,11 @@ from pretrain.objective.token_loss import sum_token_loss
 from pretrain.tracking.audit import read_audit
 from pretrain.train.exchange import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import run_warm
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank
+from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
+from tests.helpers.waiting import finish
 from tests.integration import workers
 from tests.integration.references import follow
 from tests.integration.workers import ROWS, SEQ_LEN, VOCAB
@@ -185,7 +186,7 @@ def shards(tmp_path_factory) -> Path:
         "tokenizer: {kind: wordpiece, vocab_size: 44, roles: bert}\n"
         "split: hash:0.05\n"
     )
-    result = run_cli("prepare", "prepare.yaml", cwd=folder)
+    result = run_warm("prepare", "prepare.yaml", "--processes", "1", cwd=folder)
     assert result.code == 0, result.stderr
     return folder / "data"
 
@@ -194,7 +195,7 @@ def shards(tmp_path_factory) -> Path:
 def golden(tmp_path_factory, shards) -> EncoderRuns:
     """An uninterrupted run on two ranks, and a maker of others beside it."""
     maker = EncoderRuns(tmp_path_factory.mktemp("encoder"), shards)
-    maker.complete("golden")
+    maker.train("golden")
     return maker
 
 
@@ -202,6 +203,7 @@ def metrics_of(golden: EncoderRuns, name: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in golden.folder(name).metrics.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_run_learns_and_says_how_often_it_is_right(golden):
     rows = metrics_of(golden, "golden")
     validated = [row for row in rows if "val_loss" in row]
@@ -222,7 +224,7 @@ def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden, tmp_path):
     process = golden.start("killed", HELD, **Hold(tmp_path, "killed", step=35).environment)
     golden.wait_for_step("killed", 24, process)
     kill_rank(process, 1)
-    process.communicate(timeout=LIMIT_S)
+    finish(process)
     assert process.returncode == 128 + signal.SIGKILL
     golden.complete("killed")
     assert_same_run(golden, "killed", "golden", 40)
@@ -230,7 +232,7 @@ def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden, tmp_path):
 
 @pytest.mark.long
 def test_other_ranks_and_stages_mask_the_same_tokens(golden):
-    golden.complete("zero3", "train.stop_after=8", "engine.zero_stage=3", ranks=3)
+    golden.train("zero3", "train.stop_after=8", "engine.zero_stage=3", ranks=3)
     ours, reference = (read_audit(golden.folder(name).audit) for name in ("zero3", "golden"))
     assert len(ours) == 8
     for row, expected in zip(ours, reference, strict=False):
@@ -239,9 +241,10 @@ def test_other_ranks_and_stages_mask_the_same_tokens(golden):
         assert float.fromhex(row.loss) == pytest.approx(float.fromhex(expected.loss), rel=1e-4)
 
 
+@pytest.mark.long
 def test_generate_fills_masks_of_the_run(golden, shards):
     run = str(golden.folder("golden").path)
-    result = run_cli("generate", run, "--prompt", "the [MASK] talked", "--json", cwd=shards.parent)
+    result = run_warm("generate", run, "--prompt", "the [MASK] talked", "--json", cwd=shards.parent)
     assert result.code == 0, result.stderr
     found = json.loads(result.stdout)
     (candidates,) = found["masks"]

@@ -9,7 +9,7 @@ import pytest
 
 from pretrain.artifact.what import open_what
 from pretrain.tracking.audit import read_audit
-from tests.helpers.cli import WarmCli
+from tests.helpers.cli import Warm
 
 CONFIG = """
 seed: 7
@@ -35,7 +35,7 @@ def folder(tmp_path, corpus) -> Path:
     return tmp_path
 
 
-def train(warm: WarmCli, folder: Path, objective: str, *overrides: str) -> Path:
+def train(warm: Warm, folder: Path, objective: str, *overrides: str) -> Path:
     (folder / "a.yaml").write_text(CONFIG.replace("OBJECTIVE", objective))
     result = warm("train", "a.yaml", *overrides, cwd=folder)
     assert result.code == 0, result.stderr
@@ -43,7 +43,9 @@ def train(warm: WarmCli, folder: Path, objective: str, *overrides: str) -> Path:
 
 
 @pytest.mark.parametrize("packing", ["concat", "bins", "padded"])
-@pytest.mark.parametrize("objective", [PREFIX, MIXTURE], ids=["prefix", "mixture"])
+@pytest.mark.parametrize(
+    "objective", [PREFIX, pytest.param(MIXTURE, marks=pytest.mark.long)], ids=["prefix", "mixture"]
+)
 def test_a_decoder_learns_with_every_packing(warm, folder, objective, packing):
     run = train(warm, folder, objective, f"data.packing={packing}")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

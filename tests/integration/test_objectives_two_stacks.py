@@ -11,10 +11,11 @@ from pretrain.checkpoint.layout import list_checkpoints, step_of
 from pretrain.data.tokenizer import tokenizer_hash
 from pretrain.tracking.audit import read_audit
 from tests.helpers import two_stacks
-from tests.helpers.cli import run_cli
-from tests.helpers.holds import HELD, Hold, wait_for
+from tests.helpers.cli import run_warm
+from tests.helpers.holds import HELD, Hold
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank
+from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
+from tests.helpers.waiting import finish, wait_until
 from tests.integration import objective_workers as workers
 
 MODULE = "tests.integration.objective_workers"
@@ -89,16 +90,16 @@ def runs(tmp_path_factory, texts) -> RunMaker:
 
 @pytest.mark.long
 def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(runs, tmp_path):
-    output = runs.complete("golden", "eval={every_steps: 15}")
+    output = runs.train("golden", "eval={every_steps: 15}")
     assert "rows of 56 tokens become a source of 48 and 26 tokens" in output
     # Before step 29 that of step 10 is there, and perhaps that of step 20.
     hold, saved = Hold(tmp_path, "killed", step=29), runs.folder("killed").checkpoints
     process = runs.start("killed", "eval={every_steps: 15}", HELD, **hold.environment)
-    wait_for(lambda: list_checkpoints(saved), "a checkpoint is there", lambda: process.poll() is None)
+    wait_until(lambda: list_checkpoints(saved), "a checkpoint is there", process)
     kill_rank(process, 1)
-    process.communicate(timeout=LIMIT_S)
+    finish(process)
     step = step_of(list_checkpoints(saved)[-1])
-    assert runs.complete("killed", "eval={every_steps: 15}").count(f"at step {step} of 30") == 1
+    assert runs.train("killed", "eval={every_steps: 15}").count(f"at step {step} of 30") == 1
     assert_same_run(runs, "killed", "golden", 30)
     losses = [float.fromhex(row.loss) for row in read_audit(runs.folder("golden").audit)]
     assert losses[-1] < losses[0] - 1
@@ -108,7 +109,7 @@ def test_a_run_that_restores_spans_is_killed_goes_on_bit_for_bit_and_answers(run
     assert not any("val_bits_per_byte" in line for line in lines), "a part of the text is no code for it"
     run = runs.folder("golden").path
     prompt = ["--prompt", "alpha <extra_id_0> gamma", "--max-tokens", "8", "--json"]
-    answer = run_cli("generate", str(run), *prompt, cwd=run)
+    answer = run_warm("generate", str(run), *prompt, cwd=run)
     assert answer.code == 0, answer.stderr
     assert "<extra_id_" not in json.loads(answer.stdout)["text"]
 
@@ -129,9 +130,9 @@ def test_a_run_of_several_objectives_stops_and_goes_on_bit_for_bit(runs, name, o
         "train={steps: 12}",
         "checkpoint={every_steps: 12}",
     ]
-    runs.complete(f"{name}-golden", *golden)
-    runs.complete(f"{name}-stopped", *golden, "train.stop_after=5")
-    runs.complete(f"{name}-stopped", *golden)
+    runs.train(f"{name}-golden", *golden)
+    runs.train(f"{name}-stopped", *golden, "train.stop_after=5")
+    runs.train(f"{name}-stopped", *golden)
     assert_same_run(runs, f"{name}-stopped", f"{name}-golden", 12)
 
 

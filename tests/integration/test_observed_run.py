@@ -15,7 +15,7 @@ from pretrain.rundir import RunDir
 from pretrain.tracking.audit import read_audit
 from pretrain.tracking.jsonl import read_rows
 from pretrain.tracking.timeline import PARTS
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import run_warm
 from tests.unit.tracking.wandb_file import read_history, read_records
 
 CONFIG = """
@@ -45,7 +45,7 @@ def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("observed")
     (folder / "config.yaml").write_text(CONFIG.format(data=corpus))
     away = {name: "" for name in os.environ if name.startswith("WANDB_")}
-    done = run_cli("train", "config.yaml", cwd=folder, SLURM_JOB_ID="4711", **away)
+    done = run_warm("train", "config.yaml", cwd=folder, SLURM_JOB_ID="4711", **away)
     assert done.code == 0, done.stderr
     return RunDir(folder / "runs" / "run"), done
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pretrain import cli
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import run_cli, run_light
 from tests.helpers.shards import make_shards
 
 QUICKSTART = "configs/run/quickstart.yaml"
@@ -68,7 +68,7 @@ def test_search_and_sweep_are_in_the_facts_and_the_curve_in_a_picture(here, caps
 
 def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
     arguments = ["--gpus-per-node", "2", "--search", "--sweep", "nodes=1..16", "--time", "90m"]
-    result = run_cli("plan", QUICKSTART, *arguments, cwd=tmp_path, COLUMNS="80")
+    result = run_light("plan", QUICKSTART, *arguments, cwd=tmp_path, COLUMNS="80")
     assert result.code == 0
     tables = result.stdout[result.stdout.index("Layouts that fit") :]
     assert "fastest first" in tables and "The first: engine.kind=deepspeed" in tables
@@ -94,13 +94,13 @@ def test_what_makes_no_sense_is_one_line(here, capsys, arguments, line):
 
 def test_adapters_and_frozen_weights_are_counted_and_shown(tmp_path):
     start = ["init.from=models/base", "model.preset=gpt2-124m", "model.vocab_size=50257"]
-    full = json.loads(run_cli("plan", QUICKSTART, *start, "--json", cwd=tmp_path).stdout)
-    lora = json.loads(run_cli("plan", QUICKSTART, *start, "finetune.kind=lora", "--json", cwd=tmp_path).stdout)
+    full = json.loads(run_light("plan", QUICKSTART, *start, "--json", cwd=tmp_path).stdout)
+    lora = json.loads(run_light("plan", QUICKSTART, *start, "finetune.kind=lora", "--json", cwd=tmp_path).stdout)
     assert lora["model"]["trained"] == lora["model"]["adapters"] == 12 * 8 * 16 * 768
     assert full["model"]["trained"] == full["model"]["parameters"]["total"]
     assert lora["course"]["checkpoint_bytes"] == 12 * lora["model"]["trained"]
     assert lora["memory"]["optimizer"] < full["memory"]["optimizer"] / 50
     ratio = lora["model"]["flops_per_token"]["useful"] / full["model"]["flops_per_token"]["useful"]
     assert 2 / 3 < ratio < 0.75  # two products of three, a little of attention's, and the adapters
-    shown = run_cli("plan", QUICKSTART, *start, "init.freeze=[embedding.*]", cwd=tmp_path, COLUMNS="80").stdout
+    shown = run_light("plan", QUICKSTART, *start, "init.freeze=[embedding.*]", cwd=tmp_path, COLUMNS="80").stdout
     assert "trained" in shown and "of the weights" in shown and "adapters" not in shown

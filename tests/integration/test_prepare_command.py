@@ -8,8 +8,8 @@ import pytest
 from pretrain import cli
 from pretrain.index import load_index
 from pretrain.io import set_fault_hook
+from tests.helpers.cli import run_cli, run_warm
 from tests.helpers.corpus import digests, write_corpus
-from tests.integration.test_cli import run_cli
 
 CONFIG = """\
 output: by_config
@@ -27,23 +27,25 @@ def folder(tmp_path):
 
 def test_a_config_and_options_that_say_the_same_write_the_same(folder):
     by_config = run_cli("prepare", "a.yaml", cwd=folder)
-    by_options = run_cli("prepare", "--input", "in", "--output", "by_options", "--vocab-size", "300", cwd=folder)
+    options = ["--output", "by_options", "--vocab-size", "300", "--processes", "1"]
+    by_options = run_warm("prepare", "--input", "in", *options, cwd=folder)
     assert (by_config.code, by_options.code) == (0, 0), by_config.stderr + by_options.stderr
     assert digests(folder / "by_config") == digests(folder / "by_options")
     assert by_config.stdout.startswith("by_config: ") and by_config.stdout.endswith("bytes per token\n")
 
 
 def test_overrides_are_laid_over_a_config(folder):
-    result = run_cli("prepare", "a.yaml", "output=other", "tokenizer.vocab_size=301", cwd=folder)
+    overrides = ["output=other", "tokenizer.vocab_size=301"]
+    result = run_warm("prepare", "a.yaml", *overrides, "--processes", "1", cwd=folder)
     assert result.code == 0, result.stderr
     assert load_index(folder / "other").vocab_size == 301
 
 
 def test_shares_say_whether_others_are_awaited(folder):
     arguments = ("prepare", "a.yaml", "part_bytes=1500", "--processes", "1", "--part")
-    first = run_cli(*arguments, "1/2", cwd=folder)
+    first = run_warm(*arguments, "1/2", cwd=folder)
     assert first.stdout == "by_config: part 1/2 is done; the last one to finish writes the index\n", first.stderr
-    assert "training tokens" in run_cli(*arguments, "2/2", cwd=folder).stdout
+    assert "training tokens" in run_warm(*arguments, "2/2", cwd=folder).stdout
     assert json.loads((folder / "by_config/statistics.json").read_text())["splits"]
 
 
@@ -58,7 +60,7 @@ def test_shares_say_whether_others_are_awaited(folder):
     ],
 )
 def test_what_cannot_be_is_one_line(folder, arguments, line):
-    result = run_cli("prepare", *arguments, cwd=folder)
+    result = run_warm("prepare", *arguments, cwd=folder)
     assert result.code == 64
     assert result.stderr.startswith(line), result.stderr
     assert result.stderr.count("\n") == 1
@@ -67,9 +69,10 @@ def test_what_cannot_be_is_one_line(folder, arguments, line):
 
 def test_what_is_too_long_is_refused_by_the_limit_of_the_short_form(folder):
     line = "in/a.jsonl:1: a line is longer than max_document_bytes=100; raise it (--max-document-bytes, or"
-    result = run_cli("prepare", "--input", "in", "--output", "out", "--max-document-bytes", "100", cwd=folder)
+    command = ("prepare", "--input", "in", "--output", "out", "--processes", "1", "--max-document-bytes")
+    result = run_warm(*command, "100", cwd=folder)
     assert (result.code, result.stderr.startswith(f"error: {line}")) == (65, True), result.stderr
-    result = run_cli("prepare", "--input", "in", "--output", "out", "--max-document-bytes", "0", cwd=folder)
+    result = run_warm(*command, "0", cwd=folder)
     assert result.code == 64
     assert result.stderr.startswith("error: --max-document-bytes: inputs.0.max_document_bytes=0: input should be gr")
 

@@ -15,7 +15,7 @@ from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.tracking.audit import read_audit
 from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
+pytestmark = pytest.mark.long
 
 
 class Newcomer:

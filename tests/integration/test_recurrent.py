@@ -77,9 +77,9 @@ def test_a_run_stops_and_goes_on_bit_for_bit_and_generates(tmp_path, corpus):
     from pretrain.generate.decode import generate
 
     runs = RecurrentRuns(tmp_path, corpus)
-    runs.complete("golden", ranks=1)
-    runs.complete("stopped", "train.stop_after=9", ranks=1)
-    assert "at step 9 of 24" in runs.complete("stopped", ranks=1)
+    runs.train("golden", ranks=1)
+    runs.train("stopped", "train.stop_after=9", ranks=1)
+    assert "at step 9 of 24" in runs.train("stopped", ranks=1)
     golden, stopped = runs.folder("golden"), runs.folder("stopped")
     assert compare(golden.audit, stopped.audit) is None
     losses = [float.fromhex(row.loss) for row in read_audit(stopped.audit)]
@@ -121,6 +121,6 @@ def test_a_recurrent_model_trains_on_recall(tmp_path):
     overrides = ("batch={global_tokens: 4352, seq_len: 544, micro: 8}", "model.max_seq_len=544")
     recall = ("data.packing=padded", "data.lanes=1", "objective.kind=supervised", "train.steps=2", *overrides)
     runs = RecurrentRuns(tmp_path, tmp_path / "recall")
-    runs.complete("recall", *recall, ranks=1)
+    runs.train("recall", *recall, ranks=1)
     rows = read_audit(runs.folder("recall").audit)
     assert [row.tokens for row in rows] == [8 * QUESTIONS] * 2

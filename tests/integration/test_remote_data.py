@@ -27,22 +27,22 @@ def bucket(tmp_path_factory, corpus):
 
 @pytest.mark.long
 def test_a_run_over_http_and_s3_is_the_run_over_a_folder(make_run, bucket, tmp_path):
-    make_run.complete("local", *SHORT)
+    make_run.train("local", *SHORT)
     local = rows_of(make_run.folder("local"))
     cache = [f"data.cache_dir={tmp_path / 'cache'}"]
     with serve_folder(bucket) as server:
-        make_run.complete("http", *SHORT, *cache, f"data.path={server.url}/corpus")
+        make_run.train("http", *SHORT, *cache, f"data.path={server.url}/corpus")
     assert rows_of(make_run.folder("http")) == local
     with serve_s3({"lab": bucket}):
         s3_cache = [f"data.cache_dir={tmp_path / 'cache-s3'}"]
-        make_run.complete("s3", *SHORT, *s3_cache, "data.path=s3://lab/corpus")
+        make_run.train("s3", *SHORT, *s3_cache, "data.path=s3://lab/corpus")
     assert rows_of(make_run.folder("s3")) == local
     assert len(local) == 8
 
 
 def test_data_that_is_not_at_its_address_is_refused_in_one_line(make_run, bucket, tmp_path):
     with serve_folder(bucket) as server:
-        output = make_run.complete(
+        output = make_run.train(
             "gone", *SHORT, f"data.cache_dir={tmp_path / 'cache'}", f"data.path={server.url}/nowhere", expect=65
         )
     assert "Traceback" not in output

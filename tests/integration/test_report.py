@@ -2,15 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
 from pretrain.report.run_panels import COLORS
 from tests.helpers.browser import dump, find_browser, take_picture
-from tests.helpers.cli import run_cli
-from tests.integration.test_cli import WITHOUT
+from tests.helpers.cli import run_cli, run_light
 from tests.unit.report.run_folders import metric_row, write_long_run, write_run
 
 in_browser = [
@@ -32,15 +29,15 @@ def test_the_command_writes_a_page_and_prints_facts(tmp_path):
 
 def test_a_report_imports_nothing_slow(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
-    slow = "torch,numpy,omegaconf,matplotlib,transformers,wandb"
-    done = subprocess.run([sys.executable, "-c", WITHOUT, slow, "report", "run"], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert b"report.html: " in done.stdout and (tmp_path / "report.html").is_file()
+    slow = ("torch", "numpy", "omegaconf", "matplotlib", "transformers", "wandb")
+    done = run_light("report", "run", cwd=tmp_path, without=slow)
+    assert done.code == 0, done.stderr
+    assert "report.html: " in done.stdout and (tmp_path / "report.html").is_file()
 
 
 def test_what_is_no_run_is_an_error_and_leaves_no_page(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
-    result = run_cli("report", "run", "nowhere", cwd=tmp_path)
+    result = run_light("report", "run", "nowhere", cwd=tmp_path)
     assert result.code == 64 and result.errors == ["nowhere: no run here (no run.json); check the path"]
     assert not (tmp_path / "report.html").exists()
 
@@ -52,7 +49,7 @@ def page(tmp_path_factory):
     write_long_run(folder / "long", num_rows=2000)
     rows = [metric_row(step) for step in range(10, 9000, 30)]
     write_run(folder / "other", rows, name="</script><script>document.body.innerHTML=''</script>")
-    assert run_cli("report", "long", "other", cwd=folder).code == 0
+    assert run_light("report", "long", "other", cwd=folder).code == 0
     return folder / "report.html"
 
 

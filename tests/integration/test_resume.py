@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import sys
-import time
 
 import pytest
 
@@ -13,16 +12,18 @@ from pretrain.control.stop import SAME_REQUEST_S
 from pretrain.errors import EXIT_RESUME_ME
 from pretrain.port import reserved_port
 from pretrain.tracking.audit import read_audit
-from tests.helpers.holds import HELD, Hold, wait_for
-from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run, kill_rank
+from tests.helpers.holds import HELD, Hold
+from tests.helpers.runs import ROOT, RunMaker, assert_same_run, kill_rank
+from tests.helpers.waiting import finish, pass_time, wait_until
 
 STEPS = 160
 # Hangs in the save of step 40, and notes that, and that a stop was asked for.
 SLOW_SAVE = """
-import os, time
+import os
 from pathlib import Path
 from pretrain.control.stop import StopFlag
 from pretrain.io import set_fault_hook
+from tests.helpers.waiting import hang
 
 HANDLE = StopFlag._handle
 
@@ -33,13 +34,13 @@ def handle(flag, number):
     HANDLE(flag, number)
     note("asked")
 
-def hang(operation, path):
+def hook(operation, path):
     if ".tmp-step-00000040" in str(path):
         note("saving")
-        time.sleep(3600)
+        hang()
 
 StopFlag._handle = handle
-set_fault_hook(hang)
+set_fault_hook(hook)
 """
 
 
@@ -68,7 +69,7 @@ def test_a_run_that_is_stopped_again_and_again_continues_bit_for_bit(golden, tmp
         process = golden.start("stopped", HELD, **Hold(tmp_path, "stopped", step=step + 10).environment)
         golden.wait_for_step("stopped", step, process)
         process.send_signal(number)
-        output = process.communicate(timeout=LIMIT_S)[0]
+        output = finish(process)[0]
         assert process.returncode == EXIT_RESUME_ME, output
         if stopped_at:
             assert f"at step {stopped_at} of {STEPS}: DeepSpeed ZeRO-2" in output
@@ -88,7 +89,7 @@ def test_a_run_whose_rank_was_killed_continues_bit_for_bit(golden, tmp_path):
         process = golden.start("killed", HELD, **Hold(tmp_path, "killed", step=step + 20).environment)
         golden.wait_for_step("killed", step, process)
         kill_rank(process, rank)
-        output = process.communicate(timeout=LIMIT_S)[0]
+        output = finish(process)[0]
         assert process.returncode == 128 + signal.SIGKILL, output
         assert re.search(rf"rank {rank} on \S+ was killed by SIGKILL", output)
     golden.complete("killed")
@@ -149,16 +150,16 @@ def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, c
 def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_path):
     # Saving hangs, as on a dead file system: the first signal cannot finish, the second one need not.
     (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
-    process = golden.start("second", "extend=[slow_save]", PYTHONPATH=str(tmp_path), NOTES=str(tmp_path))
+    process = golden.start("second", "extend=[slow_save]", PYTHONPATH=f"{tmp_path}:{ROOT}", NOTES=str(tmp_path))
     for what in ("saving", "asked"):
         if what == "asked":
             process.send_signal(signal.SIGTERM)
         told = [tmp_path / f"{what}-{rank}" for rank in (0, 1)]
-        wait_for(lambda told=told: all(path.exists() for path in told), what, lambda: process.poll() is None)
-    time.sleep(2 * SAME_REQUEST_S)  # nearer ones are one request
+        wait_until(lambda told=told: all(path.exists() for path in told), what, process)
+    pass_time(2 * SAME_REQUEST_S)  # nearer ones are one request
     assert process.poll() is None, "the save should still be hanging"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=LIMIT_S)
+    finish(process)
     assert process.returncode == 128 + signal.SIGTERM
     assert [path.name for path in list_checkpoints(golden.folder("second").checkpoints)] == ["step-00000020"]
 

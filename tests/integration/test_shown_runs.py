@@ -10,7 +10,6 @@ from pretrain.tracking.audit import compare, read_audit
 from pretrain.tracking.jsonl import read_rows
 from tests.helpers import two_stacks
 from tests.helpers.runs import RunMaker
-from tests.helpers.warm_jobs import WarmJobs
 
 CONFIG = (
     two_stacks.CONFIG
@@ -42,17 +41,9 @@ def runs(tmp_path_factory) -> RunMaker:
     return RunMaker(tmp_path_factory.mktemp("runs"), output, CONFIG)
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    """Ranks that are forked, not started."""
-    with WarmJobs() as started:
-        yield started
-
-
-def complete(jobs: WarmJobs, runs: RunMaker, name: str, *overrides: str, ranks: int = 1) -> RunDir:
+def complete(runs: RunMaker, name: str, *overrides: str, ranks: int = 1) -> RunDir:
     """Runs to the end."""
-    job = jobs.start(runs.config(name), *overrides, ranks=ranks)
-    assert job.end() == 0, job.output()
+    runs.train(name, *overrides, ranks=ranks)
     return runs.folder(name)
 
 
@@ -75,24 +66,25 @@ def pixels(run: RunDir) -> np.ndarray:
     return np.asarray(Image.open(run.path / "attention" / "step-00000006.png").convert("L")).astype(int)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "shape", ["encoder-decoder", *(pytest.param(s, marks=pytest.mark.long) for s in list(SHAPES)[1:])]
 )
-def test_texts_and_pictures_change_nothing_of_what_is_trained(jobs, runs, shape):
+def test_texts_and_pictures_change_nothing_of_what_is_trained(runs, shape):
     overrides = SHAPES[shape]
     kept = [item for item in overrides if not item.startswith("tracking.")]
-    bare = complete(jobs, runs, f"{shape}-bare", *kept)
-    shown = complete(jobs, runs, f"{shape}-shown", *overrides)
+    bare = complete(runs, f"{shape}-bare", *kept)
+    shown = complete(runs, f"{shape}-shown", *overrides)
     check_shown(shown, bare, has_texts=TEXTS in overrides)
 
 
 @pytest.mark.long
-def test_every_zero_stage_shows_the_same_and_trains_as_without(jobs, runs):
+def test_every_zero_stage_shows_the_same_and_trains_as_without(runs):
     found = {}
     for stage in (0, 2, 3):
         engine = f"engine={{kind: deepspeed, zero_stage: {stage}, precision: fp32, device: cpu}}"
-        bare = complete(jobs, runs, f"bare-{stage}", engine, ranks=2)
-        found[stage] = shown = complete(jobs, runs, f"shown-{stage}", engine, TEXTS, PICTURES, ranks=2)
+        bare = complete(runs, f"bare-{stage}", engine, ranks=2)
+        found[stage] = shown = complete(runs, f"shown-{stage}", engine, TEXTS, PICTURES, ranks=2)
         check_shown(shown, bare, has_texts=True)
     for stage in (2, 3):
         assert (found[stage].path / "samples.jsonl").read_text() == (found[0].path / "samples.jsonl").read_text()
@@ -101,9 +93,8 @@ def test_every_zero_stage_shows_the_same_and_trains_as_without(jobs, runs):
 
 
 @pytest.mark.long
-def test_a_prompt_that_does_not_fit_ends_all_ranks_before_the_first_step(jobs, runs):
+def test_a_prompt_that_does_not_fit_ends_all_ranks_before_the_first_step(runs):
     engine = "engine={kind: deepspeed, zero_stage: 3, precision: fp32, device: cpu}"
     picture = f"tracking.attention={{text: '{'alpha ' * 50}', target: beta}}"
-    job = jobs.start(runs.config("long"), engine, picture, ranks=2)
-    assert job.end() == 64, job.output()
-    assert "tracking.attention.text: the prompt has 52 tokens, model.max_seq_len is 48" in job.output()
+    said = runs.train("long", engine, picture, expect=64)
+    assert "tracking.attention.text: the prompt has 52 tokens, model.max_seq_len is 48" in said

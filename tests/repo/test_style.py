@@ -4,9 +4,7 @@ import ast
 import re
 import subprocess
 
-import pytest
-
-from tests.repo.source import ROOT, SOURCE_FILES, TEST_FILES, name, parse
+from tests.repo.source import ROOT, SOURCE_FILES, TEST_FILES, findings_by_file, name
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
@@ -61,21 +59,21 @@ def undocumented(tree: ast.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCE_FILES, ids=name)
-def test_a_source_file_has_one_idea_and_short_functions(path):
-    assert len(path.read_text().splitlines()) < MAX_FILE_LINES
-    assert long_functions(parse(path), MAX_FUNCTION_LINES - 1) == []
+def test_source_files_have_one_idea_and_short_functions():
+    sizes = {name(path): len(path.read_text().splitlines()) for path in SOURCE_FILES}
+    assert {file: lines for file, lines in sizes.items() if lines >= MAX_FILE_LINES} == {}
+    assert findings_by_file(SOURCE_FILES, lambda tree: long_functions(tree, MAX_FUNCTION_LINES - 1)) == {}
 
 
-@pytest.mark.parametrize("path", SOURCE_FILES, ids=name)
-def test_what_is_public_has_a_docstring(path):
-    assert undocumented(parse(path)) == []
+def test_what_is_public_has_a_docstring():
+    assert findings_by_file(SOURCE_FILES, undocumented) == {}
 
 
-@pytest.mark.parametrize("path", [*SOURCE_FILES, *TEST_FILES], ids=name)
-def test_python_is_ascii_and_finished(path):
-    text = path.read_bytes().decode("ascii")
-    assert PLACEHOLDERS.findall(text) == []
+def test_python_is_ascii_and_finished():
+    texts = {name(path): path.read_bytes() for path in (*SOURCE_FILES, *TEST_FILES)}
+    assert [file for file, text in texts.items() if not text.isascii()] == []
+    found = {file: PLACEHOLDERS.findall(text.decode(errors="replace")) for file, text in texts.items()}
+    assert {file: words for file, words in found.items() if words} == {}
 
 
 def test_no_file_names_a_machine_or_a_registry():

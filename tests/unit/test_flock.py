@@ -2,12 +2,34 @@
 
 import fcntl
 import os
-import threading
-import time
+from collections.abc import Callable
 
 import pytest
 
+from pretrain import flock
 from pretrain.flock import take_flock
+from tests.helpers.clock import FakeClock
+
+PATIENCE = 5.0
+
+
+class Clock(FakeClock):
+    """While it is waited for, something happens: when half as long again has passed as somebody was patient."""
+
+    def __init__(self, event: Callable[[], object]) -> None:
+        super().__init__()
+        self._begun, self._event = self.now, event
+
+    @property
+    def waited(self) -> float:
+        """How much has passed."""
+        return self.now - self._begun
+
+    def sleep(self, seconds: float) -> None:
+        """As `time.sleep`."""
+        super().sleep(seconds)
+        if self.waited > 1.5 * PATIENCE:
+            self._event()
 
 
 @pytest.fixture
@@ -25,13 +47,15 @@ def test_only_shared_locks_go_together(two):
     assert not take_flock(first, fcntl.LOCK_EX)
 
 
-def test_a_lock_that_comes_free_in_time_is_had(two):
+def test_a_lock_is_waited_for_as_long_as_asked_and_had_when_it_comes_free(two, monkeypatch):
     first, second = two
     assert take_flock(first)
-    begin = time.monotonic()
-    assert not take_flock(second, wait_s=0.1) and time.monotonic() - begin >= 0.1
-    threading.Timer(0.2, fcntl.flock, (first, fcntl.LOCK_UN)).start()
-    assert take_flock(second, wait_s=30)
+    clock = Clock(lambda: fcntl.flock(first, fcntl.LOCK_UN))
+    monkeypatch.setattr(flock, "time", clock)
+    assert not take_flock(second, wait_s=PATIENCE)
+    assert clock.waited == pytest.approx(PATIENCE, abs=flock.LOOK_EVERY_S)
+    assert take_flock(second, wait_s=2 * PATIENCE)
+    assert clock.waited == pytest.approx(1.5 * PATIENCE, abs=2 * flock.LOOK_EVERY_S)
 
 
 def test_a_file_system_without_locks_is_said(two, monkeypatch):
@@ -40,4 +64,4 @@ def test_a_file_system_without_locks_is_said(two, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="not implemented"):
-        take_flock(two[0], wait_s=30)
+        take_flock(two[0], wait_s=PATIENCE)

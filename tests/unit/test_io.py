@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pretrain import io, verify
 from pretrain.errors import DiskError
+from tests.helpers.waiting import LIMIT_S
 
 OLD, NEW = b"old content\n", b"new content, which is longer\n"
 
@@ -55,7 +56,7 @@ def die_at(number: int, action) -> None:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(150)
+    process.join(LIMIT_S)
     assert process.exitcode == 9
 
 

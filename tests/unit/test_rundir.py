@@ -10,6 +10,7 @@ from pretrain import rundir
 from pretrain.errors import ConfigError
 from pretrain.io import set_fault_hook
 from pretrain.rundir import RunDir, begin_attempt, change_record, end_attempt, package_versions
+from tests.helpers.waiting import wait_until
 
 
 def test_attempts_are_appended_to_one_record(tmp_path):
@@ -58,15 +59,15 @@ def test_a_record_without_attempts_is_damaged(tmp_path):
 
 
 class Lock:
-    """A lock that says when it is wanted by a thread that is not the main one."""
+    """A lock that says whether it holds a thread back."""
 
     def __init__(self) -> None:
-        self.wanted, self._lock = threading.Event(), threading.Lock()
+        self.holds_back, self._lock = False, threading.Lock()
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            self.wanted.set()
-        self._lock.acquire()
+        if not self._lock.acquire(blocking=False):
+            self.holds_back = True
+            self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -83,8 +84,7 @@ def test_a_signal_that_notes_the_end_while_the_record_is_changed_loses_nothing(t
     def hook(operation, path):
         if operation == "rename" and threading.current_thread() is threading.main_thread():
             signals.start()
-            assert lock.wanted.wait(60)  # it comes to be held back
-            signals.join(0.1)
+            wait_until(lambda: lock.holds_back or not signals.is_alive(), "it is held back, or has written")
 
     set_fault_hook(hook)
     try:

@@ -25,11 +25,10 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import PretrainError
 from pretrain.types import Fragment
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, state_of
 
 LOST_PEER = 69
-TIMEOUT_S = 600
-"""A rank that waits for a dead one ends by then, and its test fails; others may have many saves to do."""
 
 
 class Share(StandIn):
@@ -64,7 +63,7 @@ def run_ranks(size: int, body: Callable[[World], Any]) -> list[int]:
 def _be_rank(world: World, store: Path, body: Callable[[World], Any]) -> None:
     code = LOST_PEER
     try:
-        signal.alarm(TIMEOUT_S)
+        signal.alarm(LIMIT_S)  # one that waits for a dead one ends by then, and its test fails
         td.init_process_group(
             "gloo", store=td.FileStore(str(store), world.size), rank=world.rank, world_size=world.size
         )

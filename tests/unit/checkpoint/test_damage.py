@@ -9,6 +9,7 @@ import pytest
 from pretrain.checkpoint.layout import MANIFEST
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.forked_ranks import Share, manager_on, run_ranks
 from tests.unit.checkpoint.stand_in import load_newest, state_of
 
@@ -87,13 +88,12 @@ def truncations(count: int):
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3 * LIMIT_S)
 def test_any_flipped_bit_is_found_and_the_older_checkpoint_loaded(saved, caplog, count):
     assert check_damages(saved, flips(count), caplog) == count
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.long)])
-@pytest.mark.timeout(300)
 def test_any_truncation_is_found_and_the_older_checkpoint_loaded(saved, caplog, count):
     assert check_damages(saved, truncations(count), caplog) == count
 

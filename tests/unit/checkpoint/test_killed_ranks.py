@@ -11,6 +11,7 @@ import torch.distributed as td
 from pretrain import io
 from pretrain.dist import World
 from pretrain.errors import DiskError
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.forked_ranks import (
     LOST_PEER,
     Operation,
@@ -25,7 +26,7 @@ from tests.unit.checkpoint.forked_ranks import (
 from tests.unit.checkpoint.stand_in import load_newest, save, state_of
 
 KILLED = -9
-pytestmark = pytest.mark.timeout(1200)  # a few hundred starts of ranks, on a machine that may be busy
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)  # a few hundred starts of ranks, on a machine that may be busy
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, LockedError
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 
 
@@ -28,7 +29,7 @@ def names(folder):
 
 def test_state_may_change_while_it_is_written_and_what_is_committed_is_that_of_its_step(tmp_path):
     gate = threading.Event()
-    io.set_fault_hook(lambda operation, path: gate.wait(30) if operation == "open" else None)
+    io.set_fault_hook(lambda operation, path: gate.wait(LIMIT_S) if operation == "open" else None)
     store = StandIn(3)
     saving = manager(tmp_path).begin(store, state_of(3))
     for kinds in store.tensors.values():

@@ -13,6 +13,7 @@ from pretrain.checkpoint.layout import list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import LockedError, PretrainError
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, state_of
 
 RANKS = 3
@@ -90,7 +91,7 @@ def ended(tmp_path_factory):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(150)
+        process.join(LIMIT_S)
         assert process.exitcode == 0
     return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

@@ -14,34 +14,47 @@ from pretrain.control.board import Board
 from pretrain.control.messenger import Messenger
 from pretrain.control.progress import Beat, Progress, Pulse
 from pretrain.control.verdict import Verdict
-from tests.helpers.served import wait_until
+from tests.helpers.waiting import LIMIT_S, pass_time, wait_until
 
 BEAT = Beat(1, "n1", 7, number=1, marks=2, collectives=3, phase="data", step=4, for_s=0.0, limit_s=600.0, stack=[])
-GIVE_UP_S = 600
 
 
 class Answering:
-    """A store that says that every key is there."""
+    """A store that says that every key is there; `asked` is set when one is asked for."""
 
     def __init__(self, store: td.Store) -> None:
-        self._store = store
+        self._store, self.asked = store, threading.Event()
 
     def check(self, keys: list[str]) -> bool:
         return True
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked.set()
         return self._store.multi_get(keys)
 
 
-def test_a_store_may_take_longer_to_answer_than_to_be_reached():
-    """Else a rank 0 that stands still for a while, between two questions, would be taken for gone, and for good."""
+def check_late_answer(late_s: float) -> None:
+    """Asks a store for a heartbeat that comes so long after."""
     store = td.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ours, theirs = (Board("127.0.0.1", store.port) for _ in range(2))
+    assert ours._store.timeout.total_seconds() == boards.ANSWER_S
     ours._store = Answering(ours._store)
-    later = threading.Timer(boards.CONNECT_S + 1.0, theirs.publish, [BEAT])
-    later.start()
-    assert ours.read([1]) == [BEAT]
-    later.join()
+    with ThreadPoolExecutor(1) as threads:
+        beats = threads.submit(ours.read, [1])
+        assert ours._store.asked.wait(LIMIT_S)
+        pass_time(late_s)
+        theirs.publish(BEAT)
+        assert beats.result(LIMIT_S) == [BEAT]
+
+
+def test_a_store_is_given_time_to_answer_however_soon_it_has_to_be_reached():
+    """Else a rank 0 that stands still for a while, between two questions, would be taken for gone, and for good."""
+    check_late_answer(0.0)
+
+
+@pytest.mark.long
+def test_a_store_may_take_longer_to_answer_than_to_be_reached():
+    check_late_answer(boards.CONNECT_S + 1.0)
 
 
 class SlowBoard:
@@ -61,7 +74,7 @@ class SlowBoard:
 
     def verdict(self) -> Verdict | None:
         self.asked.set()
-        self.let.wait(GIVE_UP_S)
+        self.let.wait(LIMIT_S)
         return None
 
     def conclude(self, verdict: Verdict) -> Verdict:
@@ -71,6 +84,7 @@ class SlowBoard:
 
 @pytest.fixture
 def messenger(monkeypatch) -> Iterator[Messenger]:
+    monkeypatch.setattr(messengers, "BEAT_S", 0.02)
     monkeypatch.setattr(messengers, "Board", SlowBoard)
     monkeypatch.setattr(messengers, "_listens", lambda address: True)
     messenger = Messenger(Pulse(Progress(), 1, 600.0, lambda: 0), 1, 2, ("127.0.0.1", 1), 0)
@@ -84,15 +98,15 @@ def test_what_is_said_while_others_are_asked_is_in_the_store_before_the_rank_goe
     said = Verdict("rank 1 failed first: shard 7 is damaged", 65, (1,))
 
     def say() -> list[Verdict]:
-        messenger.say(said, GIVE_UP_S)
+        messenger.say(said, LIMIT_S)
         return list(SlowBoard.concluded)
 
-    SlowBoard.asked.wait(GIVE_UP_S)
+    SlowBoard.asked.wait(LIMIT_S)
     with ThreadPoolExecutor(1) as threads:
         there = threads.submit(say)
-        wait_until(lambda: messenger._outgoing is said)
+        wait_until(lambda: messenger._outgoing is said, "the verdict is on its way")
         SlowBoard.let.set()
-        assert there.result(GIVE_UP_S) == [said]
+        assert there.result(LIMIT_S) == [said]
 
 
 class Coming(dict):

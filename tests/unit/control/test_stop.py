@@ -4,17 +4,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pretrain.control import STOP_SIGNALS
+from tests.helpers.waiting import LIMIT_S, finish
 
+ROOT = Path(__file__).parents[3]
 PREAMBLE = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
 from pretrain.control import stop
-stop.SAME_REQUEST_S = 0.05
+from tests.helpers.clock import FakeClock
+from tests.helpers.waiting import hang, wait_until
+stop.time = clock = FakeClock()
 handle, taken = stop.StopFlag._handle, []
 
 def take(self, number):
@@ -24,22 +28,21 @@ def take(self, number):
 stop.StopFlag._handle = take
 flag = stop.StopFlag()
 """
-"""A signal that did not end the process is among those taken."""
-GIVE_UP_S = 120
+"""A signal that did not end the process is among those taken. Time passes where the program says so."""
 WAIT = """
 print("ready", flush=True)
-while not flag:
-    time.sleep(0.01)
+wait_until(lambda: flag, "a signal")
+clock.sleep(stop.SAME_REQUEST_S + 0.1)
 print(flag.signal_name, flush=True)
 try:
-    while len(taken) < 2:
-        time.sleep(0.01)
+    wait_until(lambda: len(taken) == 2, "another")
+    clock.sleep(stop.SAME_REQUEST_S + 0.1)
     print("taken", taken[1], flush=True)
-    while True:
-        time.sleep(0.01)
+    hang()
 finally:
     print("cleaned up", flush=True)
 """
+"""It says what it was asked when that was long ago."""
 SLEEP_IN_C = """
 import ctypes
 print("ready", flush=True)
@@ -56,6 +59,7 @@ def start():
     def start(code: str, prepare: Callable[[], object] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + code],
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=prepare,
@@ -76,7 +80,6 @@ def asked(start, number: signal.Signals) -> subprocess.Popen[str]:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.stdout.readline() == f"{number.name}\n"
-    time.sleep(0.1)
     return process
 
 
@@ -84,7 +87,7 @@ def asked(start, number: signal.Signals) -> subprocess.Popen[str]:
 def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(start, number):
     process = asked(start, number)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=GIVE_UP_S)[0] == ""
+    assert finish(process)[0] == ""
     assert process.returncode == 128 + signal.SIGINT
 
 
@@ -93,9 +96,8 @@ def test_the_end_that_usr1_has_announced_is_not_a_second_request(start):
     process = asked(start, signal.SIGUSR1)
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == f"taken {int(signal.SIGTERM)}\n"
-    time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=GIVE_UP_S)[0] == ""
+    assert finish(process)[0] == ""
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -109,12 +111,12 @@ def test_an_announcement_is_never_a_second_request(start, first):
 
 def test_repeats_within_a_second_are_one_request(start):
     process = start(
-        "stop.SAME_REQUEST_S = 60; flag.install(); flag.arm()\n"
-        "for number in stop.STOP_SIGNALS: os.kill(os.getpid(), number)\n"
-        "while len(taken) < 3: time.sleep(0.01)\n"
+        "flag.install(); flag.arm()\n"
+        "for number in stop.STOP_SIGNALS:\n"
+        "    os.kill(os.getpid(), number); wait_until(lambda: number in taken); clock.sleep(stop.SAME_REQUEST_S / 3)\n"
         "print('goes on', bool(flag), flush=True)"
     )
-    assert process.communicate(timeout=GIVE_UP_S)[0] == "goes on True\n"
+    assert finish(process)[0] == "goes on True\n"
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -122,7 +124,7 @@ def test_before_there_is_a_loop_a_signal_ends_the_process_with_the_resume_code(s
     process = start("flag.install()" + WAIT)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.communicate(timeout=GIVE_UP_S)[0] == ""
+    assert finish(process)[0] == ""
     assert process.returncode == 75
 
 
@@ -130,7 +132,7 @@ def test_after_the_last_commit_a_signal_ends_the_process_with_its_outcome(start)
     process = start("flag.install(); flag.arm(); flag.disarm(0)" + WAIT)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=GIVE_UP_S)[0] == ""
+    assert finish(process)[0] == ""
     assert process.returncode == 0
 
 
@@ -138,7 +140,7 @@ def test_a_process_that_ends_at_once_says_farewell(start):
     process = start("flag.farewell = lambda code, why: print(code, why, flush=True); flag.install()" + WAIT)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGUSR1)
-    assert process.communicate(timeout=GIVE_UP_S)[0] == "75 stopped by SIGUSR1\n"
+    assert finish(process)[0] == "75 stopped by SIGUSR1\n"
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -146,17 +148,17 @@ def test_a_main_thread_that_is_in_native_code_does_not_delay_the_end(start, numb
     process = start("flag.install()" + SLEEP_IN_C)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    process.communicate(timeout=GIVE_UP_S)
+    finish(process)
     assert process.returncode == 75
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_that_the_launcher_held_back_comes_once_it_can_be_answered(start, number):
     process = start(
-        f"os.kill(os.getpid(), {int(number)}); print('held', flush=True); flag.install(); time.sleep(600)",
+        f"os.kill(os.getpid(), {int(number)}); print('held', flush=True); flag.install(); hang()",
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS),
     )
-    assert process.communicate(timeout=GIVE_UP_S)[0] == "held\n"
+    assert finish(process)[0] == "held\n"
     assert process.returncode == 75
 
 
@@ -165,9 +167,9 @@ def test_a_signal_that_comes_while_the_flag_is_installed_is_not_lost(start, numb
     process = start(
         f"real = signal.set_wakeup_fd\nsignal.set_wakeup_fd = lambda *arguments, **options: "
         f"(os.kill(os.getpid(), {int(number)}), real(*arguments, **options))\n"
-        "flag.install(); time.sleep(600)"
+        "flag.install(); hang()"
     )
-    assert process.wait(GIVE_UP_S) == 75
+    assert process.wait(LIMIT_S) == 75
 
 
 CHILDREN = """
@@ -200,14 +202,12 @@ def test_children_survive_the_signals_that_slurm_sends_to_every_process_of_a_ste
     process = start(
         CHILDREN
         + f"for pid in (os.getpid(), forked, *(c.pid for c in children)): os.kill(pid, signal.{name})\n"
-        + ("while not flag: time.sleep(0.01)\n" if name == "SIGUSR1" else "")
+        + ("wait_until(lambda: flag)\n" if name == "SIGUSR1" else "")
         + "os.write(ask, b'!')\n"
         "print(flag.signal_name, [is_up(child) for child in children], os.read(answers, 1), flush=True)\n"
         "for pid in (forked, *(c.pid for c in children)): os.kill(pid, signal.SIGKILL)\n"
     )
-    assert (
-        process.communicate(timeout=GIVE_UP_S)[0] == f"{'SIGUSR1' if name == 'SIGUSR1' else None} [True, True] b'!'\n"
-    )
+    assert finish(process)[0] == f"{'SIGUSR1' if name == 'SIGUSR1' else None} [True, True] b'!'\n"
 
 
 def test_children_are_ended_by_sigterm_and_their_signals_are_not_taken_for_those_of_the_run(start):
@@ -216,10 +216,7 @@ def test_children_are_ended_by_sigterm_and_their_signals_are_not_taken_for_those
         "ended = [child.wait() for child in children]\n"
         "print(bool(flag), ended, os.waitpid(forked, 0)[1], flush=True)\n"
     )
-    assert (
-        process.communicate(timeout=GIVE_UP_S)[0]
-        == f"False [{-signal.SIGTERM}, {-signal.SIGTERM}] {int(signal.SIGTERM)}\n"
-    )
+    assert finish(process)[0] == f"False [{-signal.SIGTERM}, {-signal.SIGTERM}] {int(signal.SIGTERM)}\n"
 
 
 def test_installing_twice_is_installing_once(start):

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,11 +18,14 @@ import torch
 import torch.distributed as td
 
 from pretrain.control import Progress, messenger, verdict, watchdog
+from pretrain.control.board import Board
 from pretrain.control.watchdog import Watchdog
 from pretrain.port import reserved_port
+from tests.helpers.waiting import hang, pass_time, wait_until
 
 RANKS = 3
-TIMEOUT_S = 16.0
+PHASE_S = 16.0
+"""`engine.timeout_s`."""
 BAD_STEP = 60
 
 
@@ -37,13 +39,13 @@ def shorten_waits() -> None:
 
 def say_farewell(code: int, reason: str) -> None:
     """As on a disk that is busy."""
-    time.sleep(3)
+    pass_time(3.0)
     print(f"farewell {code}: {reason}", flush=True)
 
 
 def sleep_in_data() -> None:
     """What a source of data does that hangs."""
-    time.sleep(600)
+    hang()
 
 
 def go_wrong(scenario: str, dog: Watchdog) -> None:
@@ -63,9 +65,11 @@ def go_wrong(scenario: str, dog: Watchdog) -> None:
 
 def take_steps(rank: int, scenario: str, store: td.Store) -> None:
     """A loop like the trainer's, whose ranks meet once a step."""
+    publish, told = Board.publish, list[str]()
+    Board.publish = lambda board, beat: (publish(board, beat), told.append(beat.phase))
     td.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
     progress = Progress()
-    dog = Watchdog(progress, rank, RANKS, TIMEOUT_S)
+    dog = Watchdog(progress, rank, RANKS, PHASE_S)
     dog.farewell = say_farewell
     dog.start()
     kind, _, bad_rank = scenario.partition("-")
@@ -76,7 +80,7 @@ def take_steps(rank: int, scenario: str, store: td.Store) -> None:
         if rank == int(bad_rank) and step == BAD_STEP and not kind.endswith("middle"):
             if kind == "leave":
                 progress.enter("close")
-                time.sleep(1)  # a heartbeat says so
+                wait_until(lambda: "close" in told, "a heartbeat says so")
             go_wrong(kind, dog)
         progress.enter("update")
         try:
@@ -86,7 +90,7 @@ def take_steps(rank: int, scenario: str, store: td.Store) -> None:
         except RuntimeError:
             print(dog.explain().text, flush=True)
             os._exit(76)
-        time.sleep(0.02)
+        pass_time(0.02)
 
 
 def start(folder: Path, scenario: str, port: int) -> dict[int, int]:

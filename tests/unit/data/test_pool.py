@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,21 @@ from pretrain.data.prepare import prepare
 from tests.helpers.corpus import digests, write_corpus
 from tests.helpers.prepare_config import prepare_config
 from tests.helpers.processes import is_running
+from tests.helpers.waiting import finish, wait_until
 
 CHILD = """
 import sys
-import time
 from pathlib import Path
 from pretrain.data.prepare import prepare
 from tests.helpers.prepare_config import prepare_config
+from tests.helpers.waiting import poll_pause
 
 if __name__ == "__main__":
     hold = Path(__file__).with_name("hold")
     def show(phase, *counts):
         print(phase, *counts, flush=True)
         while Path(sys.argv[2], "parts").is_dir() and any(Path(sys.argv[2], "parts").glob("*.json")) and hold.exists():
-            time.sleep(0.01)
+            poll_pause()
     try:
         config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, part_bytes=100_000)
         prepare(config, show, processes=2)
@@ -77,10 +77,11 @@ def running_pool(tmp_path, corpus):
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    deadline = time.monotonic() + 150
-    while not list((tmp_path / "out/parts").glob("*.json")) or len(workers_of(process.pid)) < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+
+    def has_workers_and_a_part():
+        return list((tmp_path / "out/parts").glob("*.json")) and len(workers_of(process.pid)) == 2
+
+    wait_until(has_workers_and_a_part, "a finished part and two workers", while_running=process)
     yield process
     process.kill()
     process.communicate()
@@ -99,17 +100,14 @@ def test_workers_die_with_their_killed_parent_and_a_restart_completes(tmp_path, 
     running_pool.kill()
     running_pool.wait()
     assert resume(tmp_path / "out", corpus) == expected
-    deadline = time.monotonic() + 150
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(is_running(pid) for pid in workers), "the workers' end")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_path, running_pool, corpus, expected):
     os.kill(workers_of(running_pool.pid)[0], signal.SIGKILL)
     (tmp_path / "hold").unlink()
-    output, errors = running_pool.communicate(timeout=150)
+    output, errors = finish(running_pool)
     assert running_pool.returncode == 1
     assert "DataError" in output and "a worker process died, most likely killed for want of memory" in output
     assert "Traceback" not in errors
@@ -119,7 +117,7 @@ def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_pat
 
 def test_ctrl_c_ends_all_workers_quietly(tmp_path, running_pool, corpus, expected):
     os.kill(running_pool.pid, signal.SIGINT)
-    _, errors = running_pool.communicate(timeout=150)
+    _, errors = finish(running_pool)
     assert running_pool.returncode == 99
     assert errors == ""
     assert not list((tmp_path / "out").rglob("*.tmp-*"))

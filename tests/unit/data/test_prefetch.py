@@ -1,7 +1,7 @@
 """Work done ahead: in order, bounded, with errors as themselves."""
 
+import itertools
 import threading
-import time
 
 import pytest
 
@@ -9,14 +9,19 @@ from pretrain.data import prefetch
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.remote.store import WaitStoppedError
 from tests.helpers.clock import FakeClock
+from tests.helpers.waiting import LIMIT_S, wait_until
 
 
 def test_items_come_in_order_however_long_each_takes():
+    made = [threading.Event() for _ in range(30)]
+
     def make(number: int) -> int:
-        time.sleep(0.002 * (number % 3 == 0))
+        if number % 3 == 0:
+            assert made[number + 1].wait(LIMIT_S)  # ready after the one behind it
+        made[number].set()
         return number
 
-    prefetcher = Prefetcher(make, depth=6, workers=4)
+    prefetcher = Prefetcher(make, depth=6, workers=4, total=30)
     assert [prefetcher.take() for _ in range(30)] == list(range(30))
     prefetcher.close()
 
@@ -84,10 +89,7 @@ def test_close_joins_the_threads():
 
 def wait_until_ready(prefetcher):
     """Waits until the next item is there."""
-    deadline = time.monotonic() + 150
-    while not prefetcher._queue[0].args[0].done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(prefetcher._queue[0].args[0].done, "the next item")
 
 
 def test_waiting_is_measured(monkeypatch):
@@ -110,16 +112,16 @@ def test_waiting_is_measured(monkeypatch):
 
 
 def test_a_stop_ends_the_wait_for_an_item_that_does_not_come_and_its_thread_is_left_behind():
-    stop, release = threading.Event(), threading.Event()
+    taken, release, looks = threading.Event(), threading.Event(), itertools.count()
 
     def make(number: int) -> int:
         if number == 1:
             release.wait()
         return number
 
-    prefetcher = Prefetcher(make, depth=2, workers=1, stop=stop.is_set)
+    prefetcher = Prefetcher(make, depth=2, workers=1, stop=lambda: taken.is_set() and next(looks) == 3)
     assert prefetcher.take() == 0
-    threading.Timer(0.2, stop.set).start()
+    taken.set()
     with pytest.raises(WaitStoppedError):
         prefetcher.take()
     prefetcher.close()  # does not wait for it

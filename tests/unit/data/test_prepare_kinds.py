@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from pretrain.index import load_index
 from tests.helpers.corpus import WORDS, digests, write_rows
 from tests.helpers.killed import count_writes, run_killed
 from tests.helpers.prepare_config import prepare_config
+from tests.unit.data.prepared import draw_nothing
 
 EMPTY_SIDE = {"min_chars": 0}
 
@@ -197,21 +199,17 @@ def test_pairs_and_records_are_equal_only_if_all_of_them_is():
     assert len(set(keys)) == len(keys)
 
 
-CHILD = """
-from pathlib import Path
-from pretrain.data.prepare import prepare
-from tests.unit.data.test_prepare_kinds import config_of
-
-folder, name = arguments
-prepare(config_of(Path(folder), name), processes=1)
-"""
+def prepare_folder(folder: str, name: str) -> None:
+    """What a process does that is killed."""
+    draw_nothing()
+    prepare(config_of(Path(folder), name), processes=1)
 
 
 def test_killed_while_duplicates_are_looked_for_and_started_again_it_gives_the_same_bytes(tmp_path):
     write_twice(tmp_path / "in", 200)
-    num_writes = count_writes(CHILD, tmp_path, "whole")
+    num_writes = count_writes(prepare_folder, tmp_path, "whole")
     for kill_at in random.Random(0).sample(range(5, num_writes), 5):
         name = f"killed{kill_at}"
-        run_killed(CHILD, tmp_path, name, kill_at=kill_at)
+        run_killed(prepare_folder, tmp_path, name, kill_at=kill_at)
         prepare(config_of(tmp_path, name), processes=1)
         assert digests(tmp_path / name) == digests(tmp_path / "whole")

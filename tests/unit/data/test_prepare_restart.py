@@ -3,15 +3,17 @@
 import fcntl
 import logging
 import random
+from pathlib import Path
 
 import pytest
 
-from pretrain.data.lock import PREPARE_LOCK, WORKERS_LOCK
+from pretrain.data.lock import ORPHAN_WAIT_S, PREPARE_LOCK, WORKERS_LOCK
 from pretrain.data.tokenizer import dump_tokenizer, train_bpe
 from pretrain.errors import DiskError, LockedError
+from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.killed import count_writes, run_killed
-from tests.unit.data.prepared import options, prepare
+from tests.unit.data.prepared import draw_nothing, options, prepare
 
 
 def test_second_run_does_nothing(tmp_path, corpus, caplog):
@@ -23,21 +25,18 @@ def test_second_run_does_nothing(tmp_path, corpus, caplog):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.name[0] != "."}
 
 
-CHILD = """
-from pretrain.data.prepare import prepare
-from tests.helpers.prepare_config import prepare_config
-
-source, out = arguments
-prepare(prepare_config(out, [source], vocab_size=300, split="hash:0.2", part_bytes=1500), processes=1)
-"""
+def prepare_folder(folder: str, name: str) -> None:
+    """What a process does that is killed."""
+    draw_nothing()
+    prepare(options(Path(folder), name))
 
 
 def test_killed_at_any_write_and_started_again_it_gives_the_same_bytes(tmp_path, corpus):
-    num_writes = count_writes(CHILD, corpus, tmp_path / "whole")
+    num_writes = count_writes(prepare_folder, tmp_path, "whole")
     assert num_writes > 100
     for kill_at in (2, *random.Random(0).sample(range(3, num_writes), 4), num_writes):
         out = tmp_path / f"killed{kill_at}"
-        run_killed(CHILD, corpus, out, kill_at=kill_at)
+        run_killed(prepare_folder, tmp_path, out.name, kill_at=kill_at)
         assert not (out / "index.json").exists() or kill_at == num_writes
         prepare(options(tmp_path, out.name))
         assert digests(out) == digests(tmp_path / "whole")
@@ -83,6 +82,7 @@ def test_a_tokenizer_that_was_replaced_is_made_again(tmp_path, corpus, caplog):
     assert "tokenizer.json is not the one that made the shards; making what is missing again" in caplog.text
 
 
+@pytest.mark.usefixtures("pictures")
 def test_parts_of_another_tokenizer_are_not_reused(tmp_path, corpus):
     prepare(options(tmp_path))
     before = digests(tmp_path / "out")
@@ -139,10 +139,14 @@ def test_second_prepare_of_a_folder_is_refused_while_the_first_runs(tmp_path, co
 
 
 def test_workers_of_a_killed_run_are_waited_for(tmp_path, corpus, monkeypatch):
-    monkeypatch.setattr("pretrain.data.lock.ORPHAN_WAIT_S", 0.1)
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / WORKERS_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        with pytest.raises(LockedError, match="workers of an earlier `pretrain prepare` are still running; end them"):
-            prepare(options(tmp_path))
+        with monkeypatch.context() as patch:
+            clock = FakeClock()
+            patch.setattr("pretrain.flock.time", clock)
+            what = "workers of an earlier `pretrain prepare` are still running; end them"
+            with pytest.raises(LockedError, match=what):
+                prepare(options(tmp_path))
+        assert clock.now - 1000.0 >= ORPHAN_WAIT_S
     prepare(options(tmp_path))

@@ -1,33 +1,32 @@
 """`prepare --part i/n`: several processes fill one folder, and it is the folder of a single run."""
 
 import random
-import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from pretrain import flock
 from pretrain.data import lock, prepare_steps
 from pretrain.data.lock import claim_lock, lock_folder
 from pretrain.data.prepare import prepare, prepare_share
 from pretrain.data.share import Share, parse_share
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.index import load_index
+from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.killed import NEVER, start_child
+from tests.helpers.waiting import LIMIT_S, poll_pause, wait_until
+from tests.unit.data.prepared import draw_nothing
 from tests.unit.data.test_prepare_kinds import config_of, write_twice
 
-CHILD = """
-from pathlib import Path
-from pretrain.data.prepare import prepare_share
-from pretrain.data.share import parse_share
-from tests.unit.data.test_prepare_kinds import config_of
 
-folder, name, share, processes = arguments
-index = prepare_share(config_of(Path(folder), name), parse_share(share), processes=int(processes))
-print("index" if index else "others")
-"""
+def prepare_part(folder: str, name: str, share: str, processes: str) -> None:
+    """What a share does."""
+    draw_nothing()
+    index = prepare_share(config_of(Path(folder), name), parse_share(share), processes=int(processes))
+    print("index" if index else "others")
 
 
 @pytest.fixture
@@ -36,13 +35,13 @@ def start(tmp_path):
     started = []
 
     def start(name, share, kill_at=NEVER, processes=1):
-        started.append(start_child(CHILD, tmp_path, name, share, processes, kill_at=kill_at))
+        started.append(start_child(prepare_part, tmp_path, name, share, processes, kill_at=kill_at))
         return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.end()
 
 
 @pytest.fixture
@@ -53,31 +52,27 @@ def whole(tmp_path):
     return digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("of", "processes"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("of", "processes"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.long)])
 def test_shares_that_run_together_write_the_folder_of_a_single_run(tmp_path, whole, start, of, processes):
     children = [start("out", f"{number}/{of}", processes=processes) for number in range(of, 0, -1)]
-    results = [child.communicate(timeout=150) for child in children]
-    assert [child.returncode for child in children] == [0] * of, results
-    assert "index" in [output.splitlines()[0] for output, _ in results]
+    results = [child.end() for child in children]
+    assert [code for code, _, _ in results] == [0] * of, results
+    assert "index" in [output.splitlines()[0] for _, output, _ in results]
     assert digests(tmp_path / "out") == whole
 
 
+@pytest.mark.long
 def test_shares_that_are_killed_and_started_again_write_the_folder_of_a_single_run(tmp_path, whole, start):
     rng = random.Random(0)
     for _ in range(3):
         children = [start("out", f"{number}/2", kill_at=rng.randint(5, 70)) for number in (1, 2)]
-        deadline = time.monotonic() + 150
-        while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-            if any(child.poll() == -signal.SIGKILL for child in children):
-                time.sleep(0.5)
-                for child in children:
-                    child.kill()
-            time.sleep(0.05)
-        for child in children:
-            child.communicate(timeout=150)
+        wait_until(lambda pair=children: any(child.poll() is not None for child in pair), "the end of a share")
+        for child in children:  # the other one may wait for what the killed one has not done
+            child.kill()
+            child.end()
     children = [start("out", f"{number}/2") for number in (2, 1)]
-    results = [child.communicate(timeout=150) for child in children]
-    assert [child.returncode for child in children] == [0, 0], results
+    results = [child.end() for child in children]
+    assert [code for code, _, _ in results] == [0, 0], results
     assert digests(tmp_path / "out") == whole
 
 
@@ -141,30 +136,36 @@ def test_a_folder_has_one_run_or_the_shares_of_one_n(tmp_path):
 
 
 def test_a_share_waits_until_the_one_that_came_first_has_said_its_n(tmp_path, monkeypatch):
-    write, first_has_it, go = lock._write_owner, threading.Event(), threading.Event()
+    write, (first_has_it, waits, go) = lock._write_owner, (threading.Event() for _ in range(3))
 
     def write_slowly(descriptor, owner):
         first_has_it.set()
-        assert go.wait(150)
+        assert go.wait(LIMIT_S)
         write(descriptor, owner)
 
     def hold(share):
         with lock_folder(tmp_path, share):
             return share
 
+    class Clock(FakeClock):
+        def sleep(self, seconds):
+            waits.set()
+            poll_pause()
+
     monkeypatch.setattr(lock, "_write_owner", write_slowly)
+    monkeypatch.setattr(flock, "time", Clock())  # no time passes for the one that waits
     with ThreadPoolExecutor() as pool:
         first = pool.submit(hold, Share(1, 2))
-        assert first_has_it.wait(150)
+        assert first_has_it.wait(LIMIT_S)
         second = pool.submit(hold, Share(2, 2))
-        with pytest.raises(TimeoutError):
-            second.result(timeout=2.5)
+        assert waits.wait(LIMIT_S)
+        assert not second.done()
         go.set()
         assert [first.result(), second.result()] == [Share(1, 2), Share(2, 2)]
 
 
 def test_what_is_written_in_common_is_written_by_one_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("pretrain.data.lock.CLAIM_WAIT_S", 0.05)
+    monkeypatch.setattr(flock, "time", FakeClock())
     what = r"\.claim\.lock is held for too long"
     with claim_lock(tmp_path), pytest.raises(LockedError, match=what), claim_lock(tmp_path):
         pass

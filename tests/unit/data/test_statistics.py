@@ -14,6 +14,7 @@ from tests.helpers.prepare_config import prepare_config
 from tests.unit.data.test_prepare_kinds import columns, write_rows
 
 PICTURE = b"\x89PNG\r\n\x1a\n"
+pytestmark = pytest.mark.usefixtures("pictures")
 
 
 def test_bins_are_exact_below_64_and_a_32nd_wide_beyond():

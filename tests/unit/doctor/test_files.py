@@ -1,15 +1,18 @@
 """The file system of a run folder: real ones pass, and one that breaks a promise is found out."""
 
+import math
 import os
 import shutil
-import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pretrain.doctor import files
 from pretrain.doctor.files import check_files, find_mount, nearest_folder
+from tests.helpers.clock import FakeClock
+from tests.helpers.waiting import LIMIT_S
 
 USAGE = namedtuple("USAGE", "total used free")
 
@@ -19,7 +22,8 @@ def found(folder, needed=0, *, is_shared=False):
 
 
 def test_a_sound_folder_passes_and_nothing_is_left_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SLOW_FSYNC_S", 600)  # a busy disk is a sound one
+    monkeypatch.setattr(files, "SLOW_FSYNC_S", math.inf)  # a busy disk is a sound one
+    monkeypatch.setattr(files, "WRITTEN_WITHIN_S", LIMIT_S)
     checks = found(tmp_path / "runs" / "mine")
     assert set(checks) == {name for name, _ in files._TRIALS} | {"room", "run folder"}
     assert {check.status for name, check in checks.items() if name != "run folder"} == {"pass"}
@@ -69,11 +73,20 @@ def test_a_rename_that_copies_fails(tmp_path, monkeypatch):
     assert found(tmp_path)["atomic rename"].status == "fail"
 
 
+def test_a_disk_that_is_slow_to_sync_is_warned_of(tmp_path, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(files, "time", clock)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: clock.sleep(0.3))
+    check = files.try_fsync(tmp_path)
+    assert (check.status, check.detail) == ("warn", "a small file takes 0.6 s")
+    assert "raise checkpoint.every_steps" in check.fix
+
+
 def test_what_another_process_writes_and_is_never_seen_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "VISIBLE_WITHIN_S", 0.1)
+    monkeypatch.setattr(files, "time", FakeClock())
     monkeypatch.setattr(files.subprocess, "run", lambda *a, **k: files.subprocess.CompletedProcess(a, 0, b"", b""))
-    check = found(tmp_path)["another process"]
-    assert (check.status, check.detail) == ("fail", "its file is not seen within 0 s")
+    check = files.try_other_process(tmp_path)
+    assert (check.status, check.detail) == ("fail", "its file is not seen within 5 s")
 
 
 def test_another_process_that_does_not_come_to_write_fails(tmp_path, monkeypatch):
@@ -83,7 +96,7 @@ def test_another_process_that_does_not_come_to_write_fails(tmp_path, monkeypatch
 
 
 def test_a_skewed_clock_is_told_and_does_not_fail(tmp_path, monkeypatch):
-    real, begun = files._write, time.time()
+    real, begun = files._write, 1.7e9
 
     def write(path, content):
         real(path, content)
@@ -91,8 +104,8 @@ def test_a_skewed_clock_is_told_and_does_not_fail(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_write", write)
     for shift, told in ((86_400.0, "-86399"), (-86_400.0, "+86400")):  # the server may count seconds
-        monkeypatch.setattr(files.time, "time", lambda shift=shift: begun + shift)
-        check = found(tmp_path)["clock"]
+        monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda shift=shift: begun + shift))
+        check = files.try_clock(tmp_path)
         assert check.status == "warn"
         assert f"is {told} s from this host's" in check.detail
 

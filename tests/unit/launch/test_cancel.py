@@ -8,6 +8,7 @@ from launch.cancel import cancel, resubmit
 from launch.journal import mark_of_cancel
 from pretrain.errors import LaunchError
 from pretrain.rundir import RunDir, begin_attempt
+from tests.helpers.clock import FakeClock
 
 ROW = {"event": "start", "job": "7", "array": None, "restart": 0, "nodes": ["n1"], "world_size": 1, "step": 0, "at": ""}
 
@@ -54,15 +55,16 @@ def test_a_job_that_has_ended_is_cancelled_without_a_word_to_slurm(run):
     assert mark_of_cancel(run).is_file()
 
 
-def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run):
+def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monkeypatch):
     """Slurm's commands are scripts: the job runs on whatever it is sent."""
     squeue(run, "7|7|RUNNING|None|n1|0:10|1:00|x")
     scancel = run.path.parent / "scancel"
     scancel.write_text(f'#!/bin/sh\necho "$@" >> {run.path.parent / "sent"}\n')
     scancel.chmod(0o755)
     said = []
-    cancel(run.path, 0.1, said.append)
-    assert said == ["job 7: asked to save and end", "job 7: has not ended in 0.1 s: Slurm ends it", "run: cancelled"]
+    monkeypatch.setattr("launch.cancel.time", FakeClock())
+    cancel(run.path, 90.0, said.append)
+    assert said == ["job 7: asked to save and end", "job 7: has not ended in 90 s: Slurm ends it", "run: cancelled"]
     assert (run.path.parent / "sent").read_text().splitlines() == ["--batch --signal=USR1 7", "7"]
 
 

@@ -1,11 +1,11 @@
 """The driver of a job: what it writes down and asks of Slurm once its ranks have ended. `scontrol` is a script."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ from launch.journal import append_row, mark_of_cancel, read_journal
 from launch.modes import Meeting
 from launch.start import Start
 from pretrain.rundir import begin_attempt
+from tests.helpers.waiting import poll_pause
 from tests.unit.launch.test_submit import spec
 
 SCONTROL = """#!/bin/sh
@@ -184,24 +185,32 @@ def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
 
 
 STEP = """
-import signal, sys, time
+import signal, sys
 from pathlib import Path
 from launch.exits import note_task
+from tests.helpers.waiting import hang, wait_until
 def stop(number, frame):
     print("stopped", flush=True)
     sys.exit(75)
-time.sleep(0.5)  # a signal ends it so far
+wait_until(Path(sys.argv[1], "looked").exists, "looks of the driver")  # a signal would have ended it so far
 signal.signal(signal.SIGUSR1, stop)
 for task in range(int(sys.argv[2])):
     note_task(Path(sys.argv[1]), task)
-time.sleep(600)
+hang()
 """
 
 
 @pytest.mark.parametrize("num_noted", [2, 1])
 def test_a_request_to_stop_is_passed_on_when_every_task_can_take_it_or_long_after(desk, monkeypatch, num_noted):
     first = desk.folder / "task-00000.json"
-    late = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 1000 * first.exists())
+    looks = itertools.count()
+
+    def sleep(seconds):
+        poll_pause()
+        if next(looks) == 5:
+            (desk.folder / "looked").touch()
+
+    late = SimpleNamespace(sleep=sleep, monotonic=lambda: 1000.0 * first.exists())
     monkeypatch.setattr(driver, "time", late)
     monkeypatch.setattr(driver, "READY_S", 900 if num_noted == 1 else 10**6)
     step = [sys.executable, "-c", STEP, str(desk.folder), str(num_noted)]

@@ -6,30 +6,40 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from launch.local import STOP_SIGNALS
 from tests.helpers.processes import is_running
+from tests.helpers.waiting import finish, wait_until
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
-import json, os, sys, time
+import json, os, sys
 from pathlib import Path
 from launch import local
+from tests.helpers.waiting import poll_pause, wait_until
 local.rank_command = lambda config, overrides: [sys.executable, "-c", config, *overrides]
 vars(local).update(json.loads(os.environ["WAITS"]))
+class Clock:
+    now = 0.0
+    def sleep(seconds):
+        Clock.now += seconds
+        poll_pause()
+    def monotonic():
+        return Clock.now
+local.time = Clock
 exec(os.environ["PREPARE"])
 sys.exit(local.launch_local(sys.argv[1], sys.argv[3:], 3, None, Path(sys.argv[2])))
 """
+"""The launcher's clock goes on as it sleeps, which it does shortly."""
 SHORT = {"SETTLE_S": 0.2, "FAILURE_GRACE_S": 0.5, "HANG_SETTLE_S": 0.5, "STOPPED_GRACE_S": 0.5}
-LONG_S = 1000.0
+NEVER_S = 10.0**6
 """For what ends by itself, however busy the machine is."""
-GIVE_UP_S = 120
 RANK = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
+from tests.helpers.waiting import hang, wait_until
 rank, folder = int(os.environ["RANK"]), sys.argv[1]
 def note(what):
     with open(f"{folder}/{what}.{rank}", "a") as file:
@@ -37,8 +47,11 @@ def note(what):
 def has_noted(path):
     return os.path.exists(path) and os.path.getsize(path) > 0
 def wait_for(*names):
-    while not all(has_noted(f"{folder}/{name}") for name in names):
-        time.sleep(0.01)
+    wait_until(lambda: all(has_noted(f"{folder}/{name}") for name in names))
+def wait_until_gone(name):
+    wait_for(name)
+    process = open(f"{folder}/{name}").read().strip()
+    wait_until(lambda: not os.path.exists(f"/proc/{process}"))
 """
 """A note is there once something is in it: a rank may stand still, or be killed, before it has written its number."""
 ANSWERS = f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {list(map(int, STOP_SIGNALS))}); "
@@ -61,10 +74,11 @@ class Job:
 
     def wait_for(self, what: str, number: int = 3) -> None:
         """Waits until every rank, or so many processes, have noted `what`."""
-        deadline = time.monotonic() + GIVE_UP_S
-        while sum(path.stat().st_size > 0 for path in self.folder.glob(f"{what}.*")) < number:
-            assert time.monotonic() < deadline, f"none came to {what!r}"
-            time.sleep(0.01)
+        wait_until(
+            lambda: sum(path.stat().st_size > 0 for path in self.folder.glob(f"{what}.*")) == number,
+            f"{what!r} of {number} ranks",
+            while_running=self.process,
+        )
 
     def noted(self, what: str) -> dict[int, list[int]]:
         """The process ids that noted `what`, by rank."""
@@ -73,16 +87,13 @@ class Job:
 
     def end(self) -> tuple[int, str]:
         """Waits for the launcher; returns its exit code and what it printed to stderr."""
-        _, errors = self.process.communicate(timeout=GIVE_UP_S)
+        _, errors = finish(self.process)
         return self.process.returncode, errors
 
 
-def wait_until_dead(pids: list[int], within_s: float = GIVE_UP_S) -> None:
-    """Waits until none of the processes runs, which must be so in time."""
-    deadline = time.monotonic() + within_s
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a rank outlived its launcher"
-        time.sleep(0.01)
+def wait_until_dead(pids: list[int]) -> None:
+    """Waits until none of the processes runs."""
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of all ranks")
 
 
 @pytest.fixture
@@ -106,7 +117,7 @@ def test_ranks_that_end_well_end_the_job_well(start):
 
 def test_each_rank_knows_its_place(start):
     job = start("import json; print(json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')}))")
-    output, _ = job.process.communicate(timeout=GIVE_UP_S)
+    output, _ = finish(job.process)
     rows = [json.loads(output), *(json.loads((job.folder / f"logs/rank-0000{n}.out").read_text()) for n in (1, 2))]
     assert [row["RANK"] for row in rows] == ["0", "1", "2"]
     assert {row["WORLD_SIZE"] for row in rows} == {"3"}
@@ -120,7 +131,10 @@ def test_ranks_that_were_stopped_end_the_job_with_the_resume_code(start):
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
-    job = start(f"note('started'); time.sleep(0.2)\nif rank == {culprit}: os.kill(os.getpid(), 9)\ntime.sleep(600)")
+    job = start(
+        "note('started'); wait_for('started.0', 'started.1', 'started.2')\n"
+        f"if rank == {culprit}: os.kill(os.getpid(), 9)\nhang()"
+    )
     code, errors = job.end()
     assert code == 128 + signal.SIGKILL
     assert errors == (
@@ -133,7 +147,7 @@ def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
 def test_a_rank_that_fails_is_quoted_and_its_code_returned(start):
     job = start(
         "print('first'); print('error: rank 2: bad shard', file=sys.stderr); note('said')\n"
-        "if rank == 2: wait_for('said.0'); sys.exit(65)\ntime.sleep(600)"
+        "if rank == 2: wait_for('said.0'); sys.exit(65)\nhang()"
     )
     code, errors = job.end()
     assert code == 65
@@ -146,30 +160,44 @@ def test_a_rank_that_fails_is_quoted_and_its_code_returned(start):
 
 def test_what_fails_on_every_rank_is_said_once(start):
     job = start(
-        "if rank < 2: wait_for(f'failed.{rank + 1}')\n"
+        f"{ANSWERS}\nif rank < 2: wait_until_gone(f'failed.{{rank + 1}}')\n"
         "print('error: bad data', file=sys.stderr); note('failed'); sys.exit(65)",
-        SETTLE_S=LONG_S,
+        SETTLE_S=NEVER_S,
     )
     assert job.end() == (65, "error: bad data\n")
 
 
+ASKED = """
+def were_asked(*ranks):
+    notes = [Path(f"{sys.argv[3]}/asked.{rank}") for rank in ranks]
+    return all(note.exists() and note.stat().st_size for note in notes)
+"""
 LATE = """
-class Late:
-    sleep = time.sleep
+class Late(Clock):
     def monotonic():
-        notes = [Path(f"{sys.argv[3]}/asked.{rank}") for rank in (0, 2)]
-        return time.monotonic() + 2000 * all(note.exists() and note.stat().st_size for note in notes)
+        return Clock.now + 2.0 * 10**6 * were_asked(0, 2)
 local.time = Late
 """
-"""The launcher's clock: once two ranks have been asked to end, and have not, it is long after."""
+"""The launcher's clock jumps once two ranks have been asked to end and have not."""
+ROUNDS = """
+class Counting(Clock):
+    rounds = 0
+    def sleep(seconds):
+        Clock.sleep(seconds)
+        Counting.rounds += were_asked(0, 1, 2)
+        if Counting.rounds == 5:
+            Path(sys.argv[3], "rounds").write_text("5")
+local.time = Counting
+"""
+"""The launcher notes that it has looked five times since all ranks were asked."""
 
 
 def test_ranks_that_ignore_the_request_to_end_are_killed(start):
     job = start(
         f"signal.signal(15, lambda *_: note('asked')); {ANSWERS}note('started')\n"
-        "if rank == 1: wait_for('started.0', 'started.2'); sys.exit(70)\nwhile True: time.sleep(1)",
-        LATE,
-        FAILURE_GRACE_S=LONG_S,
+        "if rank == 1: wait_for('started.0', 'started.2'); sys.exit(70)\nhang()",
+        ASKED + LATE,
+        FAILURE_GRACE_S=NEVER_S,
     )
     assert job.end()[0] == 70
     assert job.noted("asked").keys() == {0, 2}
@@ -180,9 +208,9 @@ def test_ranks_that_ignore_the_request_to_end_are_killed(start):
 def test_a_stop_signal_reaches_every_rank_once(start, number):
     job = start(
         f"signal.signal({int(number)}, lambda *_: note('asked')); {ANSWERS}note('started')\n"
-        f"while not os.path.exists(f'{{folder}}/asked.{{rank}}'): time.sleep(0.01)\n"
-        f"time.sleep(0.3); sys.exit(75)",
-        STOPPED_GRACE_S=LONG_S,
+        "wait_for('rounds'); sys.exit(75)",
+        ASKED + ROUNDS,
+        STOPPED_GRACE_S=NEVER_S,
     )
     job.wait_for("started")
     job.process.send_signal(number)
@@ -192,9 +220,9 @@ def test_a_stop_signal_reaches_every_rank_once(start, number):
 
 def test_a_signal_that_comes_before_a_rank_can_answer_it_is_held_back(start):
     job = start(
-        "note('started')\nwhile 15 not in signal.sigpending(): time.sleep(0.01)\nnote('late')\n"
-        f"signal.signal(15, lambda *_: (note('asked'), sys.exit(75))); {ANSWERS}time.sleep(600)",
-        STOPPED_GRACE_S=LONG_S,
+        "note('started'); wait_until(lambda: 15 in signal.sigpending()); note('late')\n"
+        f"signal.signal(15, lambda *_: (note('asked'), sys.exit(75))); {ANSWERS}hang()",
+        STOPPED_GRACE_S=NEVER_S,
     )
     job.wait_for("started")
     job.process.send_signal(signal.SIGTERM)
@@ -205,7 +233,7 @@ def test_a_signal_that_comes_before_a_rank_can_answer_it_is_held_back(start):
 def test_peers_of_a_rank_that_was_stopped_by_itself_are_stopped_too(start):
     job = start(
         f"signal.signal(15, lambda *_: sys.exit(75)); {ANSWERS}note('started')\n"
-        "if rank == 1: wait_for('started.0', 'started.2'); sys.exit(75)\ntime.sleep(600)"
+        "if rank == 1: wait_for('started.0', 'started.2'); sys.exit(75)\nhang()"
     )
     assert job.end() == (75, "")
 
@@ -213,8 +241,8 @@ def test_peers_of_a_rank_that_was_stopped_by_itself_are_stopped_too(start):
 def test_a_frozen_rank_is_ended_once_the_others_have_said_so(start):
     job = start(
         "note('started')\nif rank == 2: os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "wait_for('started.0', 'started.2'); first = open(f'{folder}/started.0').read().strip()\n"
-        "while rank == 1 and os.path.exists(f'/proc/{first}'): time.sleep(0.01)\n"
+        "wait_for('started.0', 'started.2')\n"
+        "if rank == 1: wait_until_gone('started.0')\n"
         "sys.exit(76)"
     )
     code, errors = job.end()
@@ -233,17 +261,17 @@ def test_where_rank_0_is_frozen_another_is_quoted(start):
 
 
 def test_a_crash_in_native_code_shows_the_python_stack(start):
-    job = start("import ctypes\ndef crash():\n    ctypes.string_at(0)\nif rank == 1: crash()\ntime.sleep(600)")
+    job = start("import ctypes\ndef crash():\n    ctypes.string_at(0)\nif rank == 1: crash()\nhang()")
     code, errors = job.end()
     assert code == 128 + signal.SIGSEGV
     assert "was killed by SIGSEGV (exit code 139): a crash in native code\n" in errors
     assert " in crash\n" in errors
 
 
-CHILD = "note('started'); subprocess.Popen([sys.executable, '-c', PROGRAM]); time.sleep(600)"
+CHILD = "note('started'); subprocess.Popen([sys.executable, '-c', PROGRAM]); hang()"
 PROGRAM = (
-    "PROGRAM = f\"import os, time; open('{folder}/new.{rank}', 'w').write(str(os.getpid())); "
-    "os.rename('{folder}/new.{rank}', '{folder}/child.{rank}'); time.sleep(600)\"\n"
+    "PROGRAM = f\"import os, signal; open('{folder}/new.{rank}', 'w').write(str(os.getpid())); "
+    "os.rename('{folder}/new.{rank}', '{folder}/child.{rank}'); signal.pause()\"\n"
 )
 
 
@@ -264,9 +292,9 @@ def note(what):
 
 def test_a_launcher_that_is_killed_while_it_starts_a_rank_leaves_none(start):
     job = start(
-        "note('started'); time.sleep(5)",
+        "note('started'); hang()",
         STANDS_STILL + "def late(parent, real=local.die_with):\n    note('forked')\n"
-        "    while os.getppid() == parent: time.sleep(0.01)\n    real(parent)\n"
+        "    wait_until(lambda: os.getppid() != parent)\n    real(parent)\n"
         "local.die_with = late",
     )
     job.wait_for("forked", 1)
@@ -279,7 +307,7 @@ def test_a_signal_to_the_group_does_not_end_a_janitor_that_has_just_been_forked(
     job = start(
         PROGRAM + CHILD,
         "from launch import janitor\n" + STANDS_STILL + "def late(*pipe, real=janitor._keep_watch):\n"
-        "    note('janitor')\n    while not os.path.exists(f'{sys.argv[3]}/asked'): time.sleep(0.01)\n    real(*pipe)\n"
+        "    note('janitor')\n    wait_until(lambda: os.path.exists(f'{sys.argv[3]}/asked'))\n    real(*pipe)\n"
         "janitor._keep_watch = late",
     )
     job.wait_for("janitor", 1)
@@ -310,7 +338,7 @@ def test_logs_of_earlier_attempts_are_kept(start):
 
 def test_a_log_that_cannot_be_written_is_told_before_a_rank_runs_on(start, tmp_path):
     (tmp_path / "logs" / "rank-00002.out").mkdir(parents=True)
-    job = start("note('started'); time.sleep(600)")
+    job = start("note('started'); hang()")
     code, errors = job.end()
     assert code != 0
     assert "rank-00002.out: cannot be opened: Is a directory; correct its permissions" in errors

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import socket
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,6 +16,7 @@ from launch.show import show_run, show_runs
 from launch.starts import merge_starts
 from pretrain.lease.owner import LEASE_S
 from pretrain.rundir import RunDir, begin_attempt, end_attempt
+from tests.helpers.waiting import make_old
 
 BEGIN = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
 DIED = 2**22 - 3
@@ -95,7 +95,7 @@ def own(run: RunDir, *, pid: int, released: bool = False, age_s: float = 0.0, jo
     run.lease.mkdir(exist_ok=True)
     path = run.lease / "00000001.json"
     path.write_bytes(replace(this_process(), number=1, pid=pid, released=released, job=job).to_json())
-    os.utime(path, (time.time() - age_s,) * 2)
+    make_old(path, age_s)
 
 
 def test_a_local_run_needs_no_slurm(run, squeue):

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import pytest
 from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
 from pretrain.lease import Lease, lease, owner, refuse_if_owned
 from pretrain.lease.owner import find_owner, highest_number, path_of
-from tests.helpers.owners import race_rounds, working
+from tests.helpers.clock import FakeClock
+from tests.helpers.owners import RunClock, race_rounds, working
+from tests.helpers.waiting import LIMIT_S, make_old, pass_time, wait_until
 
 
 @pytest.fixture
@@ -104,8 +106,8 @@ def test_a_killed_owner_is_succeeded_at_once(run, monkeypatch, caplog):
 def test_an_owner_that_is_dead_and_not_yet_buried_is_dead(run):
     with working(run) as attempt:
         attempt.process.kill()
-        while Path(f"/proc/{attempt.process.pid}/stat").read_text().split()[2] != "Z":
-            time.sleep(0.01)
+        status = Path(f"/proc/{attempt.process.pid}/stat")
+        wait_until(lambda: status.read_text().split()[2] == "Z", "its death")
         Lease(run / "lease", no_loss).release()
 
 
@@ -133,8 +135,8 @@ def test_a_stopped_owner_on_this_machine_is_never_robbed(run):
 
 
 def test_an_owner_elsewhere_that_gives_signs_of_life_is_not_robbed(run, monkeypatch):
-    monkeypatch.setattr(owner, "WATCH_S", 150)
-    with working(run, machine="n2") as attempt:
+    monkeypatch.setattr(owner, "WATCH_S", LIMIT_S)
+    with working(run, machine="n2", heartbeat_s=0.02) as attempt:
         path = path_of(run / "lease", 1)
         os.utime(path, (0, 0))  # clocks differ: it is the change that counts
         with pytest.raises(
@@ -144,7 +146,8 @@ def test_an_owner_elsewhere_that_gives_signs_of_life_is_not_robbed(run, monkeypa
 
 
 def test_an_owner_elsewhere_is_succeeded_when_it_was_silent_for_the_time_of_a_lease(run, monkeypatch, caplog):
-    monkeypatch.setattr(owner, "WATCH_S", 0.3)
+    clock = FakeClock()
+    monkeypatch.setattr(owner, "time", clock)
     monkeypatch.setattr(owner, "LEASE_S", 3600)
     with working(run, machine="n2") as attempt:
         attempt.process.kill()
@@ -152,9 +155,10 @@ def test_an_owner_elsewhere_is_succeeded_when_it_was_silent_for_the_time_of_a_le
     what = r"silent for (\d+) s; if it is dead, start again in (\d+) s; else wait for it"
     with pytest.raises(LockedError, match=what) as caught:
         Lease(run / "lease")
+    assert clock.now - 1000.0 >= owner.WATCH_S, "so long it is watched"
     silent_s, left_s = map(int, re.search(what, str(caught.value)).groups())
     assert abs(silent_s + left_s - 3600) <= 1, "each is rounded"
-    os.utime(path, (time.time() - 3601,) * 2)
+    make_old(path, 3601)
     mine = Lease(run / "lease", no_loss)
     assert mine.number == 2
     assert int(re.search(r"has given no sign of life for (\d+) s", caplog.text)[1]) >= 3601
@@ -163,7 +167,7 @@ def test_an_owner_elsewhere_is_succeeded_when_it_was_silent_for_the_time_of_a_le
 
 def test_an_owner_elsewhere_that_releases_the_folder_while_it_is_watched_is_succeeded(run, monkeypatch):
     watch = owner._watch
-    monkeypatch.setattr(owner, "WATCH_S", 150)
+    monkeypatch.setattr(owner, "WATCH_S", LIMIT_S)
     with working(run, machine="n2", heartbeat_s=3600) as attempt:
 
         def end_and_watch(*arguments: Any) -> str:
@@ -178,7 +182,7 @@ def test_an_owner_elsewhere_that_releases_the_folder_while_it_is_watched_is_succ
 
 @pytest.mark.parametrize("content", [b"", b'{"number": 1', b"[]", b'{"number": "1"}'])
 def test_a_file_that_names_nobody_counts_as_an_owner_until_it_is_old(run, monkeypatch, content):
-    monkeypatch.setattr(owner, "WATCH_S", 0.2)
+    monkeypatch.setattr(owner, "time", FakeClock())
     monkeypatch.setattr(owner, "LEASE_S", 3600)
     path = path_of(run / "lease", 1)
     path.parent.mkdir(parents=True)
@@ -190,7 +194,7 @@ def test_a_file_that_names_nobody_counts_as_an_owner_until_it_is_old(run, monkey
 
 
 def test_a_requeue_of_the_same_job_takes_over_at_once_and_no_other_start_does(run, monkeypatch):
-    monkeypatch.setattr(owner, "WATCH_S", 0.2)
+    monkeypatch.setattr(owner, "time", FakeClock())
     monkeypatch.setattr(owner, "LEASE_S", 3600)
     monkeypatch.setattr(owner, "_machine", lambda: "n1")
     with working(run, machine="n2", SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1", SLURM_CLUSTER_NAME="east") as attempt:
@@ -214,21 +218,22 @@ def test_a_requeue_of_the_same_job_takes_over_at_once_and_no_other_start_does(ru
         mine.release()
 
 
-def check_woken_attempts(run: Path, num_restarts: int) -> None:
-    """Each attempt is stopped, succeeded by a requeue of its job, and woken."""
+def check_woken_attempts(run: Path, num_restarts: int, pass_by: Callable[[], None], stall_s: float = 0.0) -> None:
+    """Each attempt is stopped, succeeded by a requeue of its job, and woken long after."""
+    start = partial(working, run, stall_s=stall_s, SLURM_JOB_ID="77")
     with ExitStack() as stack:
-        old = stack.enter_context(working(run, SLURM_JOB_ID="77"))
+        old = stack.enter_context(start())
         old.wait_for_rows(run, 50)
         for restart in range(1, num_restarts + 1):
             old.stop()
             before = (run / "rows").read_bytes().split()
-            new = stack.enter_context(working(run, SLURM_JOB_ID="77", SLURM_RESTART_COUNT=str(restart)))
+            new = stack.enter_context(start(SLURM_RESTART_COUNT=str(restart)))
             assert new.first_line == f"owner {restart + 1}"
             new.wait_for_rows(run, 50)
             committed = {path.name for path in run.glob("commit-*")}
-            time.sleep(0.2)  # longer than the workers' STALL_S, which a start may not be
+            pass_by()
             old.process.send_signal(signal.SIGCONT)
-            assert old.process.wait(150) == EXIT_LOCKED
+            assert old.process.wait(LIMIT_S) == EXIT_LOCKED
             what = rf"{run}: the lease of this attempt \(.*\) was taken over by process {new.process.pid} on .*"
             assert re.search(what + "; leave the run to its owner", old.process.stderr.read())
             new.wait_for_rows(run, 50)
@@ -243,19 +248,20 @@ def check_woken_attempts(run: Path, num_restarts: int) -> None:
 
 
 def test_an_old_attempt_that_wakes_up_ends_with_73_and_leaves_the_run_alone(run):
-    check_woken_attempts(run, 3)
+    check_woken_attempts(run, 3, RunClock(run).pass_minute)
 
 
 @pytest.mark.long
 def test_fifty_attempts_that_wake_up_leave_the_run_alone(run):
-    check_woken_attempts(run, 50)
+    check_woken_attempts(run, 50, partial(pass_time, 0.2), stall_s=0.1)
 
 
 def test_a_lease_that_was_lost_is_not_held_and_its_release_frees_nothing(run, monkeypatch):
     lost: list[LockedError] = []
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setattr(lease, "HEARTBEAT_S", 3600)
-    monkeypatch.setattr(lease, "STALL_S", 3600)
+    clock = FakeClock()
+    monkeypatch.setattr(lease, "time", clock)
     old = Lease(run / "lease", lost.append)
     old.check()
     assert old.is_held()
@@ -264,8 +270,9 @@ def test_a_lease_that_was_lost_is_not_held_and_its_release_frees_nothing(run, mo
     assert (old.number, new.number) == (1, 2)
     with pytest.raises(LockedError, match=r"run: the lease of this attempt \(process .*\) was taken over by process"):
         old.check()
-    old.check_after_stall()  # it has looked within the hour
-    monkeypatch.setattr(lease, "STALL_S", 0)
+    clock.sleep(lease.STALL_S)
+    old.check_after_stall()  # it has looked so lately
+    clock.sleep(0.1)
     with pytest.raises(LockedError):
         old.check_after_stall()
     assert not old.is_held()
@@ -310,24 +317,16 @@ def test_the_heartbeat_goes_on_through_errors_and_ends_with_the_lease(run, monke
     mine = Lease(run / "lease", lost.append)
     with monkeypatch.context() as patch:
         patch.setattr(os, "utime", fail)
-        wait_until(lambda: len(failures) > 3)
+        wait_until(lambda: len(failures) > 3, "heartbeats that fail")
     path = path_of(run / "lease", 1)
     os.utime(path, (0, 0))
-    wait_until(lambda: path.stat().st_mtime > 0)
+    wait_until(lambda: path.stat().st_mtime > 0, "one that does not")
     assert not lost
     path.unlink()
-    wait_until(lambda: bool(lost))
+    wait_until(lambda: lost, "the loss")
     assert "was removed; leave the run to its owner" in str(lost[0])
     mine.release()
     assert not list((run / "lease").iterdir())
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Polls for what another thread does."""
-    deadline = time.monotonic() + 150
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_racer_that_was_stopped_does_not_come_between_later_owners(run, monkeypatch):

@@ -305,6 +305,7 @@ def reversal(step: int) -> Batch:
     return Batch(inputs_BT, targets_BT, source=Source(source_BS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attention", ["bahdanau", "luong"])
 def test_attention_learns_to_reverse_in_seconds(attention):
     config = configured(encoder=True, layers=1, width=32, bidirectional=True, attention=attention)

@@ -15,6 +15,8 @@ from pretrain.types import Batch, Source
 
 def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: int, source_length: int | None) -> int:
     """Runs one micro-batch forward, in training mode, in the precision of the engine; parameters are not counted."""
+    gc.collect()
+    gc.freeze()  # a look at live tensors then passes over what was there before
     model = build_model(config, engine, torch.device("cpu"))
     init_weights(model, config, seed=0)
     if engine.kind == "deepspeed" and engine.precision == "bf16":

@@ -13,6 +13,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.plan.flops import count_matmul_weights, train_flops_per_row, train_flops_per_token
 from pretrain.types import Batch, Source
+from tests.helpers.waiting import LIMIT_S
 
 GPT2 = ModelConfig(
     decoder=StackConfig(layers=12, width=768, heads=12, ff_width=3072, gated=False, norm="layer", position="learned"),
@@ -122,7 +123,7 @@ def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
 
 def test_planning_imports_no_torch():
     code = "import sys, pretrain.plan.flops, pretrain.plan.memory, pretrain.plan.params; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == "False\n"
 
 

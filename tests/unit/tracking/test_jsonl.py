@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pretrain import io
 from pretrain.errors import DataError, DiskError
 from pretrain.tracking.jsonl import JsonLines, read_rows
+from tests.helpers.waiting import LIMIT_S, finish
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ for attempt in range(2):
     except DiskError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     errors = done.stdout.splitlines()
     assert len(errors) == 2, done.stderr
     assert all(line.startswith(f"{path}: cannot append: ") for line in errors)
@@ -232,7 +233,7 @@ while True:
     assert child.stdout
     first = "".join(child.stdout.readline() for _ in range(50))
     os.kill(child.pid, signal.SIGKILL)
-    printed = [int(line) for line in (first + child.communicate(timeout=150)[0]).split()]
+    printed = [int(line) for line in (first + finish(child)[0]).split()]
     steps = steps_of(path)
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= printed[-1]

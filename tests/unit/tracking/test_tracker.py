@@ -16,6 +16,7 @@ from pretrain.config.tracking import SamplesConfig, TrackingConfig
 from pretrain.errors import DiskError
 from pretrain.tracking import Tracker
 from pretrain.tracking.jsonl import read_rows
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.tracking.wandb_file import read_history
 
 ROOT = str(Path(__file__).parents[3])
@@ -80,7 +81,11 @@ def test_a_resumed_run_has_each_step_once_in_the_file_and_in_wandb(tmp_path):
             tracker.close()
         """
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=150, env=os.environ
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            env=os.environ,
         )
         assert done.returncode == 0, done.stderr
     expected = [{"step": step, "loss": 1 / step} for step in range(1, 13)]
@@ -88,6 +93,7 @@ def test_a_resumed_run_has_each_step_once_in_the_file_and_in_wandb(tmp_path):
     assert read_history(tmp_path) == expected
 
 
+@pytest.mark.long
 def test_a_run_that_goes_back_shows_each_step_once_and_none_of_them_backwards(tmp_path):
     """Within one process, as after a loss spike: the file has the steps as they came last, wandb as they came first."""
     code = f"""
@@ -102,7 +108,9 @@ def test_a_run_that_goes_back_shows_each_step_once_and_none_of_them_backwards(tm
                 tracker.log(step, {{"loss": loss}})
         tracker.close()
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert rows == [{"step": step, "loss": 2.0 if step < 5 else 1.0} for step in range(1, 10)]
@@ -126,7 +134,9 @@ def test_rows_wait_for_a_full_disk_which_is_one_warning_and_the_console_goes_on(
                 tracker.log(step, {{"loss": 2.0}})
         tracker.close()
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, text=True, timeout=150)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr
     said = [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()]
     warnings = [line for line in said if line.startswith(f"{tmp_path / 'metrics.jsonl'}: cannot append: ")]

@@ -11,20 +11,22 @@ import pytest
 
 from pretrain.tracking import wandb_tracker
 from pretrain.tracking.wandb_tracker import choose_mode
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.tracking.wandb_file import read_history
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 PREAMBLE = """
-    import contextlib, logging, os, signal, sys, time
+    import contextlib, logging, os, signal, sys
     from pathlib import Path
     from pretrain.config.tracking import TrackingConfig
     from pretrain.log import setup_logging
     from pretrain.tracking import wandb_tracker
     from pretrain.tracking.wandb_tracker import WandbMirror
+    from tests.helpers.waiting import LIMIT_S, wait_until
 
-    PATIENT_S = wandb_tracker._INIT_TIMEOUT_S = 150.0  # where a test is not about waiting, a slow machine is waited for
-    WandbMirror.close.__defaults__ = (PATIENT_S,)
+    wandb_tracker._INIT_TIMEOUT_S = LIMIT_S  # where a test is not about waiting, a slow machine is waited for
+    WandbMirror.close.__defaults__ = (LIMIT_S,)
 
     setup_logging(0, 1)
     logging.getLogger("pretrain").setLevel(logging.WARNING)
@@ -43,19 +45,18 @@ PREAMBLE = """
         return sorted(found)
 
     def wait_for_children():
-        while not Path("run/wandb/SYNC.txt").exists():  # the run is open
-            time.sleep(0.05)
+        wait_until(Path("run/wandb/SYNC.txt").exists, "the run is open")
         return children()
 
     def wait_for_end(pid):
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.05)
+        stat = Path(f"/proc/{pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "the service has ended")
 
     def give_up_online_soon():
         forget, wandb_tracker._INIT_TIMEOUT_S = wandb_tracker._forget_service, 1.0
 
         def forget_and_wait_again():
-            wandb_tracker._INIT_TIMEOUT_S = PATIENT_S
+            wandb_tracker._INIT_TIMEOUT_S = LIMIT_S
             forget()
 
         wandb_tracker._forget_service = forget_and_wait_again
@@ -76,9 +77,9 @@ def python(tmp_path, monkeypatch):
             [sys.executable, "-c", textwrap.dedent(PREAMBLE) + textwrap.dedent(code)],
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=LIMIT_S,
             cwd=tmp_path,
-            env={**os.environ, "WANDB_X_SERVICE_WAIT": "150", **env},
+            env={**os.environ, "WANDB_X_SERVICE_WAIT": str(LIMIT_S), **env},
         )
 
     return run
@@ -101,12 +102,14 @@ def test_offline_rows_arrive_in_order_and_the_folder_says_how_to_sync(python, tm
     assert "wandb sync wandb/offline-run-*-abc123\n" in (tmp_path / "run" / "wandb" / "SYNC.txt").read_text()
 
 
+@pytest.mark.long
 def test_rows_that_an_earlier_attempt_sent_are_not_sent_again(python, tmp_path):
     python("m = mirror(); [m.log(step, {'loss': 1.0}) for step in range(1, 6)]; m.close()")
     python("m = mirror(after_step=5); [m.log(step, {'loss': 1.0}) for step in range(3, 9)]; m.close()")
     assert [row["step"] for row in read_history(tmp_path / "run")] == list(range(1, 9))
 
 
+@pytest.mark.long
 def test_the_service_ignores_the_time_limit_signal(python, tmp_path):
     done = python("""
         m = mirror()
@@ -114,15 +117,15 @@ def test_the_service_ignores_the_time_limit_signal(python, tmp_path):
         before = wait_for_children()
         for pid in before:
             os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.2)
         m.log(2, {"loss": 1.0})
-        m.close()
+        m.close()  # which the service has to answer
         print("same service" if children() == before else children())
     """)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "same service\n")
     assert [row["step"] for row in read_history(tmp_path / "run")] == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 def test_a_service_that_a_signal_ends_is_started_again_under_the_same_id(python, tmp_path, name):
     done = python(f"""
@@ -143,6 +146,7 @@ def test_a_service_that_a_signal_ends_is_started_again_under_the_same_id(python,
     assert [row["step"] for row in read_history(tmp_path / "run")][-2:] == [2, 3]
 
 
+@pytest.mark.long
 def test_stop_signals_reach_the_run_itself_while_wandb_starts(python):
     done = python("""
         got = []
@@ -155,6 +159,7 @@ def test_stop_signals_reach_the_run_itself_while_wandb_starts(python):
     assert done.stdout == "['SIGTERM']\n"
 
 
+@pytest.mark.long
 def test_a_service_that_hangs_delays_the_end_by_the_timeout_only(python):
     """The exit hook of wandb would wait without limit."""
     done = python("""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.train.exchange import Agreed, start_exchange
+from tests.helpers.waiting import LIMIT_S
 
 
 def exchange(
@@ -87,8 +88,8 @@ def test_every_rank_hears_the_same_sums(tmp_path):
     processes = [context.Process(target=rank, args=(number, store, results)) for number in range(3)]
     for process in processes:
         process.start()
-    rows = sorted(results.get(timeout=150) for _ in processes)
+    rows = sorted(results.get(timeout=LIMIT_S) for _ in processes)
     for process in processes:
-        process.join(150)
+        process.join(LIMIT_S)
     digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
     assert rows == [(number, 0.75, 15, digest, 3, 300, 33, 2, True, digest, None) for number in range(3)]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pretrain.errors import DivergedError
 from pretrain.train.replicas import bit_sums, check_replicas, odd_ones
+from tests.helpers.waiting import LIMIT_S
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -45,9 +46,9 @@ def compare(folder: Path, size: int, flipped: tuple[int, ...]) -> str:
     processes = [context.Process(target=rank, args=(number, size, store, flipped, results)) for number in range(size)]
     for process in processes:
         process.start()
-    said = {results.get(timeout=150) for _ in processes}
+    said = {results.get(timeout=LIMIT_S) for _ in processes}
     for process in processes:
-        process.join(150)
+        process.join(LIMIT_S)
     (text,) = said
     return text
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
 from pretrain.rundir import RunDir, begin_attempt
 from pretrain.train.saving import Saving
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 
 
@@ -107,8 +107,16 @@ def test_nothing_is_saved_where_no_step_was_taken(tmp_path):
 
 
 def test_a_save_that_is_due_waits_for_the_one_in_flight_and_this_is_said_once_with_numbers(tmp_path, caplog):
-    io.set_fault_hook(lambda operation, path: time.sleep(0.3) if operation == "open" else None)
-    steps = Steps(tmp_path, every=1)
+    steps, gate = Steps(tmp_path, every=1), threading.Event()  # open while training waits, and only then
+    wait = steps.saving._wait
+
+    def wait_with_open_gate():
+        gate.set()
+        wait()
+        gate.clear()
+
+    steps.saving._wait = wait_with_open_gate
+    io.set_fault_hook(lambda operation, path: gate.wait(LIMIT_S) if operation == "open" else None)
     for _ in range(4):
         steps.take(settle=False)
     steps.saving.finish(state_of(4))
@@ -223,12 +231,12 @@ def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):
     def hold(operation, path):
         if path == steps.run.folder.record:
             reached.set()
-            gate.wait(60)
+            gate.wait(LIMIT_S)
 
     io.set_fault_hook(hold)
     for _ in range(11):
         steps.take()
-    assert reached.wait(60)
+    assert reached.wait(LIMIT_S)
     for _ in range(8):
         steps.take(settle=False)
     assert steps.step == 19 and not steps.saving.is_written

@@ -36,6 +36,7 @@ def test_index_tokenizer_and_proof_are_written(source, caplog):
     assert len(list((source / "out/parts").iterdir())) > 4
 
 
+@pytest.mark.usefixtures("pictures")
 def test_statistics_and_a_data_card_tell_what_came_of_it(source):
     index = convert(options(source))
     statistics = json.loads((source / "out/statistics.json").read_text())

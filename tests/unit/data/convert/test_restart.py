@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,24 +15,24 @@ from pretrain.errors import DataError, DiskError
 from pretrain.index import load_index
 from tests.helpers.corpus import WORDS, digests
 from tests.helpers.killed import count_writes, run_killed
+from tests.helpers.waiting import LIMIT_S
 from tests.unit.data.convert.asked import convert, options
 from tests.unit.data.convert.writers import EOS_ID
+from tests.unit.data.prepared import draw_nothing
 
-CHILD = """
-from pathlib import Path
-from tests.unit.data.convert.asked import convert, options
 
-folder, name = arguments
-convert(options(Path(folder), name))
-"""
+def convert_folder(folder: str, name: str) -> None:
+    """What a process does that is killed."""
+    draw_nothing()
+    convert(options(Path(folder), name))
 
 
 def test_killed_at_any_write_and_started_again_it_gives_the_same_bytes(source):
-    num_writes = count_writes(CHILD, source, "whole")
+    num_writes = count_writes(convert_folder, source, "whole")
     assert num_writes > 60
     for kill_at in (2, *random.Random(0).sample(range(3, num_writes), 2), num_writes - 8):
         out = source / f"killed{kill_at}"
-        run_killed(CHILD, source, out.name, kill_at=kill_at)
+        run_killed(convert_folder, source, out.name, kill_at=kill_at)
         assert not (out / "index.json").exists()
         convert(options(source, out.name))
         assert digests(out) == digests(source / "whole")
@@ -142,6 +143,6 @@ def test_memory_does_not_grow_with_the_source(source):
         "convert(options(folder, 'large', part_bytes=10**8, **large)); print(peak() - before)\n"
     )
     command = [sys.executable, "-c", child, str(source)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert int(run.stdout) * 1024 < 20 * 10**6
     assert load_index(source / "large").split("train").num_documents > 7000

@@ -17,6 +17,7 @@ from pretrain.data.sources import plan_parts
 from pretrain.errors import DataError
 from tests.helpers.reading import listing, texts
 
+pytestmark = pytest.mark.long
 LINES = b"".join(b'{"text": "%d"}\n' % number for number in range(500))
 
 

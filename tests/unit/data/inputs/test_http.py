@@ -3,10 +3,8 @@
 import gzip
 import json
 import logging
-import os
 import random
 import threading
-import time
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -28,11 +26,13 @@ from tests.helpers.corpus import digests
 from tests.helpers.prepare_config import prepare_config
 from tests.helpers.reading import documents, listing, texts
 from tests.helpers.servers import Fault, serve_folder
+from tests.helpers.waiting import LIMIT_S, make_old
 from tests.unit.data.readers.test_webdataset import pack
 
 ROWS = ["".join(random.Random(number).choices("abc\u00e9", k=100)) for number in range(60)]
 LINES = "".join(json.dumps({"text": row}) + "\n" for row in ROWS).encode()
 ALWAYS = 10**9
+PATIENT = Waits(0.01, 0.02, LIMIT_S)
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def folder(tmp_path):
 @pytest.fixture
 def server(folder, monkeypatch):
     monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 0.1))
+    monkeypatch.setattr(network, "time", FakeClock())  # it is the attempts that count
     monkeypatch.setattr("pretrain.data.inputs.remote_file.BLOCK_BYTES", 5000)
     with serve_folder(folder) as server:
         yield server
@@ -75,7 +76,7 @@ def test_every_format_reads_as_it_does_from_a_disk(server, folder, name):
     "fault", [{"drop": True, "times": 6}, {"status": 503, "times": 3}, {"status": 429}, {"cut_after": 1000, "times": 3}]
 )
 def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, fault, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 600))  # on a busy machine too
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", PATIENT)
     files = listing(f"{server.url}/{name}")
     reader = Reader((InputConfig(),))
     part = plan_parts(files, 1 << 20)[0]
@@ -85,7 +86,7 @@ def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, faul
 
 
 def test_a_block_that_breaks_off_is_asked_for_again_and_no_other(server, caplog, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 600))  # on a busy machine too
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", PATIENT)
 
     def note(request):
         server.requests.append(request)
@@ -98,21 +99,32 @@ def test_a_block_that_breaks_off_is_asked_for_again_and_no_other(server, caplog,
     assert f"{server.url}/f.txt: ClientPayloadError" in caplog.text and "; trying again" in caplog.text
 
 
+class Return(FakeClock):
+    """A server comes back when it has been waited for so many times."""
+
+    def __init__(self, server, waits):
+        super().__init__()
+        self._server, self._waits = server, waits
+
+    def sleep(self, seconds):
+        super().sleep(seconds)
+        self._waits -= 1
+        if self._waits == 0:
+            self._server.start()
+
+
 def test_a_server_that_dies_and_returns_is_waited_for(server, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.05, 600))
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", PATIENT)
+    monkeypatch.setattr(network, "time", Return(server, waits=3))
     url = f"{server.url}/a.jsonl"
     found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
     rows = [next(found).text]
     server.stop()
-    back = threading.Timer(0.2, server.start)
-    back.start()
     rows += [document.text for document in found]
-    back.join()
     assert rows == ROWS
 
 
 def test_a_server_that_stays_away_is_one_error_that_names_the_file(server, monkeypatch):
-    monkeypatch.setattr(network, "time", FakeClock())  # the first failure may be that of an old connection
     url = f"{server.url}/a.jsonl"
     found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
     next(found)
@@ -135,7 +147,7 @@ def test_a_server_without_ranges_is_read_as_one_stream(server, folder, name):
 
 
 def test_a_server_without_ranges_that_breaks_off_is_read_again_from_the_beginning(server, folder, monkeypatch):
-    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", Waits(0.01, 0.02, 600))  # on a busy machine too
+    monkeypatch.setattr("pretrain.data.inputs.retry.WAITS", PATIENT)
     server.faults += [
         Fault(path="none"),
         Fault(whole=True, times=1),  # the question whether there are ranges
@@ -273,9 +285,8 @@ def test_a_time_of_change_tells_versions_apart(server, folder):
     with standard_server(folder) as url:
         found = Reader((InputConfig(),)).read(plan_parts(listing(f"{url}/a.jsonl"), 1 << 20)[0].slices)
         assert next(found).text == ROWS[0]
-        stamp = time.time() - 100
         (folder / "a.jsonl").write_bytes(LINES[::-1])
-        os.utime(folder / "a.jsonl", (stamp, stamp))
+        make_old(folder / "a.jsonl", 100)
         with pytest.raises(DataError, match=r"/a\.jsonl: the file changed while it was being prepared"):
             list(found)
 

@@ -25,9 +25,9 @@ from tests.helpers.served import (
     size_of,
     tars,
     train_shards,
-    wait_until,
 )
 from tests.helpers.servers import Fault, serve_folder, serve_s3
+from tests.helpers.waiting import wait_until
 
 
 @pytest.mark.parametrize("share", [0.75, 10])

@@ -1,6 +1,6 @@
 """Shards that are fetched before they are needed: in the order of need, and never in the way of what is needed now."""
 
-import time
+import threading
 
 import pytest
 
@@ -10,9 +10,9 @@ from tests.helpers.served import (
     cached,
     tars,
     train_shards,
-    wait_until,
 )
 from tests.helpers.servers import Fault
+from tests.helpers.waiting import LIMIT_S, wait_until
 
 
 def test_shards_are_fetched_ahead_in_the_order_of_need(data, server, opened, tmp_path, monkeypatch):
@@ -23,12 +23,21 @@ def test_shards_are_fetched_ahead_in_the_order_of_need(data, server, opened, tmp
     assert tars(server) == names
 
 
-def test_only_so_many_are_fetched_ahead_at_a_time(data, server, opened):
+def test_only_so_many_are_fetched_ahead_at_a_time(data, server, opened, monkeypatch):
+    next_job, refused = fetch.Fetcher._next_job, threading.Event()
+
+    def next_job_noted(fetcher):
+        name = next_job(fetcher)
+        if name is None and len(fetcher._active) == fetch.PARALLEL:
+            refused.set()
+        return name
+
+    monkeypatch.setattr(fetch.Fetcher, "_next_job", next_job_noted)
     server.faults.append(Fault(path=".tar", times=99, hold_after=100))
     opened().upcoming([shard.name for shard in train_shards(data)])
     wait_until(lambda: len(tars(server)) == fetch.PARALLEL)
     assert len(train_shards(data)) > fetch.PARALLEL
-    time.sleep(0.05)
+    assert refused.wait(LIMIT_S)  # the thread that has nothing to do has asked
     assert len(tars(server)) == fetch.PARALLEL
 
 

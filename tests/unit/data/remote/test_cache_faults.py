@@ -3,7 +3,6 @@
 import json
 import shutil
 import threading
-import time
 
 import pytest
 
@@ -25,6 +24,7 @@ from tests.helpers.served import (
     size_of,
 )
 from tests.helpers.servers import Fault, serve_s3
+from tests.helpers.waiting import wait_until
 
 IN_FIRST_MEMBER = 512 + 128
 """Behind the headers of tar and npy."""
@@ -36,6 +36,14 @@ IMPATIENT = Patience(first_s=0.01, longest_s=0.05, total_s=0.2)
 def data(data, tmp_path):
     """A copy that a test may damage, and the index."""
     return shutil.copytree(data[0], tmp_path / "data"), data[1]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Of those who try again: it is their waits that count."""
+    clock = FakeClock()
+    monkeypatch.setattr(network, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -79,10 +87,9 @@ def test_a_server_that_dies_and_comes_back_is_waited_for(data, server, shard, tm
     result = []
     thread = threading.Thread(target=lambda: result.append(store.path(shard.name).read_bytes()))
     thread.start()
-    while not tar_requests(server, shard):
-        time.sleep(0.005)
+    wait_until(lambda: tar_requests(server, shard))
     server.stop()
-    time.sleep(0.1)
+    wait_until(lambda: "refused" in store._fetcher._active[shard.name].trouble)
     assert not result
     server.start()
     thread.join()
@@ -99,7 +106,7 @@ def test_a_stream_survives_faults_at_random(data, server, tmp_path):
     store.close()
 
 
-def test_a_server_that_stays_away_is_given_up(server, shard, tmp_path):
+def test_a_server_that_stays_away_is_given_up(server, shard, tmp_path, clock):
     store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
     server.stop()
     with pytest.raises(
@@ -113,9 +120,7 @@ def test_a_server_that_stays_away_is_given_up(server, shard, tmp_path):
     store.close()
 
 
-def test_bytes_count_as_an_answer_however_slow_they_come(data, server, shard, tmp_path, monkeypatch):
-    clock = FakeClock()
-    monkeypatch.setattr(network, "time", clock)
+def test_bytes_count_as_an_answer_however_slow_they_come(data, server, shard, tmp_path, clock):
     server.faults += [Fault(path=shard.name, cut_after=400, times=40)]
     store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
     started = clock.now
@@ -226,8 +231,7 @@ def test_ranks_that_find_the_same_rot_fetch_the_shard_again_once(data, server, s
     threads = [threading.Thread(target=lambda r=reader: found.append(r.member(0)[0].tolist())) for reader in readers]
     for thread in threads:
         thread.start()
-    while len(tar_requests(server, shard)) < 2:
-        time.sleep(0.005)
+    wait_until(lambda: len(tar_requests(server, shard)) == 2)
     server.go.set()
     for thread in threads:
         thread.join()
@@ -264,7 +268,7 @@ def test_only_a_shard_that_is_damaged_at_its_address_too_is_damaged(data, server
     store.close()
 
 
-def test_a_rotten_shard_whose_server_is_away_is_not_called_damaged(data, server, shard, tmp_path):
+def test_a_rotten_shard_whose_server_is_away_is_not_called_damaged(data, server, shard, tmp_path, clock):
     store = open_quick(server.url, tmp_path / "cache", patience=IMPATIENT)
     reader = ShardSet(store, data[1], "train").reader(0)
     rot(cached_path(tmp_path / "cache", shard), IN_FIRST_MEMBER)

@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from pretrain.data.remote.contents import scan_shards
 from pretrain.data.remote.locks import lock, try_lock
 from pretrain.data.remote.store import Patience, UnavailableError
 from tests.helpers.served import (
+    QUICK,
     cached,
     cached_bytes,
     digest_shards,
@@ -20,9 +20,9 @@ from tests.helpers.served import (
     room_for,
     size_of,
     start_reader,
-    wait_until,
 )
 from tests.helpers.servers import Fault, serve_folder
+from tests.helpers.waiting import LIMIT_S, wait_until
 
 
 def test_processes_share_each_download(data, server, tmp_path):
@@ -42,9 +42,14 @@ def test_processes_share_the_limit(data, server, tmp_path):
     limit = int(0.8 * room_for(server.folder, *shards))
     readers = [start_reader(server.url, tmp_path, limit) for _ in range(2)]
     largest = 0
-    while any(reader.poll() is None for reader in readers):
+
+    def look():
+        nonlocal largest
         if (tmp_path / "shards").is_dir():
             largest = max(largest, cached_bytes(tmp_path))
+        return all(reader.poll() is not None for reader in readers)
+
+    wait_until(look, "the end of the readers", pause_s=0.001)
     outputs = [reader.communicate()[0].strip() for reader in readers]
     assert outputs == [digest_shards(data[0])] * 2
     largest = max(largest, cached_bytes(tmp_path))
@@ -97,20 +102,20 @@ def test_a_folder_is_kept_for_a_process_that_lives_and_not_for_one_that_was_kill
         wait_until(lambda: server.paths().count("/tokenizer.json") == 1 and len(server.paths()) > 2)
         (folder,) = (path for path in (tmp_path / "folders").iterdir() if path.is_dir())
 
-        def visit():
+        def visit(patience):
             limit = room_for(other, *index.split("train").shards)  # not for another index
-            store = open_quick(second.url, tmp_path, limit, Patience(first_s=0.01, room_s=0.1))
+            store = open_quick(second.url, tmp_path, limit, patience)
             try:
                 store.path(index.split("train").shards[0].name)
             finally:
                 store.close()
 
         with pytest.raises(UnavailableError, match="the cache is full of shards in use"):
-            visit()
+            visit(Patience(first_s=0.01, room_s=0.0))
         assert (folder / "index.json").is_file()
         reader.send_signal(signal.SIGKILL)
         reader.communicate()
-        visit()
+        visit(QUICK)
         assert not folder.exists()
 
 
@@ -129,13 +134,19 @@ def test_who_makes_room_is_not_hindered_by_one_who_has_just_fetched_a_damaged_fi
     assert scan_shards(tmp_path) == {}
 
 
-def test_a_lock_that_was_waited_for_is_that_of_the_file_that_is_there(tmp_path):
+def test_a_lock_that_was_waited_for_is_that_of_the_file_that_is_there(tmp_path, monkeypatch):
     path = tmp_path / "lock"
     first = lock(path)
-    taken = []
+    taken, flock, asked = [], fcntl.flock, threading.Event()
+
+    def flock_noted(*arguments):
+        asked.set()
+        return flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", flock_noted)
     thread = threading.Thread(target=lambda: taken.append(lock(path)))
     thread.start()
-    time.sleep(0.05)  # it waits now; if it does not yet, there is nothing to find out
+    assert asked.wait(LIMIT_S)  # it has opened the file that is there now
     path.unlink()
     os.close(first)
     thread.join()

@@ -1,15 +1,17 @@
 """The limit of a cache: what makes room, what stays, and what is said when nothing can go."""
 
-import time
+import threading
 from contextlib import ExitStack
 
 import pytest
 
 from pretrain.data.remote import fetch
+from pretrain.data.remote.cache import Fill, ShardCache
 from pretrain.data.remote.store import Patience, UnavailableError
 from pretrain.errors import DataError
 from pretrain.index import load_index
 from tests.helpers.served import (
+    QUICK,
     cached,
     cached_bytes,
     make_served,
@@ -18,9 +20,12 @@ from tests.helpers.served import (
     room_for,
     size_of,
     train_shards,
-    wait_until,
 )
 from tests.helpers.servers import serve_folder
+from tests.helpers.waiting import LIMIT_S, wait_until
+
+AT_ONCE = Patience(first_s=0.01, room_s=0.0)
+"""Gives up at once where there is no room."""
 
 
 def is_idle(store):
@@ -44,11 +49,11 @@ def test_room_is_taken_from_the_least_recently_used(data, opened, tmp_path):
 
 @pytest.fixture
 def visit(tmp_path):
-    """Opens the folder at an address, with room for so many bytes, and has its first shard."""
+    """Opens the folder at an address, with room for so many bytes, and has its first shard: waits for room or not."""
     stores = []
 
-    def open_it(url, num_bytes):
-        stores.append(open_quick(url, tmp_path / "cache", num_bytes, Patience(first_s=0.01, room_s=0.2)))
+    def open_it(url, num_bytes, patience=QUICK):
+        stores.append(open_quick(url, tmp_path / "cache", num_bytes, patience))
         store = stores[-1]
         shard = load_index(store.folder).split("train").shards[0]
         store.path(shard.name), store.release(shard.name), store.sidecar(shard.lengths.name)
@@ -97,13 +102,13 @@ def test_a_folder_that_is_in_use_is_counted_and_stays(others, visit, tmp_path):
     first = visit(one.url, room_for(one.folder, shard) + shard.lengths_bytes)
     first.path(shard.name)
     with pytest.raises(UnavailableError, match=r"the cache is full of shards in use, 0\.001 of 0\.001 GiB"):
-        visit(two.url, room_for(one.folder, shard) + size_of(shard))
+        visit(two.url, room_for(one.folder, shard) + size_of(shard), AT_ONCE)
     assert load_index(first.folder) == indexes[0]
 
 
 def test_what_is_in_use_stays_and_a_full_cache_says_how_much_is_needed(data, opened, tmp_path):
     a, b, c = train_shards(data)[:3]
-    store = opened(size_of(a, c), Patience(first_s=0.01, room_s=0.3))
+    store = opened(size_of(a, c), AT_ONCE)
     store.path(a.name), store.path(a.name), store.path(c.name)
     store.release(a.name)  # one of two
     with pytest.raises(
@@ -114,6 +119,7 @@ def test_what_is_in_use_stays_and_a_full_cache_says_how_much_is_needed(data, ope
         store.path(b.name)
     assert cached(tmp_path / "cache") == {a.sha256, c.sha256}
     store.release(a.name)
+    wait_until(lambda: is_idle(store))
     store.path(b.name)
     assert cached(tmp_path / "cache") == {b.sha256, c.sha256}
 
@@ -132,9 +138,18 @@ def test_fetching_ahead_takes_no_room_of_what_is_needed_sooner(data, opened, tmp
     monkeypatch.setattr(fetch, "LISTEN_S", 0.01)
     a, b, c, d, _ = train_shards(data)
     store = opened(size_of(a, b, c))
+    fill, full = ShardCache.fill, threading.Event()
+
+    def fill_noted(cache, shard, *arguments, **options):
+        outcome = fill(cache, shard, *arguments, **options)
+        if shard.name == d.name and outcome is Fill.FULL:
+            full.set()
+        return outcome
+
+    monkeypatch.setattr(ShardCache, "fill", fill_noted)
     store.upcoming([a.name, b.name, c.name, d.name])
     wait_until(lambda: len(cached(tmp_path / "cache")) == 3)
-    time.sleep(0.1)
+    assert full.wait(LIMIT_S)
     assert cached(tmp_path / "cache") == {a.sha256, b.sha256, c.sha256}
     # What is needed now takes it from what is needed last.
     store.path(d.name)

@@ -4,18 +4,19 @@ import itertools
 import math
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pretrain.data.remote import remote
 from pretrain.data.remote.store import Patience, WaitStoppedError
+from tests.helpers.clock import FakeClock
 from tests.helpers.served import (
     tars,
     train_shards,
-    wait_until,
 )
 from tests.helpers.servers import Fault
+from tests.helpers.waiting import LIMIT_S, wait_until
 
 
 def test_a_stop_ends_the_wait(data, server, opened):
@@ -53,19 +54,27 @@ def test_close_ends_the_wait_of_other_threads(data, server, opened):
     assert len(caught) == 1
 
 
-def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog):
+class LookClock(FakeClock):
+    """A second passes at each look."""
+
+    def monotonic(self):
+        self.now += 1
+        return self.now
+
+
+def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog, monkeypatch):
+    clock = LookClock()
+    monkeypatch.setattr(remote, "time", clock)
     name = train_shards(data)[0].name
     server.faults.append(Fault(path=".tar", times=10**9, status=503))
-    store = opened(patience=Patience(first_s=0.02, longest_s=0.02, total_s=600, report_s=0.01))
-    started = time.monotonic()
+    store = opened(patience=Patience(first_s=0.02, longest_s=0.02, total_s=LIMIT_S, report_s=1))
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(store.path, name)
         report = rf"waiting for {server.url}/{name} since \d+ s: 0\.0 of 0\.0 MiB, HTTP 503 Service Unavailable"
         wait_until(lambda: re.search(report, caplog.text))
         server.faults[0].times = 0
         waiting.result()
-    waited_s = time.monotonic() - started
-    assert caplog.text.count("waiting for") <= 1 + math.log2(waited_s / 0.01), "at 10, 20, 40, ... ms, and no more"
+    assert caplog.text.count("waiting for") <= 1 + math.log2(clock.now - 1000), "at 1, 2, 4, ... s, and no more"
 
 
 def test_a_stop_ends_the_wait_for_lengths(data, server, opened):
