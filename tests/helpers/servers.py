@@ -231,20 +231,19 @@ def _start_s3() -> str:
 
 
 @contextmanager
-def serve_s3(buckets: dict[str, Path]) -> Iterator[str]:
+def serve_s3(buckets: dict[str, Path]) -> Iterator[dict[str, str]]:
     """Has folders served as S3 buckets; until it ends, the environment of this process and its children leads there.
 
     Args:
         buckets: Folder by name of its bucket, three letters or more.
 
     Yields:
-        The address of the server, for those who do not read the environment.
+        That environment, for processes that are forked from one that was started before.
     """
     import s3fs
 
-    address = _start_s3()
     environment = {
-        "AWS_ENDPOINT_URL": address,
+        "AWS_ENDPOINT_URL": _start_s3(),
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -261,7 +260,7 @@ def serve_s3(buckets: dict[str, Path]) -> Iterator[str]:
                 for path in sorted(folder.rglob("*")):
                     if path.is_file():
                         files.pipe_file(f"{bucket}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-            yield address
+            yield environment
         finally:
             s3fs.S3FileSystem.clear_instance_cache()
-            urllib.request.urlopen(f"{address}/moto-api/reset", b"").close()
+            urllib.request.urlopen(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", b"").close()

@@ -34,5 +34,5 @@ def no_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def pictures(no_pictures, monkeypatch) -> None:
-    """Draws them: where they are tested, or a folder is compared with that of a process of its own."""
+    """Draws them, where they are tested."""
     monkeypatch.setattr(statistics, "draw_lengths", DRAW_LENGTHS)
