@@ -6,6 +6,7 @@ A launcher dies with the drill: the kernel is asked for that, so that not even `
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -144,16 +145,27 @@ class Attempts:
     def _launch(self, name: str) -> subprocess.Popen[bytes]:
         temporary = make_dir(self._folder.temporary)
         command = [sys.executable, "-m", "pretrain", "launch", "local"]
-        with self._folder.log(name).open("ab") as log:
-            return subprocess.Popen(
-                [*command, str(self._folder.config(name)), "--ranks", str(self._num_ranks)],
-                env={**os.environ, MARK: self._mark, "TMPDIR": str(temporary.resolve())},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a Ctrl-C of the terminal is for the drill
-                preexec_fn=partial(die_with, os.getpid()),
-            )
+        # Python discards what a signal handler raises in the callbacks of a fork: a Ctrl-C would be lost there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            with self._folder.log(name).open("ab") as log:
+                return subprocess.Popen(
+                    [*command, str(self._folder.config(name)), "--ranks", str(self._num_ranks)],
+                    env={**os.environ, MARK: self._mark, "TMPDIR": str(temporary.resolve())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # a Ctrl-C of the terminal is for the drill
+                    preexec_fn=partial(_prepare_launcher, os.getpid(), before),
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare_launcher(parent: int, mask: set[signal.Signals]) -> None:
+    """Runs in the launcher's process before its program."""
+    die_with(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _moments(plan: Kill, watch: Watch, pace: Pace, every_steps: int) -> list[Callable[[], bool]]:
