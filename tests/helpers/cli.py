@@ -21,6 +21,7 @@ from tests.helpers.waiting import LIMIT_S
 from tests.helpers.warm_jobs import start_warm
 
 LIGHT = ForkServer("pretrain.cli", "typer.rich_utils", "pydantic.types")
+"""For what a login node runs."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A process that has imported what takes seconds, and forks: what tests start, but for starting itself, starts there.
 
-    pids = SHARED.start("tests.helpers.cli:run_command", [{...}], [(stdout, stderr)])     one fork for each call
-    SHARED.wait(pids)                                                                     -> their exit codes
-    SHARED.poll(pids)                                                                     -> of those that have ended
+    pids = SHARED.start("tests.helpers.warm_jobs:run", [{...}], [(stdout, stderr)])     one fork for each call
+    SHARED.wait(pids)                                                                   -> their exit codes
+    SHARED.poll(pids)                                                                   -> of those that have ended
 
 All tests of a pytest process share one. A request is a line of JSON, and so is its answer. Forking after the imports is
 safe here: they start no thread (checked before each fork), nothing has opened a process group yet, and what a fork does
@@ -48,10 +48,10 @@ class ForkServer:
         *,
         holds_signals: bool = False,
     ) -> list[int]:
-        """Calls `module:function` in a fork for each of `calls`, whose exit code it returns.
+        """Calls a function in a fork for each of `calls`.
 
         Args:
-            function: What a fork calls.
+            function: `module:function`, which returns the exit code of its fork.
             calls: Keyword arguments of each fork, as JSON.
             outputs: The files that take stdout and stderr of each; may be one.
             holds_signals: Whether stop signals are held back, as in the rank of a launcher, until they can be answered.

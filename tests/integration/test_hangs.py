@@ -255,11 +255,22 @@ def _runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+def _would_die(pid: int, number: int) -> bool:
+    """Whether a thread of a process neither holds a signal back nor ignores it, nor has a handler."""
+    bit = 1 << (number - 1)
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    assert texts, "it has ended"
+    masks = [
+        [int(mask, 16) for mask in re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*(\w+)", text, re.MULTILINE)] for text in texts
+    ]
+    return any(not any(mask & bit for mask in of_thread) for of_thread in masks)
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_wandbs_service_survives_what_slurm_sends_to_every_process(make_run, tmp_path, number):
     process, services = tracked(make_run, "tracked", tmp_path)
+    assert not [service for service in services if _would_die(service.pid, number)]
     members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    assert {service.pid for service in services} <= {member.pid for member in members}
     for member in sorted(members, key=lambda member: member not in services):  # while the rank still waits
         with contextlib.suppress(psutil.NoSuchProcess):
             member.send_signal(number)

@@ -35,7 +35,7 @@ def started(runs: RunMaker, hold: Hold, **environment: str) -> Iterator[subproce
 @pytest.mark.long
 def test_an_old_attempt_that_wakes_up_cannot_go_on_with_a_run_that_its_requeue_has(tmp_path, corpus):
     runs = RunMaker(tmp_path, corpus)
-    runs.complete("golden", *RUN)
+    runs.train("golden", *RUN)
     holds = [Hold(tmp_path, name, step=step) for name, step in (("old", 40), ("new", 45))]
     with started(runs, holds[0], SLURM_JOB_ID="77") as old:
         runs.wait_for_step("ours", 30, old)

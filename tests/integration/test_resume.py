@@ -58,7 +58,7 @@ def assert_uninterrupted(make_run: RunMaker, name: str) -> None:
 def golden(tmp_path_factory, corpus):
     """An uninterrupted run, and a maker of others beside it."""
     maker = RunMaker(tmp_path_factory.mktemp("resume"), corpus)
-    maker.complete("golden")
+    maker.train("golden")
     return maker
 
 
@@ -166,14 +166,14 @@ def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_pat
 
 @pytest.mark.long
 def test_another_world_size_sees_the_same_samples(golden):
-    golden.complete("three", "train.stop_after=40", ranks=3)
+    golden.train("three", "train.stop_after=40", ranks=3)
     ours, reference = (read_audit(golden.folder(name).audit) for name in ("three", "golden"))
     assert [(row.digest, row.tokens) for row in ours] == [(row.digest, row.tokens) for row in reference[:40]]
 
 
 @pytest.mark.long
 def test_zero_3_with_recomputed_blocks_and_validation_trains_the_same(golden):
-    output = golden.complete(
+    output = golden.train(
         "zero3",
         "train.stop_after=12",
         "engine={zero_stage: 3, activation_checkpointing: full}",

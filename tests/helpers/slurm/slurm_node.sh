@@ -5,7 +5,7 @@
 #   crash NODE     power loss: the cable first, then all its processes; peers hear nothing (simple mode: as killall)
 #   killall NODE   all its processes die, the network stays up: peers get resets
 #   kill-slurmd, stop-slurmd, start-slurmd NODE    only the node's slurmd; tasks live on
-#   reboot NODE    crash, 2 s, boot, resume; Slurm fails the node's jobs when it sees the new boot time
+#   reboot NODE    crash, 4 s, boot, resume; Slurm fails the node's jobs when it sees the new boot time
 #   resume NODE    waits until the node answers, and clears DOWN and DRAIN
 #   cut, heal NODE unplugs and replugs its cable (netns mode)
 #   exec NODE CMD  runs CMD on it          pids NODE  its processes, as the host numbers them
@@ -140,7 +140,8 @@ case $V in
     kill-slurmd) kill -9 $(slurmd_pid) ;;
     stop-slurmd) kill $(slurmd_pid) ;;
     start-slurmd) start_slurmd ;;
-    reboot) V=crash; end_node; sleep 2; [[ $MODE == simple ]] || make_node; start_slurmd; resume ;;
+    # A boot is told in whole seconds, up to two too early, and must be later than the last that Slurm has heard.
+    reboot) V=crash; end_node; sleep 4; [[ $MODE == simple ]] || make_node; start_slurmd; resume ;;
     resume) resume ;;
     cut) cable down ;;
     heal) cable up ;;

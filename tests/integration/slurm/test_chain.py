@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tests.helpers.runs import assert_same_folders
 from tests.helpers.slurm_runs import STEPS, on_two_ranks
 
@@ -15,7 +13,6 @@ def steps_of(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-@pytest.mark.timeout(1800)
 def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, golden):
     """164 s on two cores, beside another test. Seven starts of two ranks.
 

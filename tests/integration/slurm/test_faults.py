@@ -7,13 +7,10 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from tests.helpers.documents import read_blocks
 from tests.helpers.runs import assert_same_folders
 from tests.helpers.slurm_runs import STEPS, on_two_ranks
 
-pytestmark = pytest.mark.timeout(900)
 SRUN = ("--mode", "srun")
 """Without torchrun a start costs half."""
 

@@ -1,12 +1,9 @@
 """Whatever starts the ranks of a node, they train the same: srun, accelerate and deepspeed; others use torchrun."""
 
-import pytest
-
 from pretrain.rundir import RunDir
 from pretrain.tracking.audit import read_audit
 from tests.helpers.slurm_runs import SlurmRun, on_two_ranks
 
-pytestmark = pytest.mark.timeout(900)
 MODES = ("srun", "accelerate", "deepspeed")
 STEPS = 20
 

@@ -19,7 +19,6 @@ from tests.helpers.hostile_names import hostile_names
 from tests.helpers.runs import assert_same_folders
 from tests.helpers.slurm_runs import SITE, STEPS, SlurmRun, on_two_ranks
 
-pytestmark = pytest.mark.timeout(900)
 SECRETS = {
     name: f"canary{number}" * 5 for number, name in enumerate(("WANDB_API_KEY", "HF_TOKEN", "MY_LAB_SECRET", "OTHER"))
 }
@@ -103,7 +102,9 @@ def test_nodes_meet_over_ipv6_alone_and_at_another_port_where_the_first_is_in_us
     site.write_text(f"{SITE}interface: six\nsbatch: [--hold]\n")
     first = job.submit("--nodes", "2", "--mode", "srun", "train.stop_after=5")
     port, other, *_ = ports_of(str(first), 0)
-    listen = f"import socket, time; s = socket.create_server(('', {port})); print('ready', flush=True); time.sleep(900)"
+    listen = (
+        f"import signal, socket; s = socket.create_server(('', {port})); print('ready', flush=True); signal.pause()"
+    )
     command = ["slurm_node", "exec", "n1", sys.executable, "-c", listen]
     with subprocess.Popen(command, env=lab.env, stdout=subprocess.PIPE, text=True) as taken:
         try:
