@@ -162,7 +162,7 @@ class Attempts:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _prepare_launcher(parent: int, mask: set[signal.Signals]) -> None:
+def _prepare_launcher(parent: int, mask: set[int | signal.Signals]) -> None:
     """Runs in the launcher's process before its program."""
     die_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

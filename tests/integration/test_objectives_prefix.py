@@ -42,7 +42,9 @@ def train(warm: Warm, folder: Path, objective: str, *overrides: str) -> Path:
     return folder / "runs/run"
 
 
-@pytest.mark.parametrize("packing", ["concat", "bins", "padded"])
+@pytest.mark.parametrize(
+    "packing", ["concat", *(pytest.param(name, marks=pytest.mark.long) for name in ("bins", "padded"))]
+)
 @pytest.mark.parametrize(
     "objective", [PREFIX, pytest.param(MIXTURE, marks=pytest.mark.long)], ids=["prefix", "mixture"]
 )
