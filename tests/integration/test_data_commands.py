@@ -89,6 +89,7 @@ def test_verify_of_a_part_says_that_it_was_one(folder, warm):
     assert result.stdout.endswith("exactly once: yes, of the samples that were read\n")
 
 
+@pytest.mark.long
 def test_an_address_is_looked_at_as_the_folder_behind_it(folder, warm, tmp_path):
     with serve_folder(folder) as server:
         for words in (["verify", "--seq-len", "32"], ["show"], ["stats"]):

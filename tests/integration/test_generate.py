@@ -117,6 +117,7 @@ def test_what_makes_no_sense_is_one_line(models, warm, arguments, message):
     assert message in result.errors[0]
 
 
+@pytest.mark.long
 def test_a_reader_that_has_seen_enough_ends_it_quietly(models, tmp_path):
     options = ["--max-tokens", "4", "--batch-size", "2"]
     (tmp_path / "prompts").write_text("the cat\n" * 50_000)  # their texts are more than a pipe takes

@@ -78,6 +78,7 @@ def assert_done(process: subprocess.Popen, make_run: RunMaker) -> None:
     assert [row["step"] for row in read_rows(folder.metrics) if "loss" in row] == list(range(1, 13))
 
 
+@pytest.mark.long
 def test_a_launched_run_whose_readers_go_away_ends_as_if_they_had_stayed(start, make_run):
     (outputs, stdout), (errors, stderr) = os.pipe(), os.pipe()
     process, go_on = start(["launch", "local"], stdout, stderr)

@@ -107,6 +107,7 @@ def test_bad_steps_in_a_row_end_a_run_and_name_their_cause(runs, bad_samples):
     assert json.loads((runs.at("bad").path / "bad_step.json").read_text()) == told
 
 
+@pytest.mark.long
 def test_what_a_rollback_leaves_out_stays_out_through_any_number_of_starts(runs, bad_samples):
     runs.train("left", 4, **bad_samples)
     done = runs("rollback", "runs/left", "--to", "2", "--skip-samples", "13", "--json")

@@ -85,6 +85,7 @@ def test_after_a_rollback_any_number_of_ranks_sees_the_same_samples_in_any_numbe
 ZERO = "engine={{kind: deepspeed, zero_stage: {}}}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "engine"),
     [

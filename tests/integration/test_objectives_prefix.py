@@ -42,6 +42,7 @@ def train(warm: Warm, folder: Path, objective: str, *overrides: str) -> Path:
     return folder / "runs/run"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "packing", ["concat", *(pytest.param(name, marks=pytest.mark.long) for name in ("bins", "padded"))]
 )

@@ -21,6 +21,7 @@ from tests.integration import objective_workers as workers
 MODULE = "tests.integration.objective_workers"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "objective",
     [pytest.param(workers.PAIRS, marks=pytest.mark.long), workers.SPAN],

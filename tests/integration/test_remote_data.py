@@ -49,6 +49,7 @@ def test_data_that_is_not_at_its_address_is_refused_in_one_line(make_run, bucket
     assert f"{server.url}/nowhere" in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bucket_rows", [None, 8])
 def test_packed_rows_start_without_shards_other_than_the_next_ones(tmp_path, bucket_rows):
     sizes = [900 + 10 * number for number in range(90)]

@@ -104,6 +104,7 @@ def test_constraints_agree(lent):
     assert all(row.ended for row in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("penalty", "stop"), product(PENALTIES, STOPS))
 def test_beams_agree_whatever_the_penalty_and_the_stop(lent, penalty, stop):
     found = check_beams(lent, prompts_of(4), 20, ENDS, penalty, stop)

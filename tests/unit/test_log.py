@@ -266,6 +266,7 @@ def test_importing_it_loads_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.long
 def test_log_lines_of_a_real_deepspeed_import_stay_off_stdout(tmp_path: Path):
     done = run_python(
         """

@@ -72,6 +72,7 @@ def check_killed(saved: Path, size: int, victim: int, operation: Operation) -> N
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(saved, victim):
     operations = operations_of_a_save(saved, 2)[victim]

@@ -155,6 +155,7 @@ def damages(content: bytes, rng: random.Random, num_flips: int):
         yield bytes(flipped)
 
 
+@pytest.mark.long
 def test_every_truncation_and_any_flipped_bit_is_found_and_the_older_checkpoint_loaded(tmp_path, caplog):
     caplog.set_level("ERROR")
     old, new = save(tmp_path, 1, 2)

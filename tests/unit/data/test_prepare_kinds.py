@@ -166,6 +166,7 @@ def config_of(tmp_path, name, **changes):
     return prepare_config(tmp_path / name, [tmp_path / "in"], **{**options, **changes})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("rows", [7, 2**20])
 def test_of_equal_documents_the_first_of_the_input_stays(tmp_path, monkeypatch, processes, rows):
@@ -205,6 +206,7 @@ def prepare_folder(folder: str, name: str) -> None:
     prepare(config_of(Path(folder), name), processes=1)
 
 
+@pytest.mark.long
 def test_killed_while_duplicates_are_looked_for_and_started_again_it_gives_the_same_bytes(tmp_path):
     write_twice(tmp_path / "in", 200)
     num_writes = count_writes(prepare_folder, tmp_path, "whole")

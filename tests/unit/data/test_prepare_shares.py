@@ -52,6 +52,7 @@ def whole(tmp_path):
     return digests(tmp_path / "whole")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("of", "processes"), [(3, 1), (2, 2)])
 def test_shares_that_run_together_write_the_folder_of_a_single_run(tmp_path, whole, start, of, processes):
     children = [start("out", f"{number}/{of}", processes=processes) for number in range(of, 0, -1)]
@@ -61,6 +62,7 @@ def test_shares_that_run_together_write_the_folder_of_a_single_run(tmp_path, who
     assert digests(tmp_path / "out") == whole
 
 
+@pytest.mark.long
 def test_shares_that_are_killed_and_started_again_write_the_folder_of_a_single_run(tmp_path, whole, start):
     rng = random.Random(0)
     for _ in range(3):

@@ -227,6 +227,7 @@ for kind in KINDS:
 """
 
 
+@pytest.mark.long
 def test_training_gives_the_same_bytes_whatever_the_hash_seeds_and_threads():
     """The hash tables of `tokenizers` are seeded anew in each process."""
     outputs = []

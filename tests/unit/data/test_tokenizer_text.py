@@ -43,6 +43,7 @@ def test_unigram_round_trips_any_text_but_reads_one_character_as_a_space(text):
         assert tokenizer.decode(encode(tokenizer, text)) == text.replace("\u2581", " ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_every_character_round_trips(kind):
     characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000 and code != 0x2581]
@@ -112,6 +113,7 @@ def test_the_tokens_of_the_pieces_are_those_of_the_text(text, piece_chars):
         assert [number for piece in pieces for number in encode(tokenizer, piece)] == encode(tokenizer, text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", CUT)
 def test_no_character_that_normalizers_change_matters_across_a_cut(tokenizer):
     """All of them, and all that are not letters: before and after each of the places where a text is cut."""

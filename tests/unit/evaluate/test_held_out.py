@@ -128,6 +128,7 @@ def test_masked_loss_is_over_the_masks_of_the_seed_and_comes_again(folder):
     assert again.report.loss == pytest.approx(found.report.loss, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_model_folder_is_evaluated_by_its_shape(folder, tmp_path):
     average_checkpoints([folder / "t5"], 2, tmp_path / "mean")
     report = evaluate_held_out(tmp_path / "mean", Choice(data=(str(folder / "t5-data"),), seq_len=64))
@@ -230,6 +231,7 @@ def test_a_model_folder_needs_data(folder, tmp_path):
     assert open_what(tmp_path / "mean").run is None
 
 
+@pytest.mark.long
 def test_pairs_that_do_not_fit_are_counted(folder, tmp_path):
     data = write_pairs(tmp_path / "pairs", TEXTS)
     (found,) = evaluate_held_out(folder / "t5", Choice(data=(str(data),), seq_len=32, source_len=32)).losses

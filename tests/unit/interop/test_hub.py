@@ -74,6 +74,7 @@ def fetch(home: Path, url: str, *names: str, **environment: str):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_what_can_be_read_is_fetched_and_nothing_else(tmp_path):
     with Hub(REPOSITORIES, gated=("lab/gated",)) as hub:
         found = fetch(tmp_path, hub.url, *REPOSITORIES, "lab/nothing")

@@ -38,6 +38,7 @@ def test_an_intact_folder_is_counted(folder):
     assert found.token_sums.keys() == {"train", "validation"}
 
 
+@pytest.mark.long
 def test_a_flipped_bit_anywhere_in_any_file_is_found(folder):
     """Padding between members too: no CRC32 covers it, the sha256 of the tar does."""
     rng = random.Random(5)

@@ -45,6 +45,7 @@ def folders(tmp_path_factory):
     world_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     restarts=st.integers(0, 4),
 )  # fmt: skip
+@pytest.mark.long
 def test_every_order_of_every_kind_is_exactly_once(
     folders, kind, seq_len, source_len, lanes, block_samples, seed, world_sizes, restarts
 ):

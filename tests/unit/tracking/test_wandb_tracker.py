@@ -175,6 +175,7 @@ def test_a_service_that_hangs_delays_the_end_by_the_timeout_only(python):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_server_that_is_not_there_means_offline(python, tmp_path):
     done = python(
         """

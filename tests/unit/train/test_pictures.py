@@ -28,6 +28,7 @@ def drawing(model=DECODER, draws=True, reader=READER, **values) -> AttentionPict
     return AttentionPictures(AttentionConfig(**{"text": TEXT, **values}), 10, reader, model, draws=draws)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "values"),
     [(DECODER, {}), (ENCODER, {}), (TWO_STACKS, {"target": "bad"}), (TWO_STACKS, {"target": "bad", "kind": "self"})],

@@ -55,6 +55,7 @@ def test_the_hash_is_that_of_the_shards_as_numpy_reads_them(source):
     assert token_hash(join(read_documents(source / "out", index))) == facts(source / "out")["after"]
 
 
+@pytest.mark.long
 def test_output_is_the_same_bytes_for_one_and_two_processes(source):
     """Of mapped and of mapped and compressed sources alike."""
     writers.write_megatron(source / "m", [[document] for document in DOCUMENTS])

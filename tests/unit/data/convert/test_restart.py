@@ -89,6 +89,7 @@ def test_a_file_that_went_missing_is_made_again(source, victim):
     assert digests(source / "out") == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "rename"])
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "part-00001-0000", "part-00001.json", "conversion.json", "index.json"]
@@ -127,6 +128,7 @@ def test_a_file_that_cannot_be_read_for_now_loses_no_parts(source, monkeypatch):
     assert list((source / "out/parts").iterdir())
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_source(source):
     """One part of 40 MB passes through: a chunk as read and as checked, a member and what is written of it."""
     tokens = np.random.default_rng(0).integers(1, 280, 20 * 10**6, np.uint16)

@@ -30,6 +30,7 @@ from tests.helpers.servers import Fault, serve_folder, serve_s3
 from tests.helpers.waiting import wait_until
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.75, 10])
 def test_a_stream_over_http_is_that_of_the_folder(data, server, opened, tmp_path, share):
     limit = int(share * size_of(*train_shards(data)))
@@ -73,6 +74,7 @@ def test_the_stream_starts_anywhere(data, opened):
     assert digest_stream(open_stream(opened()), 212, 240) == digest_stream(open_stream(data[0]), 212, 240)
 
 
+@pytest.mark.long
 def test_ranks_with_threads_read_the_same_steps_through_one_small_cache(data, opened):
     plan = plan_batch(BatchConfig(global_tokens=24 * 16, seq_len=16, micro=3), 2)
     options = {"world_size": 2, "workers": 3, "prefetch": 6}
