@@ -26,7 +26,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from launch.command import rank_environment
-from pretrain.port import reserved_port
+from pretrain.utils.port import reserved_port
 
 MUST, AIM = 1.5, 1.1
 NUM_RANKS = 2

@@ -40,10 +40,10 @@ from benchmarks.common import Ratio, Timing, is_conclusive, measure, print_row, 
 from benchmarks.peers import Batches, split_rows, stack
 from pretrain.config.data import BatchPlan
 from pretrain.data.loader import TrainLoader
-from pretrain.data.shards import ShardWriter
 from pretrain.data.stream import TokenStream
-from pretrain.index import DataIndex, build_split
 from pretrain.objective.causal import causal_rows
+from pretrain.shards.index import DataIndex, build_split
+from pretrain.shards.writer import ShardWriter
 
 SEQ_LEN = 1024
 VOCAB_SIZE = 50_257

@@ -30,13 +30,13 @@ import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from pretrain.config.prepare import InputConfig
-from pretrain.data.inputs.listing import list_inputs, list_stdlib
-from pretrain.data.part import PARTS_DIR, PartSettings, load_record
-from pretrain.data.pool import run_parts
-from pretrain.data.readers.reader import Reader
-from pretrain.data.sources import InputFile, Part, plan_part_bytes, plan_parts
-from pretrain.data.split import SPLITS, parse_split
-from pretrain.data.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
+from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
+from pretrain.prepare.part import PARTS_DIR, PartSettings, load_record
+from pretrain.prepare.pool import run_parts
+from pretrain.prepare.readers.reader import Reader
+from pretrain.prepare.sources import InputFile, Part, plan_part_bytes, plan_parts
+from pretrain.prepare.split import SPLITS, parse_split
+from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
 
 VOCAB_SIZE = 8192
 RAW_BATCH_CHARS = 2**18

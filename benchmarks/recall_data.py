@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pretrain.data.shards import ShardWriter
-from pretrain.data.tokenizer import EOS, UNK, dump_tokenizer
-from pretrain.index import DataIndex, SplitIndex, build_split, write_index
+from pretrain.shards.index import DataIndex, SplitIndex, build_split, write_index
+from pretrain.shards.writer import ShardWriter
+from pretrain.tokenizer import EOS, UNK, dump_tokenizer
 
 DISTANCES = (16, 32, 64, 128, 256, 512)
 """In the middle of each class on a logarithmic scale."""

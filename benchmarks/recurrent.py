@@ -30,10 +30,10 @@ from pretrain.artifact import open_artifact
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.recurrent import AnyModelConfig, parse_model
-from pretrain.index import load_index
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.plan.params import count_parameters
+from pretrain.shards.index import load_index
 from pretrain.types import Batch
 
 TRANSFORMER = "transformer"

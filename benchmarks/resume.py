@@ -37,8 +37,8 @@ from benchmarks.loader import NUM_SHARDS, SEQ_LEN, cut_rows, write_ours, write_w
 from pretrain.config.data import BatchPlan
 from pretrain.data.loader import TrainLoader
 from pretrain.data.stream import TokenStream
-from pretrain.index import DataIndex
 from pretrain.objective.causal import causal_rows
+from pretrain.shards.index import DataIndex
 
 ROWS = 8
 POSITIONS = (10**3, 10**6, 10**9)

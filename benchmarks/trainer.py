@@ -34,9 +34,9 @@ import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, print_row, ratio
 from benchmarks.trainer_ours import BLOCK_STEPS, COMPARED_STEPS, RANKS, SIZES
-from pretrain.data.shards import ShardWriter
-from pretrain.data.tokenizer import dump_tokenizer, train_bpe
-from pretrain.index import DataIndex, build_split, write_index
+from pretrain.shards.index import DataIndex, build_split, write_index
+from pretrain.shards.writer import ShardWriter
+from pretrain.tokenizer import dump_tokenizer, train_bpe
 from tests.helpers.ranks import run_in_ranks
 
 VOCAB_SIZE = 8192

@@ -13,8 +13,8 @@ from benchmarks.trainer_peers import BareLoop, build_peers, forget_accelerate
 from pretrain import dist
 from pretrain.data.loader import StepBatch
 from pretrain.dist import World
-from pretrain.log import quiet_libraries, setup_logging
 from pretrain.types import Batch
+from pretrain.utils.log import quiet_libraries, setup_logging
 
 
 def run_job(world: World, size: str, stage: int, folder: str, rounds: int) -> dict[str, Any]:

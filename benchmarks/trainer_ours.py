@@ -12,9 +12,10 @@ from typing import Any
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
-from pretrain.control import Progress, StopFlag
 from pretrain.data.loader import StepBatch
 from pretrain.dist import World
+from pretrain.run.progress import Progress
+from pretrain.run.stop import StopFlag
 from pretrain.tracking.audit import read_audit
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run

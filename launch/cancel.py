@@ -17,9 +17,9 @@ from launch.slurm_tools import ask
 from launch.spec import load_spec, new_chain, rewrite_spec
 from launch.submit import submit
 from pretrain.errors import LaunchError
-from pretrain.io import write_file
-from pretrain.lease import refuse_if_owned
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.run.lease import refuse_if_owned
+from pretrain.utils.io import write_file
 
 POLL_S = 1.0
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.spec import LaunchSpec
-from pretrain.io import write_file
+from pretrain.utils.io import write_file
 
 LIMIT_S = 120.0
 TRIED_OUT = {"hostname", "interfaces", "loopback"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from launch.outcome import describe_failure, find_cause, job_code
 from pretrain.errors import EXIT_UNAVAILABLE, DiskError
-from pretrain.io import make_dir, write_json
+from pretrain.utils.io import make_dir, write_json
 
 
 @dataclass(frozen=True, slots=True)

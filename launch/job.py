@@ -7,7 +7,7 @@
     SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
 
 A requeue ends the job at once, so it comes last, when all is committed. While the controller is away it is repeated.
-Not here: what a rank does about a signal (pretrain/control/stop.py).
+Not here: what a rank does about a signal (pretrain/run/stop.py).
 """
 
 import contextlib
@@ -40,8 +40,8 @@ from launch.start import (
     was_cancelled,
 )
 from pretrain.errors import EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, LaunchError, PretrainError
-from pretrain.io import make_dir, remove_tree, write_file
-from pretrain.streams import guard_streams
+from pretrain.utils.io import make_dir, remove_tree, write_file
+from pretrain.utils.streams import guard_streams
 
 POLL_S = 0.1
 READY_S = 120.0

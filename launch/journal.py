@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pretrain.io import append_line, make_dir
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import append_line, make_dir
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
 

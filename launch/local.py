@@ -26,10 +26,10 @@ from launch.command import rank_command, rank_environment
 from launch.janitor import Janitor, end_group
 from launch.outcome import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
-from pretrain.io import make_dir
-from pretrain.orphan import die_with
-from pretrain.port import reserved_port
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import make_dir
+from pretrain.utils.orphan import die_with
+from pretrain.utils.port import reserved_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_S = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pretrain.errors import ConfigError
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 
 POLL_S = 0.5
 ASK_S = 5.0

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 
-from pretrain.interfaces import interface_addresses, usable_addresses
+from pretrain.utils.interfaces import interface_addresses, usable_addresses
 
 
 def own_addresses(interface: str | None = None) -> list[str]:

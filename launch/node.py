@@ -22,7 +22,7 @@ from launch.network import interface_of, route_to
 from launch.rank import HELD_BACK, run_rank
 from launch.spec import LaunchSpec, load_spec
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
-from pretrain.streams import guard_streams
+from pretrain.utils.streams import guard_streams
 
 
 def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:

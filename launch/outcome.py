@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, PretrainError
-from pretrain.rundir import RunDir, end_attempt
+from pretrain.run.folder import RunDir, end_attempt
 
 QUOTED_LINES = 20
 

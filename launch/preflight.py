@@ -12,15 +12,15 @@ from pretrain.config.load import load_config
 from pretrain.config.resumption import check_config, fill_from
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
-from pretrain.index.dataset import check_local
-from pretrain.lease import refuse_if_owned
 from pretrain.plan.calibration import find_calibration
 from pretrain.plan.cluster import Cluster, find_gpu
 from pretrain.plan.course import parse_time
 from pretrain.plan.fits import Problem, check_fits
 from pretrain.plan.layout import known_model
 from pretrain.plan.params import count_parameters
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.run.lease import refuse_if_owned
+from pretrain.shards.dataset import check_local
 
 MIN_SIGNAL_S = 60
 MARGIN_S = 30

@@ -20,8 +20,8 @@ from typing import BinaryIO
 from launch.exits import note_rank
 from launch.outcome import last_error
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
-from pretrain.orphan import die_with
-from pretrain.streams import guard_streams
+from pretrain.utils.orphan import die_with
+from pretrain.utils.streams import guard_streams
 
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Blocked from the launcher on, until the rank can answer them: Slurm sends its signals to every process of a step."""

@@ -22,8 +22,8 @@ from launch.journal import mark_of_cancel, newest_step, read_journal
 from launch.queue import Job, find_jobs
 from launch.starts import job_of, merge_starts
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
-from pretrain.lease.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
 
 MAX_DEPTH = 4
 """How deep below a folder runs are looked for."""

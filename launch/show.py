@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.runs import RunFacts
-from pretrain.plan.units import count, span
+from pretrain.utils.units import count, span
 
 WIDE = 110
 """From so many columns on, reasons stand in the table; below, under it."""

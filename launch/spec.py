@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from launch.site import SiteConfig
 from pretrain.config.base import Section
 from pretrain.errors import ConfigError
-from pretrain.io import make_dir, write_file
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import make_dir, write_file
 
 MAX_IDLE_RESTARTS = 3
 Mode = Literal["torchrun", "srun", "accelerate", "deepspeed"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from launch.slurm_tools import host_names
 from launch.spec import LaunchSpec
 from pretrain.errors import ConfigError, LaunchError, PretrainError
-from pretrain.rundir import end_attempt, slurm_facts
+from pretrain.run.folder import end_attempt, slurm_facts
 
 
 @dataclass(frozen=True, slots=True)

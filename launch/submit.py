@@ -6,8 +6,8 @@ from launch.journal import append_row, mark_of_cancel
 from launch.site import EXPORTED, slurm_folder
 from launch.slurm_tools import submit_job
 from launch.spec import LaunchSpec
-from pretrain.io import make_dir, write_json
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import make_dir, write_json
 
 """File in the launch folder that keeps a job from coming back."""
 

@@ -17,8 +17,8 @@ from pretrain.checkpoint.average import MeanReader
 from pretrain.checkpoint.layout import MANIFEST, MODEL_FILE, list_checkpoints, step_of
 from pretrain.checkpoint.weights import write_weights
 from pretrain.errors import CheckpointError, ConfigError, DataError
-from pretrain.io import make_dir, new_folder, write_file, write_json
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import make_dir, new_folder, write_file, write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import re
 
 from tokenizers import Tokenizer, models
 
-from pretrain.data.tokenizer import nameable_tokens, special_tokens_of
+from pretrain.tokenizer import nameable_tokens, special_tokens_of
 
 
 class PlainCodec:

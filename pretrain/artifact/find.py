@@ -5,8 +5,8 @@ from pathlib import Path
 from pretrain.checkpoint.best import read_best
 from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest, step_name
 from pretrain.errors import CheckpointError
-from pretrain.rundir import RunDir
-from pretrain.verify import check_file
+from pretrain.run.folder import RunDir
+from pretrain.utils.checksum import check_file
 
 
 def is_release(what: Path) -> bool:

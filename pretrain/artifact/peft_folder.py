@@ -21,7 +21,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.family import Family
-from pretrain.io import new_folder, write_file, write_json
+from pretrain.utils.io import new_folder, write_file, write_json
 
 _TASKS = {"decoder": "CAUSAL_LM", "encoder+decoder": "SEQ_2_SEQ_LM", "encoder": None}
 

@@ -30,8 +30,8 @@ from pretrain.interop.labels import WORDS, labelled_by
 from pretrain.interop.read import Release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import Written, write_release
-from pretrain.io import make_dir, new_folder, write_file, write_json
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils.io import make_dir, new_folder, write_file, write_json
+from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
 

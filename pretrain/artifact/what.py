@@ -22,13 +22,13 @@ from pretrain.checkpoint.weights import WeightReader
 from pretrain.config.load import load_config
 from pretrain.config.model import SpecialTokens
 from pretrain.config.recurrent import AnyModelConfig, parse_model
-from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import CheckpointError, DataError
 from pretrain.generate.codec import Codec
 from pretrain.interop.generation import GenerationDefaults, load_generation_defaults, read_generation_defaults
 from pretrain.interop.read import open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.tokenizer import load_tokenizer
 
 FORMAT = 1
 TOKENIZER_FOLDER = "tokenizer"

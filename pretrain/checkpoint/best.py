@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pretrain.checkpoint.layout import MANIFEST, step_name, step_of
 from pretrain.errors import DiskError
-from pretrain.io import write_json
+from pretrain.utils.io import write_json
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from pretrain.errors import CheckpointError
-from pretrain.io import write_chunks
 from pretrain.types import Fragment
-from pretrain.verify import FileRecord
+from pretrain.utils.checksum import FileRecord
+from pretrain.utils.io import write_chunks
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.io import json_bytes, rename_dir
-from pretrain.verify import FileRecord
+from pretrain.utils.checksum import FileRecord
+from pretrain.utils.io import json_bytes, rename_dir
 
 SCHEMA = 1
 MANIFEST = "manifest.json"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pretrain.errors import DiskError
-from pretrain.io import remove_dir, remove_tree
+from pretrain.utils.io import remove_dir, remove_tree
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -33,9 +33,9 @@ from pretrain.checkpoint.visible import wait_for_folder
 from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.io import make_dir
 from pretrain.types import FragmentStore
-from pretrain.verify import check_file
+from pretrain.utils.checksum import check_file
+from pretrain.utils.io import make_dir
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.errors import DiskError
-from pretrain.io import write_file
+from pretrain.utils.io import write_file
 
 
 def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> str | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from pretrain.checkpoint.best import BestKeeper
 from pretrain.checkpoint.layout import list_checkpoints, load_manifest, step_of
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.io import remove_dir
-from pretrain.verify import check_file
+from pretrain.utils.checksum import check_file
+from pretrain.utils.io import remove_dir
 
 log = logging.getLogger(__name__)
 

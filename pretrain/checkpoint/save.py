@@ -30,8 +30,8 @@ from pretrain.checkpoint.visible import wait_until_visible
 from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
-from pretrain.io import make_dir, publish_dir, remove_tree, write_json
-from pretrain.verify import FileRecord, check_file
+from pretrain.utils.checksum import FileRecord, check_file
+from pretrain.utils.io import make_dir, publish_dir, remove_tree, write_json
 
 log = logging.getLogger(__name__)
 

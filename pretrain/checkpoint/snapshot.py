@@ -8,7 +8,7 @@ from pretrain.checkpoint.fragments import piece_key, write_pieces
 from pretrain.checkpoint.host_copy import HostCopy
 from pretrain.errors import CheckpointError
 from pretrain.types import FragmentStore
-from pretrain.verify import FileRecord
+from pretrain.utils.checksum import FileRecord
 
 
 class Snapshot:

@@ -14,9 +14,9 @@ from torch import Tensor
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest
 from pretrain.checkpoint.state import TrainState
-from pretrain.io import write_json
 from pretrain.types import Fragment
-from pretrain.verify import FileRecord
+from pretrain.utils.checksum import FileRecord
+from pretrain.utils.io import write_json
 
 MAX_FILE_BYTES = 5 * 10**9
 

@@ -29,9 +29,9 @@ def attention_command(
     from pretrain.artifact import open_artifact
     from pretrain.artifact.normalize import find_normalize
     from pretrain.artifact.what import open_what
-    from pretrain.data.normalize import build_normalizers
+    from pretrain.attention_maps.text import Request, see_attention
     from pretrain.errors import ConfigError
-    from pretrain.report.attention_text import Request, see_attention
+    from pretrain.prepare.normalize import build_normalizers
 
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --out x.png, or --json")

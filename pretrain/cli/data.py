@@ -41,9 +41,9 @@ def verify_command(
     """
     import json
 
-    from pretrain.report.data_course import Order
-    from pretrain.report.data_progress import show_progress
-    from pretrain.report.data_verify import parse_world_sizes, print_proof, proof_facts, verify
+    from pretrain.datacheck.course import Order
+    from pretrain.datacheck.progress import show_progress
+    from pretrain.datacheck.verify import parse_world_sizes, print_proof, proof_facts, verify
 
     order = Order(seq_len, source_len, packing, lanes, block_samples, seed)
     sizes = parse_world_sizes(world_sizes)
@@ -82,9 +82,9 @@ def show_command(
     """
     import json
 
-    from pretrain.report.data_setup import Choice
-    from pretrain.report.data_show import show
-    from pretrain.report.data_show_text import print_rows
+    from pretrain.datacheck.setup import Choice
+    from pretrain.datacheck.show import show
+    from pretrain.datacheck.show_text import print_rows
 
     choice = Choice(position, rows, split, source, objective, seq_len, source_len, packing, seed)
     shown = show(what, overrides or [], choice)
@@ -108,10 +108,10 @@ def stats_command(
     """
     import json
 
-    from pretrain.report.data_progress import show_progress
-    from pretrain.report.data_stats import count_data
-    from pretrain.report.data_stats_figure import check_picture, draw_stats
-    from pretrain.report.data_stats_text import print_stats, stats_facts
+    from pretrain.datacheck.progress import show_progress
+    from pretrain.datacheck.stats import count_data
+    from pretrain.datacheck.stats_figure import check_picture, draw_stats
+    from pretrain.datacheck.stats_text import print_stats, stats_facts
 
     if out is not None:
         check_picture(out)

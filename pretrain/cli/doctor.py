@@ -108,8 +108,8 @@ def _calibrate(asked: "Asked", gpu: str | None, output: Path | None, as_json: bo
 
     from pretrain.doctor.calibrate import calibrate, describe
     from pretrain.drill.progress import show_progress
-    from pretrain.io import remove_dir
     from pretrain.plan.calibration import calibration_folder, save_calibration
+    from pretrain.utils.io import remove_dir
 
     try:
         with show_progress() as progress:

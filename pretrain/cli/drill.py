@@ -39,7 +39,7 @@ def drill_command(
     from pretrain.drill.plan import Target
     from pretrain.drill.progress import show_progress
     from pretrain.errors import EXIT_RESUME_ME
-    from pretrain.index.dataset import check_local
+    from pretrain.shards.dataset import check_local
 
     if target not in get_args(Target):
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")

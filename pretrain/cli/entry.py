@@ -13,7 +13,7 @@ import typer
 from pretrain.cli.commands import app
 from pretrain.cli.options import UsageError
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
-from pretrain.streams import discard_refused_stdout
+from pretrain.utils.streams import discard_refused_stdout
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def _show_usage(error: Any) -> int:
 
 
 def _show(error: PretrainError, rank: int) -> None:
-    from pretrain.log import redact
+    from pretrain.utils.log import redact
 
     if os.environ.get("PRETRAIN_DEBUG"):
         import traceback
@@ -83,7 +83,7 @@ def _show_unexpected(error: Exception, rank: int) -> int:
     """A traceback: it is our bug."""
     import traceback
 
-    from pretrain.log import redact
+    from pretrain.utils.log import redact
 
     print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: rank {rank}: this is a bug in pretrain ({type(error).__name__})", file=sys.stderr)

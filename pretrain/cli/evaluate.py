@@ -119,7 +119,7 @@ def evaluate_command(
 
 def _keep(report: Any, settings: dict[str, Any]) -> None:
     """Keeps what was found of a run in its folder."""
-    from pretrain.evaluate.kept import keep_evaluation
+    from pretrain.evaluate.evaluation_log import keep_evaluation
 
     if report.subject is not None:
         keep_evaluation(report.subject, report.data, settings, report.facts())

@@ -20,7 +20,7 @@ def import_command(
     from dataclasses import asdict
 
     from pretrain.artifact.transfer import import_model
-    from pretrain.report.describe import print_facts
+    from pretrain.inspect.describe import print_facts
 
     imported = import_model(source, out)
     print_facts({"kind": "model", "path": str(out), **asdict(imported)}, as_json)
@@ -45,7 +45,7 @@ def export_command(
 
     from pretrain.artifact.peft_folder import export_adapter
     from pretrain.artifact.transfer import export_model
-    from pretrain.report.describe import print_facts
+    from pretrain.inspect.describe import print_facts
 
     if adapter:
         exported = export_adapter(what, out, family=family)

@@ -34,10 +34,10 @@ def generate_command(
     from pretrain.artifact import open_artifact
     from pretrain.artifact.normalize import find_normalize
     from pretrain.artifact.what import open_what
-    from pretrain.data.normalize import build_normalizers
     from pretrain.generate.command import run_generate
     from pretrain.generate.options import Options
     from pretrain.generate.prompts import find_prompts
+    from pretrain.prepare.normalize import build_normalizers
 
     options = Options(max_tokens, temperature, top_k, top_p, beams, length_penalty, early_stopping, n_best)
     prompts = find_prompts(prompt or [], file)

@@ -19,6 +19,6 @@ def inspect_command(
 
     Example: pretrain inspect runs/quickstart --verify
     """
-    from pretrain.report.inspect import Asked, inspect
+    from pretrain.inspect.inspect import Asked, inspect
 
     inspect(path, Asked(verify, tensors, stats, as_json))

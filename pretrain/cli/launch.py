@@ -28,10 +28,10 @@ def launch_local_command(
     from launch.local import launch_local
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
-    from pretrain.index.dataset import check_local
-    from pretrain.lease import refuse_if_owned
-    from pretrain.rundir import RunDir
-    from pretrain.streams import discard_refused_stdout
+    from pretrain.run.folder import RunDir
+    from pretrain.run.lease import refuse_if_owned
+    from pretrain.shards.dataset import check_local
+    from pretrain.utils.streams import discard_refused_stdout
 
     discard_refused_stdout()
     loaded = load_config(config, overrides or [])

@@ -42,7 +42,7 @@ def logs_command(
     """
     from launch import logs
     from launch.runs import read_run
-    from pretrain.rundir import RunDir
+    from pretrain.run.folder import RunDir
 
     folder = RunDir(_checked(run))
     path = logs.find_log(folder, rank)
@@ -64,7 +64,7 @@ def cancel_command(
     Example: pretrain launch cancel runs/quickstart
     """
     from launch.cancel import cancel
-    from pretrain.streams import discard_refused_stdout
+    from pretrain.utils.streams import discard_refused_stdout
 
     discard_refused_stdout()  # a job is cancelled to the end, also where the terminal has gone
     cancel(_checked(run), grace, typer.echo)

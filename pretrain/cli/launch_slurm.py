@@ -39,7 +39,7 @@ def launch_slurm_command(
     from launch.site import load_site
     from pretrain.config.load import load_config
     from pretrain.errors import ConfigError
-    from pretrain.log import setup_logging
+    from pretrain.utils.log import setup_logging
 
     setup_logging(rank=0, world_size=1)
     if mode not in MODES:

@@ -98,9 +98,9 @@ def _cluster(
 
 def _stored(config: "RunConfig") -> "Stored | None":
     """Returns what the indexes of local shard folders say; None where one is not there, or is an address."""
-    from pretrain.index import INDEX_NAME, TOKEN_BYTES
-    from pretrain.index.dataset import open_dataset
     from pretrain.plan.supply import Stored
+    from pretrain.shards.dataset import open_dataset
+    from pretrain.shards.index import INDEX_NAME, TOKEN_BYTES
 
     paths = config.data.paths
     if any("://" in path or not (Path(path) / INDEX_NAME).is_file() for path in paths):

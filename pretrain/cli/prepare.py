@@ -36,9 +36,9 @@ def prepare_command(
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
     from pretrain.config.load_prepare import load_prepare, short_prepare
-    from pretrain.data.prepare_command import run_prepare
-    from pretrain.log import setup_logging
-    from pretrain.streams import discard_refused_stdout
+    from pretrain.prepare.prepare_command import run_prepare
+    from pretrain.utils.log import setup_logging
+    from pretrain.utils.streams import discard_refused_stdout
 
     discard_refused_stdout()  # the result is on the disk
     setup_logging(rank=0, world_size=1)
@@ -72,8 +72,8 @@ def _convert(
     system: str, output: Path | None, inputs: list[str], tokenizer: str | None, split: str | None, processes: int | None
 ) -> str:
     """Re-shards the tokens of another system; returns what to say of it."""
-    from pretrain.data.convert.job import ConvertOptions
-    from pretrain.data.prepare_command import run_convert
+    from pretrain.prepare.convert.job import ConvertOptions
+    from pretrain.prepare.prepare_command import run_convert
 
     if output is None or tokenizer is None or not inputs:
         raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")

@@ -21,10 +21,10 @@ def report_command(
 
     from launch.journal import read_journal
     from launch.starts import merge_starts
-    from pretrain.plan.units import size
-    from pretrain.report.run_page import write_report
-    from pretrain.report.run_read import label_runs, read_run_data
-    from pretrain.rundir import RunDir
+    from pretrain.report.page import write_report
+    from pretrain.report.read import label_runs, read_run_data
+    from pretrain.run.folder import RunDir
+    from pretrain.utils.units import size
 
     records = [RunDir(folder).read_record() for folder in folders]
     labels = label_runs([str(record["name"]) for record in records], folders)

@@ -23,16 +23,16 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
 
     Example: pretrain train configs/run/quickstart.yaml engine.kind=single engine.zero_stage=0
     """
-    from pretrain.control import StopFlag
-    from pretrain.streams import discard_refused_stdout
+    from pretrain.run.stop import StopFlag
+    from pretrain.utils.streams import discard_refused_stdout
 
     discard_refused_stdout()
     stop = StopFlag()
     stop.install()  # before what takes seconds to import
     from pretrain.config.load import load_config
     from pretrain.dist import read_world
-    from pretrain.lease import refuse_if_owned
-    from pretrain.rundir import RunDir
+    from pretrain.run.folder import RunDir
+    from pretrain.run.lease import refuse_if_owned
 
     world = read_world()
     loaded = load_config(config, overrides or [])

@@ -19,10 +19,10 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from pretrain.data.bins import Bins, pack_documents, pack_pairs, separate_documents, separate_pairs
-from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
 from pretrain.errors import DiskError
-from pretrain.index import ShardIndex
-from pretrain.io import make_dir, write_file
+from pretrain.shards.index import ShardIndex
+from pretrain.shards.shard_set import MAX_OPEN_SHARDS, ShardSet
+from pretrain.utils.io import make_dir, write_file
 
 BINS_DIR = "bins"
 FETCHED_AT_ONCE = 16

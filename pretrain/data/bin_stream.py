@@ -18,11 +18,11 @@ from pretrain.data.buckets import BucketOrder
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Lookahead
 from pretrain.data.order import SampleOrder, shard_order
-from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DataError
-from pretrain.index import LABELLED
 from pretrain.rows import IGNORE_INDEX, PairRows, TokenRows
+from pretrain.shards.index import LABELLED
+from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.shard_set import ShardSet
 
 EPOCHS_KEPT = 4
 

@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from pretrain.data.remote.store import UnavailableError
-from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import ShardSet
 from pretrain.errors import DataError
 from pretrain.rows import PairRows, TokenRows
+from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.store import UnavailableError
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ halves of a digest, `join64` puts their sums together.
 
 import numpy as np
 
-from pretrain.draw import mix64
+from pretrain.utils.rng import mix64
 
 
 def digest_rows(sample_ids: np.ndarray, rows: np.ndarray) -> int:

@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from pretrain.data.order import SampleOrder
-from pretrain.data.remote.store import ShardStore
-from pretrain.index import SplitIndex
+from pretrain.shards.index import SplitIndex
+from pretrain.shards.store import ShardStore
 
 AHEAD_SHARDS = 32
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Generic, TypeVar
 
-from pretrain.data.remote.store import WaitStoppedError
+from pretrain.shards.store import WaitStoppedError
 
 Item = TypeVar("Item")
 

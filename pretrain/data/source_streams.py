@@ -19,13 +19,13 @@ from pretrain.data.damage import DamagePolicy
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_end import Ending, end_sources
 from pretrain.data.mixture_stream import MixtureStream
-from pretrain.data.remote.store import ShardStore, open_store
-from pretrain.data.shard_set import ShardSet
 from pretrain.data.stream import TokenStream
 from pretrain.errors import ConfigError
-from pretrain.index import DataIndex
-from pretrain.index.dataset import Dataset
 from pretrain.rows import PairRows, TokenRows
+from pretrain.shards.dataset import Dataset
+from pretrain.shards.index import DataIndex
+from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.store import ShardStore, open_store
 
 TOO_LONG = {
     "pairs": "pairs are longer than batch.source_len or batch.seq_len, and left out",

@@ -18,12 +18,12 @@ import numpy as np
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead
 from pretrain.data.order import SampleOrder, shard_order
-from pretrain.data.remote.store import ShardStore
-from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import MAX_OPEN_SHARDS, ShardSet
 from pretrain.errors import DataError
-from pretrain.index import DataIndex
 from pretrain.rows import TokenRows
+from pretrain.shards.index import DataIndex
+from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.shard_set import MAX_OPEN_SHARDS, ShardSet
+from pretrain.shards.store import ShardStore
 
 EPOCHS_KEPT = 4
 

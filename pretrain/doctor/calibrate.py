@@ -25,7 +25,7 @@ from pretrain.plan.cluster import Cluster, find_gpu
 from pretrain.plan.gpus import GPUS, Gpu, name_of_device
 from pretrain.plan.layout import Layout, task_of
 from pretrain.plan.rate import predict_rate
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 
 _STEPS = 12
 _MEASURED_WITHIN_S = 600.0

@@ -7,7 +7,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from pretrain.doctor.check import Check, Status
-from pretrain.interfaces import usable_addresses
+from pretrain.utils.interfaces import usable_addresses
 
 RESOLVE_WITHIN_S = 3.0
 

@@ -19,9 +19,9 @@ from pretrain.doctor.selftest_job import kill_in_job, say_done, wait_for_others
 from pretrain.doctor.small import Asked, small_overrides
 from pretrain.doctor.trial import Trial, end_of, rank_environment, run_command, start_command
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
-from pretrain.io import remove_dir
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import AuditRow, read_audit
+from pretrain.utils.io import remove_dir
 
 STEPS = 4
 DRILL_STEPS, DRILL_EVERY = 8, 2

@@ -15,9 +15,9 @@ from pretrain.doctor.check import Check
 from pretrain.doctor.small import Asked
 from pretrain.doctor.trial import WITHIN_S, end_of, rank_environment, start_command
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK
-from pretrain.io import write_file
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare
+from pretrain.utils.io import write_file
 
 STEPS, EVERY, KILL_AT = 24, 4, 9
 DONE_WITHIN_S = 120.0

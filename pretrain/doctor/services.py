@@ -12,7 +12,7 @@ from pretrain.config.data import DataConfig
 from pretrain.config.tracking import TrackingConfig
 from pretrain.doctor.check import Check
 from pretrain.errors import EXIT_DATA, PretrainError
-from pretrain.log import WANDB_HOST
+from pretrain.utils.log import WANDB_HOST
 
 REACH_WITHIN_S = 5.0
 _FIRST_BYTES = 4096
@@ -40,7 +40,7 @@ def check_data(data: DataConfig, *, is_quick: bool) -> list[Check]:
 
 def _look_at_folder(folder: Path) -> str:
     """Checks index and sizes, and reads the first bytes of each shard. Raises: DataError, OSError."""
-    from pretrain.index import check_shards, load_index
+    from pretrain.shards.index import check_shards, load_index
 
     index = load_index(folder)
     check_shards(folder, index)

@@ -17,8 +17,8 @@ from typing import Any
 from pretrain import dist
 from pretrain.dist import World
 from pretrain.errors import EXIT_OK, LaunchError, PretrainError
-from pretrain.port import reserved_port
-from pretrain.streams import guard_streams
+from pretrain.utils.port import reserved_port
+from pretrain.utils.streams import guard_streams
 
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.log import redact
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.log import redact
 
 WITHIN_S = 1800.0
 

@@ -15,7 +15,7 @@ from typing import Any
 import pretrain
 from pretrain.doctor.check import Check
 from pretrain.errors import LaunchError
-from pretrain.rundir import package_versions
+from pretrain.run.folder import package_versions
 
 UNCOMPARED = frozenset({"wandb"})
 """Rank 0 alone uses it."""

@@ -20,8 +20,8 @@ from pretrain.drill.plan import Kill
 from pretrain.drill.processes import MARK, find_ranks, kill, marked, wait_until_gone
 from pretrain.drill.watch import Watch, last_row, newest_step
 from pretrain.errors import EXIT_OK
-from pretrain.io import make_dir
-from pretrain.orphan import die_with
+from pretrain.utils.io import make_dir
+from pretrain.utils.orphan import die_with
 
 POLL_S = 0.004
 GONE_WITHIN_S = 10.0

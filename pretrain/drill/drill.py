@@ -22,7 +22,7 @@ from pretrain.drill.progress import Progress
 from pretrain.drill.verdict import Verdict, judge
 from pretrain.drill.watch import newest_step
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, LaunchError
-from pretrain.io import remove_dir, write_file
+from pretrain.utils.io import remove_dir, write_file
 
 EVERY_STEPS = 5
 MAX_MISSES = 3

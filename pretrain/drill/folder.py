@@ -12,8 +12,8 @@ from typing import Any
 
 from pretrain.drill.plan import Target
 from pretrain.errors import ConfigError
-from pretrain.io import make_dir, write_json
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import make_dir, write_json
 
 GOLDEN, KILLED = "golden", "killed"
 

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pretrain.drill.folder import DrillFolder
-from pretrain.lease.owner import find_owner, highest_number, path_of
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.run.owner import find_owner, highest_number, path_of
 
 SHARED_MEMORY = Path("/dev/shm")
 CACHES = ("torchinductor_", "triton", "torch_extensions")

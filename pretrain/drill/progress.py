@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from pretrain.log import stderr_console
+from pretrain.utils.log import stderr_console
 
 
 class Progress:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pretrain.checkpoint.layout import list_checkpoints, step_of
 from pretrain.errors import ConfigError
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 
 _TAIL_BYTES = 4096
 

@@ -12,7 +12,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.deepspeed_config import deepspeed_config
 from pretrain.errors import ConfigError, LaunchError
-from pretrain.log import quiet_libraries
+from pretrain.utils.log import quiet_libraries
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

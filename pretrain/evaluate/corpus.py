@@ -19,14 +19,14 @@ from pretrain.config.recurrent import AnyModelConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import ValidationLoader
 from pretrain.data.source_streams import open_stores, open_windows
-from pretrain.data.tokenizer import load_tokenizer, parse_tokenizer
 from pretrain.errors import ConfigError, DataError
-from pretrain.evaluate.kept import Data
+from pretrain.evaluate.evaluation_log import Data
 from pretrain.evaluate.labels import check_labels
-from pretrain.index import DataIndex, data_hash
-from pretrain.index.dataset import open_dataset
 from pretrain.objective import build_rows
-from pretrain.row_maker import build_context, fill_special
+from pretrain.resolve import build_context, fill_special
+from pretrain.shards.dataset import open_dataset
+from pretrain.shards.index import DataIndex, data_hash
+from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234

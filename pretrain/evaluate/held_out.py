@@ -16,16 +16,16 @@ from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES
 from pretrain.evaluate.corpus import Choice, Corpus, HeldOut, settle
+from pretrain.evaluate.evaluation_log import find_subject
 from pretrain.evaluate.held_out_report import HeldOutReport, SourceLoss
-from pretrain.evaluate.kept import find_subject
 from pretrain.evaluate.label_scores import Answers, compare_labels, score_labels
 from pretrain.evaluate.labels import read_answers, sum_documents
 from pretrain.evaluate.loss import LossReport, evaluate_loss, pool
 from pretrain.evaluate.ranks import current, open_together
 from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, sum_rows
-from pretrain.log import stderr_console
 from pretrain.objective import build_loss
 from pretrain.types import Batch
+from pretrain.utils.log import stderr_console
 
 ALL = "all"
 

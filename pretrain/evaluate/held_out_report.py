@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pretrain.evaluate.bootstrap import Difference
-from pretrain.evaluate.kept import Data, Subject
+from pretrain.evaluate.evaluation_log import Data, Subject
 from pretrain.evaluate.label_scores import LabelScores
 from pretrain.evaluate.loss import LossReport
 

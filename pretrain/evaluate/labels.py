@@ -16,9 +16,9 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.label_scores import Answers
 from pretrain.evaluate.ranks import gather_batches
 from pretrain.evaluate.row_loss import RowSums
-from pretrain.index import DataIndex
 from pretrain.interop.labels import TEXTS, WORDS, labelled_by
 from pretrain.model import LanguageModel
+from pretrain.shards.index import DataIndex
 from pretrain.types import IGNORE_INDEX, Batch
 
 _NUMBERED = re.compile(r"LABEL_\d+")

@@ -5,7 +5,7 @@ import zlib
 from pathlib import Path
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.io import write_file
+from pretrain.utils.io import write_file
 
 
 def read_texts(file: Path) -> list[str]:

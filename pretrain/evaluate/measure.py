@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pretrain.config.prepare import NormalizeConfig
-from pretrain.data.normalize import build_normalizers
 from pretrain.errors import LaunchError
+from pretrain.prepare.normalize import build_normalizers
 
 Form = Literal["tokenized", "text"]
 

@@ -14,10 +14,10 @@ from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.codec import Codec
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.decode import generate
-from pretrain.generate.feed import check_prompt, check_prompts
+from pretrain.generate.incremental_decoder import check_prompt, check_prompts
 from pretrain.generate.text import Method
-from pretrain.log import stderr_console
 from pretrain.model import Transformer
+from pretrain.utils.log import stderr_console
 
 BATCH_TOKENS = 8192
 """Source tokens of a batch, padding and beams counted: cores are busy, and caches of small models below 100 MiB."""

@@ -13,14 +13,14 @@ from pretrain.artifact.normalize import find_normalize
 from pretrain.artifact.open import Artifact, open_artifact
 from pretrain.artifact.what import What
 from pretrain.config.prepare import NormalizeConfig
-from pretrain.data.normalize import build_normalizers
 from pretrain.errors import ConfigError
-from pretrain.evaluate.kept import Data, Subject, find_subject, hash_lines
+from pretrain.evaluate.evaluation_log import Data, Subject, find_subject, hash_lines
 from pretrain.evaluate.lines import read_parallel, write_texts
 from pretrain.evaluate.measure import RESAMPLES, Hypotheses, Measure, Paired, Scored
 from pretrain.evaluate.ranks import current, open_together
 from pretrain.evaluate.translate import BATCH_TOKENS, Translations, encode_sources, translate
 from pretrain.generate.options import Options
+from pretrain.prepare.normalize import build_normalizers
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from pretrain.errors import ConfigError
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.decode import Continuation
-from pretrain.generate.feed import Feed, Prompts, check_prompts, group_rows, new_token_limits
+from pretrain.generate.incremental_decoder import Feed, Prompts, check_prompts, group_rows, new_token_limits
 from pretrain.model import LanguageModel
 
 MAX_LENGTH_PENALTY = 10.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.feed import Feed, Prompts, check_prompts, group_rows, new_token_limits
+from pretrain.generate.incremental_decoder import Feed, Prompts, check_prompts, group_rows, new_token_limits
 from pretrain.generate.sampling import GREEDY, RowSeeds, Sampling, sample
 from pretrain.model import LanguageModel
 

@@ -6,7 +6,7 @@ import torch
 
 from pretrain.errors import ConfigError
 from pretrain.generate.codec import Codec
-from pretrain.generate.feed import check_prompt
+from pretrain.generate.incremental_decoder import check_prompt
 from pretrain.model import LanguageModel
 from pretrain.model.heads import LanguageModelHead
 from pretrain.types import Batch

@@ -10,7 +10,7 @@ from pretrain.generate.codec import Codec
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.decode import Continuation, generate, stream
 from pretrain.generate.detokenize import Detokenizer, text_after
-from pretrain.generate.feed import check_prompt, check_prompts
+from pretrain.generate.incremental_decoder import check_prompt, check_prompts
 from pretrain.generate.sampling import RowSeeds, Sampling
 from pretrain.model import LanguageModel
 

@@ -6,7 +6,7 @@ from typing import Any
 from pretrain.config.model import ModelConfig
 from pretrain.interop.family import Family
 from pretrain.interop.labels import TEXTS, WORDS
-from pretrain.log import redact
+from pretrain.utils.log import redact
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ Only what can be read is fetched: config, weights, tokenizer and generation sett
 from pathlib import Path
 
 from pretrain.errors import ConfigError
-from pretrain.hub import fetch_files, is_hub_name
 from pretrain.interop.files import CONFIG, GENERATION, PICKLED_WEIGHTS, TOKENIZER_FILES, WEIGHTS
+from pretrain.utils.hub import fetch_files, is_hub_name
 
 _ALWAYS = [CONFIG, GENERATION, *TOKENIZER_FILES]
 

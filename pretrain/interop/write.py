@@ -27,7 +27,7 @@ from pretrain.interop.family import Family, Weight
 from pretrain.interop.files import CARD, CONFIG, GENERATION, WEIGHTS
 from pretrain.interop.labels import TEXTS, WORDS
 from pretrain.interop.shapes import parameter_shapes
-from pretrain.io import new_folder, write_chunks, write_file, write_json
+from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
 
 MAX_SHARD_BYTES = 5_000_000_000
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.config.objective import FimConfig, TaskConfig
-from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.contract import RowContext, RowMaker
 from pretrain.objective.documents import inner_starts
 from pretrain.rows import ModelRows, PairRows, TokenRows
+from pretrain.utils.rng import draw_uniform
 
 LEAST_TOKENS = 3
 """Of a document that is rearranged, its end left out: one each for prefix, middle and suffix."""

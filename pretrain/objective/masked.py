@@ -9,11 +9,11 @@ predicted places only.
 import numpy as np
 
 from pretrain.config.objective import MaskedConfig, TaskConfig
-from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective.contract import RowContext, RowMaker
 from pretrain.objective.documents import count_padding, inner_starts, place_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary
+from pretrain.utils.rng import draw_uniform
 
 
 def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:

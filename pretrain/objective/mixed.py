@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pretrain.config.lengths import RowLengths
-from pretrain.draw import draw_uniform
 from pretrain.objective.contract import RowMaker
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows, select_rows
+from pretrain.utils.rng import draw_uniform
 
 
 def mix(

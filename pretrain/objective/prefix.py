@@ -9,11 +9,11 @@ With a document mask each document of a row has its own prefix; without, the row
 import numpy as np
 
 from pretrain.config.objective import TaskConfig
-from pretrain.draw import draw_uniform
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.contract import RowContext, RowMaker
 from pretrain.objective.documents import real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows
+from pretrain.utils.rng import draw_uniform
 
 
 def build_prefix(config: TaskConfig, context: RowContext) -> RowMaker:

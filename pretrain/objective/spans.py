@@ -7,7 +7,7 @@ lengths of the kept, and of the noise, are uniform among the ways of cutting the
 import numpy as np
 
 from pretrain.config.lengths import Corruption
-from pretrain.draw import draw_uniform
+from pretrain.utils.rng import draw_uniform
 
 
 def draw_noise(found: Corruption, row_len: int, seed: int, sample_ids: np.ndarray) -> np.ndarray:

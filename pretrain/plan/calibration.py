@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pretrain.errors import ConfigError
-from pretrain.io import make_dir, write_json
 from pretrain.plan.constants import CONSTANTS, Constants, Shares
 from pretrain.plan.gpus import Gpu
+from pretrain.utils.io import make_dir, write_json
 
 
 @dataclass(frozen=True, slots=True)

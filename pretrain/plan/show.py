@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pretrain.plan.show_more import show_search, show_sweep
-from pretrain.plan.units import count, flops, percent, size, span
+from pretrain.utils.units import count, flops, percent, size, span
 
 _MEMORY = {
     "weights": "weights",

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pretrain.plan.units import count, percent, size, span
+from pretrain.utils.units import count, percent, size, span
 
 _BAR = 12
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from pretrain.errors import DataError, DiskError
-from pretrain.tracking.jsonl import JsonLines, read_rows
+from pretrain.utils.jsonl import JsonLines, read_rows
 
 log = logging.getLogger(__name__)
 

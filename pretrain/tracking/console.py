@@ -2,7 +2,7 @@
 
 Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
 stay above the progress line. That has no thread of its own: it moves when a row is logged. A terminal that goes away
-stops nothing (`pretrain.streams`).
+stops nothing (`pretrain.utils.streams`).
 """
 
 import logging
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pretrain.log import stderr_console
+from pretrain.utils.log import stderr_console
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pretrain import __version__
-from pretrain.index.dataset import Dataset
+from pretrain.shards.dataset import Dataset
 
 SLURM_NAMES = (
     *("JOB_ID", "JOB_NAME", "JOB_PARTITION", "JOB_ACCOUNT", "JOB_QOS", "JOB_NUM_NODES", "JOB_NODELIST"),

@@ -4,7 +4,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from pretrain.io import make_dir, write_file
+from pretrain.utils.io import make_dir, write_file
 
 ATTENTION = "attention"
 """The folder in that of a run."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from pretrain.config.tracking import ProfileConfig
 from pretrain.errors import DiskError
-from pretrain.io import make_dir, write_file
+from pretrain.utils.io import make_dir, write_file
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError
 from pretrain.tracking.console import Console
-from pretrain.tracking.jsonl import JsonLines
 from pretrain.tracking.pictures import ATTENTION, Pictures
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S, WandbMirror
+from pretrain.utils.jsonl import JsonLines
 
 logger = logging.getLogger(__name__)
 

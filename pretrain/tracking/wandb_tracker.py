@@ -31,9 +31,9 @@ from urllib.parse import urlparse
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DiskError
-from pretrain.io import make_dir, write_file
-from pretrain.log import WANDB_HOST, netrc_password, quiet_libraries, redact
 from pretrain.tracking.stall import StallWatch
+from pretrain.utils.io import make_dir, write_file
+from pretrain.utils.log import WANDB_HOST, netrc_password, quiet_libraries, redact
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.data.loader import StepBatch
 from pretrain.errors import DiskError, DivergedError
-from pretrain.io import write_file
 from pretrain.train.build import Run
 from pretrain.train.diagnose import Fault, find_fault
 from pretrain.train.noise import seed_dropout
+from pretrain.utils.io import write_file
 
 log = logging.getLogger(__name__)
 

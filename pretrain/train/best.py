@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.config.best_rules import OF_A_SOURCE
 from pretrain.errors import ConfigError, DataError
-from pretrain.rundir import RunDir
-from pretrain.tracking.jsonl import read_rows
+from pretrain.run.folder import RunDir
+from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
-from pretrain.control import Progress, StopFlag
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.skips import SkipRanges
@@ -26,7 +25,6 @@ from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import builds_sharded, fill_sharded
 from pretrain.engine.start import start_accelerator
-from pretrain.index.dataset import Dataset
 from pretrain.model import build_model
 from pretrain.model.init import fill_weights
 from pretrain.objective import build_loss
@@ -37,7 +35,10 @@ from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.layout import task_of
 from pretrain.plan.params import count_parameters
 from pretrain.plan.work import task_flops
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.run.progress import Progress
+from pretrain.run.stop import StopFlag
+from pretrain.shards.dataset import Dataset
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.facts import find_facts
 from pretrain.tracking.meter import Meter, peak_flops

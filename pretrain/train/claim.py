@@ -15,18 +15,18 @@ from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config
 from pretrain.config.run import RunConfig
-from pretrain.control import StopFlag
-from pretrain.data.remote.store import ShardStore
 from pretrain.data.source_streams import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.errors import ConfigError
-from pretrain.index.dataset import Dataset, check_tokenizers, open_dataset
-from pretrain.io import write_file
-from pretrain.lease import Lease
 from pretrain.objective import RowMaker, build_rows
-from pretrain.row_maker import context_of_run, fit_config
-from pretrain.rundir import RunDir, begin_attempt
+from pretrain.resolve import context_of_run, fit_config
+from pretrain.run.folder import RunDir, begin_attempt
+from pretrain.run.lease import Lease
+from pretrain.run.stop import StopFlag
+from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
+from pretrain.shards.store import ShardStore
 from pretrain.tracking.pictures import ATTENTION
+from pretrain.utils.io import write_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from pretrain.engine.engine import Update
 from pretrain.errors import DivergedError
 from pretrain.train.bad_step import report_bad_step
 from pretrain.train.build import Run
-from pretrain.train.exchange import Agreed
 from pretrain.train.replicas import check_replicas
 from pretrain.train.spike import SpikeDetector
+from pretrain.train.step_totals import Agreed
 
 log = logging.getLogger(__name__)
 

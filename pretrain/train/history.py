@@ -8,9 +8,9 @@ full disk kept it from noting, a row of a later attempt or of a save does.
 import logging
 
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
-from pretrain.rundir import RunDir, add_to_attempt
+from pretrain.run.folder import RunDir, add_to_attempt
 from pretrain.tracking.audit import read_audit
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
 

@@ -16,18 +16,18 @@ from torch import Tensor
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch
-from pretrain.data.remote.store import WaitStoppedError
 from pretrain.engine.engine import Update
 from pretrain.optim.schedule import learning_rate_factor
+from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.by_source import SourceLosses
 from pretrain.tracking.memory import memory_metrics
 from pretrain.train.build import Run
-from pretrain.train.exchange import Agreed, start_exchange
 from pretrain.train.go_back import go_back
 from pretrain.train.guard import Guard, SpikeError
 from pretrain.train.noise import seed_dropout
 from pretrain.train.resume import check_order
 from pretrain.train.saving import Saving
+from pretrain.train.step_totals import Agreed, start_exchange
 from pretrain.train.validate import validate
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import torch
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.errors import DiskError, OutOfMemoryError
-from pretrain.io import make_dir
 from pretrain.tracking.profile import FOLDER
+from pretrain.utils.io import make_dir
 
 log = logging.getLogger(__name__)
 

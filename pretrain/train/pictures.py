@@ -11,18 +11,18 @@ import logging
 
 import torch
 
+from pretrain.attention_maps.attention import choose_heads, record_attention
+from pretrain.attention_maps.figure import Section, build_sections, render_attention
+from pretrain.attention_maps.layout import plan_layout
+from pretrain.attention_maps.text import build_row, encode_texts
+from pretrain.attention_maps.token_labels import spell_tokens
 from pretrain.config.run import RunConfig
 from pretrain.config.tracking import AttentionConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.errors import ConfigError
-from pretrain.index.dataset import Dataset
 from pretrain.model import Transformer
-from pretrain.report.attention import choose_heads, record_attention
-from pretrain.report.attention_figure import Section, build_sections, render_attention
-from pretrain.report.attention_layout import plan_layout
-from pretrain.report.attention_text import build_row, encode_texts
-from pretrain.report.token_labels import spell_tokens
+from pretrain.shards.dataset import Dataset
 from pretrain.train.texts import TextReader, build_reader, has_evaluations
 
 log = logging.getLogger(__name__)

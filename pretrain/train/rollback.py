@@ -25,9 +25,9 @@ from pretrain.config.data import BatchConfig
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.data.skips import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.lease import Lease
-from pretrain.rundir import RunDir, change_record
-from pretrain.verify import check_file
+from pretrain.run.folder import RunDir, change_record
+from pretrain.run.lease import Lease
+from pretrain.utils.checksum import check_file
 
 log = logging.getLogger(__name__)
 

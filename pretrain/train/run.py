@@ -7,17 +7,18 @@ from functools import partial
 import torch.distributed as td
 
 from pretrain.config.run import RunConfig
-from pretrain.control import Progress, StopFlag
-from pretrain.control.watchdog import Watchdog
 from pretrain.dist import World
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, DiskError, HangError, PretrainError
-from pretrain.log import setup_logging
-from pretrain.rundir import end_attempt
+from pretrain.run.folder import end_attempt
+from pretrain.run.progress import Progress
+from pretrain.run.stop import StopFlag
+from pretrain.run.watchdog import Watchdog
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
 from pretrain.train.out_of_memory import memory_explained
+from pretrain.utils.log import setup_logging
 
 STOPPED_TRACKER_S = 20.0
 """After a stop, what wandb has on its way: a loaded node took more than 5 s to end a run that it tracked offline, and

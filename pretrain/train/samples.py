@@ -17,8 +17,8 @@ from pretrain.errors import CheckpointError
 from pretrain.generate import Constraints, RowSeeds, Sampling, generate
 from pretrain.generate.detokenize import text_after
 from pretrain.generate.text import encode_prompt
-from pretrain.index.dataset import Dataset
 from pretrain.model import LanguageModel
+from pretrain.shards.dataset import Dataset
 from pretrain.train.texts import TextReader, build_reader, has_evaluations
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from pretrain import dist
 from pretrain.artifact.adapt import Adapted
 from pretrain.artifact.adapters import check_base, is_adapter, name_without_adapter
+from pretrain.artifact.freeze import freeze, train_beside
+from pretrain.artifact.lora import add_adapters, initial_adapter
+from pretrain.artifact.tokens import check_tokens
 from pretrain.artifact.what import open_what
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, PretrainError
-from pretrain.finetune.freeze import freeze, train_beside
-from pretrain.finetune.lora import add_adapters, initial_adapter
-from pretrain.finetune.tokens import check_tokens
 from pretrain.interop.shapes import parameter_shapes
 from pretrain.model.init import initial_weight
 from pretrain.types import FragmentStore

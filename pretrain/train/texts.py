@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pretrain.artifact.codec import PlainCodec
 from pretrain.artifact.normalize import normalize_of_data
-from pretrain.data.normalize import build_normalizers
-from pretrain.data.tokenizer import load_tokenizer
-from pretrain.index.dataset import Dataset
 from pretrain.model import LanguageModel
+from pretrain.prepare.normalize import build_normalizers
+from pretrain.shards.dataset import Dataset
+from pretrain.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,45 +41,45 @@ DAMAGE = "tests/unit/checkpoint/test_damage.py"
 
 MUTATIONS = [
     Mutation(
-        "no fsync of files", "pretrain/io.py",
+        "no fsync of files", "pretrain/utils/io.py",
         "            os.fsync(file.fileno())\n", "            pass\n",
         POWER,
     ),
     Mutation(
-        "no fsync of folders", "pretrain/io.py",
+        "no fsync of folders", "pretrain/utils/io.py",
         "    try:\n        os.fsync(descriptor)\n", "    try:\n        pass\n",
         POWER,
     ),
     Mutation(
-        "no fsync of the parent of a new folder", "pretrain/io.py",
+        "no fsync of the parent of a new folder", "pretrain/utils/io.py",
         "            fsync_dir(folder.parent)\n", "            pass\n",
         POWER,
     ),
     Mutation(
-        "no fsync after the rename that commits", "pretrain/io.py",
+        "no fsync after the rename that commits", "pretrain/utils/io.py",
         "        temporary.rename(final)\n        fsync_dir(final.parent)\n", "        temporary.rename(final)\n",
         "tests/unit/checkpoint/test_power_loss.py -k has_returned_from",
     ),
     Mutation(
-        "no fsync between the new name of what goes and its removal", "pretrain/io.py",
+        "no fsync between the new name of what goes and its removal", "pretrain/utils/io.py",
         "        path.rename(trash)\n        fsync_dir(trash.parent)\n", "        path.rename(trash)\n",
-        "tests/unit/test_io.py -k cut_short",
+        "tests/unit/utils/test_io.py -k cut_short",
     ),
     Mutation(
-        "a file is written under its own name", "pretrain/io.py",
+        "a file is written under its own name", "pretrain/utils/io.py",
         "    temporary = path.with_name(f\"{path.name}.tmp-{os.getpid()}\")\n    _unlink(temporary)",
         "    temporary = path\n    _unlink(temporary)",
-        "tests/unit/test_io.py -k dies_before_any_operation",
+        "tests/unit/utils/test_io.py -k dies_before_any_operation",
     ),
     Mutation(
-        "CRC32s are ignored", "pretrain/verify.py",
+        "CRC32s are ignored", "pretrain/utils/checksum.py",
         "if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:", "if expected is None:",
         f"{DAMAGE} -k flipped",
     ),
     Mutation(
-        "sizes are ignored", "pretrain/verify.py",
+        "sizes are ignored", "pretrain/utils/checksum.py",
         "    if size != record.num_bytes:\n", "    if size < 0:\n",
-        "tests/unit/test_io.py -k truncated",
+        "tests/unit/utils/test_io.py -k truncated",
     ),
     Mutation(
         "the CRC32 of a manifest is ignored", "pretrain/checkpoint/layout.py",
@@ -160,14 +160,14 @@ MUTATIONS = [
         f"{MANAGER} -k as_it_was_saved",
     ),
     Mutation(
-        "the ledger keeps what is trained again", "pretrain/tracking/jsonl.py",
+        "the ledger keeps what is trained again", "pretrain/utils/jsonl.py",
         '            if row["step"] > step:\n', "            if False:\n",
         "tests/unit/tracking/test_jsonl.py -k after_a_rewind",
     ),
     Mutation(
-        "a lease is never checked", "pretrain/lease/lease.py",
+        "a lease is never checked", "pretrain/run/lease.py",
         "        if owner is None or owner.token != self._owner.token:\n", "        if False:\n",
-        "tests/unit/lease/test_lease.py -k lost_is_not_held",
+        "tests/unit/run/test_lease.py -k lost_is_not_held",
     ),
     Mutation(
         "a file name in a manifest may leave the folder", "pretrain/checkpoint/layout.py",

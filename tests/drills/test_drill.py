@@ -21,9 +21,9 @@ ALONE = ("engine={kind: single, zero_stage: 0}",)
 
 # Dropout depends on the attempt. The first of the killed run does not come to its end, where the drill is late.
 DRIFTING = """
-import pretrain.rundir as rundir
+import pretrain.run.folder as rundir
 import pretrain.train.noise as noise
-from pretrain.control.progress import Progress
+from pretrain.run.progress import Progress
 from tests.helpers.waiting import poll_pause
 
 real, enter_phase, number, waits = rundir.begin_attempt, Progress.enter, 0, False

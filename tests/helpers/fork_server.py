@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.local import STOP_SIGNALS
-from pretrain.orphan import die_with
+from pretrain.utils.orphan import die_with
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,7 +110,7 @@ SHARED = ForkServer(
     "transformers.models.auto.tokenization_auto",
     "pretrain.artifact",
     "pretrain.cli.commands",
-    "pretrain.data.prepare",
+    "pretrain.prepare.prepare",
     "pretrain.generate.text",
     "pretrain.train.run",
     "rich.console",

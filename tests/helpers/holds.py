@@ -17,8 +17,8 @@ MODULE = """
 import os
 from pathlib import Path
 
-from pretrain.control.progress import Progress
-from pretrain.control.stop import StopFlag
+from pretrain.run.progress import Progress
+from pretrain.run.stop import StopFlag
 from tests.helpers.waiting import poll_pause
 
 HOLD, PHASE, STEP = Path(os.environ["HOLD"]), os.environ["HOLD_PHASE"], int(os.environ["HOLD_STEP"])

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretrain.io import set_fault_hook
+from pretrain.utils.io import set_fault_hook
 from tests.helpers.fork_server import ForkServer
 from tests.helpers.waiting import wait_until
 
 NEVER = 10**9
-_SERVER = ForkServer("pretrain.data.convert.convert", "pretrain.data.prepare", "pytest", "tests.helpers.killed")
+_SERVER = ForkServer("pretrain.prepare.convert.convert", "pretrain.prepare.prepare", "pytest", "tests.helpers.killed")
 
 
 class Child:

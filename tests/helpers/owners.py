@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
-from pretrain.io import make_dir, publish_dir, remove_dir
-from pretrain.lease import Lease, lease, owner
+from pretrain.run import lease, owner
+from pretrain.run.lease import Lease
+from pretrain.utils.io import make_dir, publish_dir, remove_dir
 from tests.helpers.waiting import poll_pause, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

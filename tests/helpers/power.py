@@ -6,7 +6,7 @@
 The content of a file survives from its last fsync on, its name from the last fsync of the folder that it is in. What is
 not synced yet may be there or not, in any order: names of one folder independently of each other and of other folders,
 contents whole, as at the last fsync, empty, cut short, or as zeros. A rename is one change: the name is the old or the
-new one. Changes are seen between the operations of `pretrain.io`, and fsync as the call that it is.
+new one. Changes are seen between the operations of `pretrain.utils.io`, and fsync as the call that it is.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pretrain import io
+from pretrain.utils import io
 
 Change = tuple[str | None, str | None, int]
 """Old name, new name (None: none), and number of the file or folder."""

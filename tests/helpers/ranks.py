@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.command import rank_environment
-from pretrain.port import reserved_port
+from pretrain.utils.port import reserved_port
 from tests.helpers.fork_server import SHARED, ForkServer
 from tests.helpers.waiting import LIMIT_S
 

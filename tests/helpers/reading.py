@@ -1,10 +1,10 @@
 """Reads inputs as `prepare` does: listed, cut into parts, read."""
 
 from pretrain.config.prepare import InputConfig
-from pretrain.data.documents import Document
-from pretrain.data.inputs.listing import list_inputs
-from pretrain.data.readers.reader import Reader
-from pretrain.data.sources import InputFile, plan_parts
+from pretrain.prepare.documents import Document
+from pretrain.prepare.inputs.listing import list_inputs
+from pretrain.prepare.readers.reader import Reader
+from pretrain.prepare.sources import InputFile, plan_parts
 
 
 def listing(*paths: object, kind: str = "text", **options: object) -> list[InputFile]:

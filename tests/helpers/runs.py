@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import safe_open
 
 from pretrain.checkpoint.layout import list_checkpoints
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare, read_audit
 from tests.helpers.fork_server import ROOT
 from tests.helpers.waiting import finish, wait_until

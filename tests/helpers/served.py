@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.data.remote.store import Patience, ShardStore, open_store
-from pretrain.index import DataIndex, ShardIndex, load_index
+from pretrain.shards.index import DataIndex, ShardIndex, load_index
+from pretrain.shards.store import Patience, ShardStore, open_store
 from tests.helpers.shards import make_shards
 from tests.helpers.waiting import LIMIT_S
 

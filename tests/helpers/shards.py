@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.data.shards import ShardWriter
-from pretrain.index import DataIndex, ShardIndex, Sidecar, build_split, write_index
+from pretrain.shards.index import DataIndex, ShardIndex, Sidecar, build_split, write_index
+from pretrain.shards.writer import ShardWriter
 
 EOS = 0
 VOCAB_SIZE = 1000

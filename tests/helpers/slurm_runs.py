@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.journal import read_journal
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from tests.helpers.fork_server import ROOT
 from tests.helpers.slurm_lab import ENDED, SlurmLab
 
@@ -44,8 +44,8 @@ import os
 import signal
 from pathlib import Path
 
-from pretrain.control.progress import Progress
-from pretrain.control.stop import StopFlag
+from pretrain.run.progress import Progress
+from pretrain.run.stop import StopFlag
 from tests.helpers.waiting import poll_pause
 
 HOLDS = Path(__file__).with_name("holds")

@@ -15,7 +15,7 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.load import load_config
 from pretrain.dist import World
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 
 Layout = list[Any]
 Job = dict[str, Any]

@@ -18,7 +18,7 @@ from launch.command import rank_environment
 from launch.local import STOPPED_GRACE_S
 from launch.outcome import find_cause, job_code
 from pretrain.errors import EXIT_RESUME_ME
-from pretrain.port import reserved_port
+from pretrain.utils.port import reserved_port
 from tests.helpers.fork_server import SHARED, ForkServer
 from tests.helpers.waiting import stopwatch, wait_until
 

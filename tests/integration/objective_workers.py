@@ -16,15 +16,15 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.data.loader import StepBatch, TrainLoader
-from pretrain.data.shards import ShardWriter
 from pretrain.data.source_streams import SourceStreams, open_stores
 from pretrain.dist import World
-from pretrain.index import DataIndex, build_split, write_index
-from pretrain.index.dataset import open_dataset
 from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective import RowContext, build_rows
 from pretrain.rows import Vocabulary
-from pretrain.train.exchange import start_exchange
+from pretrain.shards.dataset import open_dataset
+from pretrain.shards.index import DataIndex, build_split, write_index
+from pretrain.shards.writer import ShardWriter
+from pretrain.train.step_totals import start_exchange
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, make_shards
 from tests.integration.workers import ROWS, SEQ_LEN, TWO_STACKS, VOCAB, build

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils.jsonl import read_rows
 from tests.helpers.runs import tensors_of
 from tests.unit.artifact.runs import write_run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.lock import lock_folder
-from pretrain.lease import Lease
+from pretrain.prepare.lock import lock_folder
+from pretrain.run.lease import Lease
 from tests.helpers.cli import run_cli
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
-from pretrain.data.prepare import prepare
+from pretrain.prepare.prepare import prepare
 from tests.repo.source import ROOT
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 

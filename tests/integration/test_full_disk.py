@@ -1,6 +1,6 @@
 """A disk that is full, read-only or closed, for real: a small file system of its own, filled and remounted by a run.
 
-`extend` brings a module into the run that does it, by the hook of `pretrain.io`, at the save of a chosen step.
+`extend` brings a module into the run that does it, by the hook of `pretrain.utils.io`, at the save of a chosen step.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from pretrain.checkpoint.layout import list_checkpoints, step_of
 from pretrain.errors import EXIT_DISK
 from pretrain.tracking.audit import read_audit
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils.jsonl import read_rows
 from tests.helpers.runs import RunMaker
 
 STEPS = 80
@@ -19,8 +19,8 @@ ALONE = ("engine={kind: single, zero_stage: 0}", f"train.steps={STEPS}", "tracki
 
 FILL = """
 import os, pathlib, threading
-from pretrain.control.progress import Progress
-from pretrain.io import set_fault_hook
+from pretrain.run.progress import Progress
+from pretrain.utils.io import set_fault_hook
 
 ballast, is_full = pathlib.Path(os.environ["DISK"]) / "ballast", threading.Event()
 enter_phase = Progress.enter
@@ -51,7 +51,7 @@ Progress.enter = enter
 
 REMOUNT = """
 import os, subprocess
-from pretrain.io import set_fault_hook
+from pretrain.utils.io import set_fault_hook
 
 def remount(how):
     subprocess.run(["mount", "-o", f"remount,{how}", os.environ["DISK"]], check=True)

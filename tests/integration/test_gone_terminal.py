@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pretrain.tracking.audit import read_audit
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils.jsonl import read_rows
 from tests.helpers.broken_streams import bare_environment, broken
 from tests.helpers.runs import ROOT, RunMaker
 from tests.helpers.waiting import finish, wait_until
@@ -17,7 +17,7 @@ from tests.helpers.waiting import finish, wait_until
 SPEAKING = """
 import os
 
-from pretrain.control.progress import Progress
+from pretrain.run.progress import Progress
 
 ENTER = Progress.enter
 

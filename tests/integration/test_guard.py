@@ -12,9 +12,9 @@ from pretrain.data.digest import digest_rows
 from pretrain.data.skips import NO_SKIPS, SkipRanges
 from pretrain.data.stream import TokenStream
 from pretrain.errors import EXIT_DIVERGED
-from pretrain.index import load_index
-from pretrain.lease import Lease
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.run.lease import Lease
+from pretrain.shards.index import load_index
 from pretrain.tracking.audit import compare, read_audit
 from tests.helpers.cli import Result, Warm
 from tests.helpers.poison import poison

@@ -12,8 +12,8 @@ from pretrain.data.digest import digest_rows
 from pretrain.data.skips import SkipRanges
 from pretrain.data.stream import TokenStream
 from pretrain.errors import EXIT_DIVERGED
-from pretrain.index import load_index
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.shards.index import load_index
 from pretrain.tracking.audit import compare, read_audit
 from pretrain.train.rollback import roll_back
 from tests.helpers.poison import poison

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pretrain.port import reserved_port
+from pretrain.utils.port import reserved_port
 from tests.helpers.fork_server import ROOT
 from tests.helpers.holds import Hold
 from tests.helpers.processes import is_running
@@ -32,7 +32,7 @@ import os
 from pathlib import Path
 
 from pretrain.control import progress, watchdog
-from pretrain.control.board import Board
+from pretrain.run.board import Board
 
 NOTES = Path(os.environ["NOTES"])
 LIMIT_OF, PUBLISH = progress.limit_of, Board.publish

@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.checkpoint.layout import list_checkpoints
 from pretrain.config.load import load_config
-from pretrain.index import load_index
+from pretrain.shards.index import load_index
 from tests.helpers.cli import run_warm
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank, tensors_of

@@ -81,7 +81,7 @@ def test_an_elastic_run_asks_for_a_range_and_knows_what_divides(launch):
 
 
 def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
-    from pretrain.lease import Lease
+    from pretrain.run.lease import Lease
 
     lease = Lease(tmp_path / "runs" / "run" / "lease")
     try:

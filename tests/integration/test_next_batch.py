@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
-from pretrain.io import write_json
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
+from pretrain.utils.io import write_json
 from tests.helpers.refused import CONFIG, check_refused, fill_folder
 
 

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from pretrain.checkpoint.layout import list_checkpoints
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
-from pretrain.tracking.jsonl import read_rows
 from pretrain.tracking.timeline import PARTS
+from pretrain.utils.jsonl import read_rows
 from tests.helpers.cli import run_warm
 from tests.unit.tracking.wandb_file import read_history, read_records
 

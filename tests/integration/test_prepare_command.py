@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from pretrain import cli
-from pretrain.index import load_index
-from pretrain.io import set_fault_hook
+from pretrain.shards.index import load_index
+from pretrain.utils.io import set_fault_hook
 from tests.helpers.cli import run_cli, run_warm
 from tests.helpers.corpus import digests, write_corpus
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pretrain.report.run_panels import COLORS
+from pretrain.report.panels import COLORS
 from tests.helpers.browser import dump, find_browser, take_picture
 from tests.helpers.cli import run_cli, run_light
 from tests.unit.report.run_folders import metric_row, write_long_run, write_run

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from pretrain.checkpoint.layout import list_checkpoints
-from pretrain.control.stop import SAME_REQUEST_S
 from pretrain.errors import EXIT_RESUME_ME
-from pretrain.port import reserved_port
+from pretrain.run.stop import SAME_REQUEST_S
 from pretrain.tracking.audit import read_audit
+from pretrain.utils.port import reserved_port
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import ROOT, RunMaker, assert_same_run, kill_rank
 from tests.helpers.waiting import finish, pass_time, wait_until
@@ -21,8 +21,8 @@ STEPS = 160
 SLOW_SAVE = """
 import os
 from pathlib import Path
-from pretrain.control.stop import StopFlag
-from pretrain.io import set_fault_hook
+from pretrain.run.stop import StopFlag
+from pretrain.utils.io import set_fault_hook
 from tests.helpers.waiting import hang
 
 HANDLE = StopFlag._handle
@@ -101,7 +101,7 @@ def test_a_run_killed_in_the_middle_of_a_save_continues_bit_for_bit(golden, tmp_
     # A user module, named under `extend`, that kills one rank at one write operation of the third save.
     (tmp_path / "kill_in_save.py").write_text(
         "import os, signal\n"
-        "from pretrain.io import set_fault_hook\n"
+        "from pretrain.utils.io import set_fault_hook\n"
         "def hook(operation, path):\n"
         "    if 'step-00000060' in str(path) and operation == os.environ['KILL_AT'] "
         "and os.environ['RANK'] == os.environ['KILL_RANK']:\n"
@@ -128,7 +128,7 @@ def test_a_run_killed_in_the_middle_of_a_save_continues_bit_for_bit(golden, tmp_
 def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, corpus, tmp_path):
     (tmp_path / "kill_at_begin.py").write_text(
         "import os, signal\n"
-        "from pretrain.io import set_fault_hook\n"
+        "from pretrain.utils.io import set_fault_hook\n"
         "def hook(operation, path):\n"
         "    if 'begun' in str(path) and path.name.startswith('tokenizer.json') and operation == 'fsync':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"

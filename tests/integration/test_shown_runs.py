@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare, read_audit
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils.jsonl import read_rows
 from tests.helpers import two_stacks
 from tests.helpers.runs import RunMaker
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.control import STOP_SIGNALS
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.run.stop import STOP_SIGNALS
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import ROOT, RunMaker, assert_same_run
 from tests.helpers.waiting import finish, pass_time, stopwatch, wait_until

@@ -7,6 +7,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from pretrain.artifact.adapters import is_adapter, name_without_adapter
+from pretrain.artifact.freeze import freeze
+from pretrain.artifact.lora import add_adapters, initial_adapter
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
@@ -18,15 +20,13 @@ from pretrain.dist import World
 from pretrain.engine.engine import Engine, build_engine
 from pretrain.engine.sharded import fill_sharded
 from pretrain.engine.start import start_accelerator
-from pretrain.finetune.freeze import freeze
-from pretrain.finetune.lora import add_adapters, initial_adapter
 from pretrain.model import build_model
 from pretrain.model.init import fill_weights, initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.train.exchange import start_exchange
 from pretrain.train.module import TrainModule
+from pretrain.train.step_totals import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch, Source
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.report.attention import record_attention
+from pretrain.attention_maps.attention import record_attention
 from pretrain.types import Batch, Source
 from tests.helpers.lent import lend
 

@@ -11,8 +11,8 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.load_prepare import load_prepare
 from pretrain.config.presets import expand_preset
 from pretrain.config.yaml_nodes import read_with_includes, read_yaml
-from pretrain.data.split import parse_split
-from pretrain.data.tokenizer import check_tokenizer
+from pretrain.prepare.split import parse_split
+from pretrain.tokenizer import check_tokenizer
 from tests.repo.source import ROOT, name
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

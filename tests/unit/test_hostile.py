@@ -24,11 +24,11 @@ from pretrain.checkpoint.fragments import FragmentReader
 from pretrain.checkpoint.layout import MANIFEST, load_manifest
 from pretrain.config.load import load_config
 from pretrain.config.train import RunSection
-from pretrain.data.tokenizer import load_tokenizer
 from pretrain.errors import CheckpointError, ConfigError, DataError, PretrainError
-from pretrain.index import DataIndex, build_split, check_shards, load_index, write_index
 from pretrain.interop.tensors import TensorFolder
-from pretrain.io import make_dir, write_json
+from pretrain.shards.index import DataIndex, build_split, check_shards, load_index, write_index
+from pretrain.tokenizer import load_tokenizer
+from pretrain.utils.io import make_dir, write_json
 from tests.helpers.reading import documents
 from tests.helpers.shards import describe_shard
 from tests.unit.checkpoint.stand_in import manager, save

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from tests.helpers.runs import RunMaker
 from tests.helpers.slurm_lab import SlurmLab, why_no_slurm
 from tests.helpers.slurm_runs import CONFIG, SlurmRun, prepare_folder

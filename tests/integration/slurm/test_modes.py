@@ -1,6 +1,6 @@
 """Whatever starts the ranks of a node, they train the same: srun, accelerate and deepspeed; others use torchrun."""
 
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
 from tests.helpers.slurm_runs import SlurmRun, on_two_ranks
 

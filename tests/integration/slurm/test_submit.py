@@ -13,7 +13,7 @@ import pytest
 
 from launch.rendezvous import ports_of
 from pretrain import cli
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
 from tests.helpers.hostile_names import hostile_names
 from tests.helpers.runs import assert_same_folders

@@ -13,11 +13,11 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import SpecialTokens
 from pretrain.config.prepare import NormalizeConfig, PrepareConfig
 from pretrain.config.run import RunConfig
-from pretrain.data.prepare import prepare
-from pretrain.data.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.dist import World
-from pretrain.index import load_index
 from pretrain.model import build_model, init_weights
+from pretrain.prepare.prepare import prepare
+from pretrain.shards.index import load_index
+from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.types import Fragment
 
 TEXTS = [

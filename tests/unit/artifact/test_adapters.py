@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from pretrain.artifact.adapt import Adapted
 from pretrain.artifact.adapters import is_adapter
 from pretrain.artifact.average import average_checkpoints
+from pretrain.artifact.freeze import train_beside
+from pretrain.artifact.lora import add_adapters
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.peft_folder import export_adapter
 from pretrain.artifact.transfer import export_model
@@ -22,8 +24,6 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.load import dump_config, load_config
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.finetune.freeze import train_beside
-from pretrain.finetune.lora import add_adapters
 from pretrain.interop.shapes import parameter_shapes
 from pretrain.model import build_model
 from pretrain.model.init import fill_weights

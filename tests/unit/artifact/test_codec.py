@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.artifact.codec import PlainCodec
-from tests.unit.data.test_tokenizer_kinds import KINDS, LICENSE, train
+from tests.unit.tokenizer.test_kinds import KINDS, LICENSE, train
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,9 +12,9 @@ from pretrain.artifact.transfer import export_model, import_model
 from pretrain.artifact.what import open_what
 from pretrain.checkpoint.layout import MODEL_FILE
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
-from pretrain.io import set_fault_hook
-from pretrain.report.describe import describe
+from pretrain.inspect.describe import describe
 from pretrain.types import Batch
+from pretrain.utils.io import set_fault_hook
 from tests.helpers.lent import quiet_transformers
 
 

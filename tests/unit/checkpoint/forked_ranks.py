@@ -20,11 +20,11 @@ from typing import Any
 
 import torch.distributed as td
 
-from pretrain import io
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import PretrainError
 from pretrain.types import Fragment
+from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, state_of
 

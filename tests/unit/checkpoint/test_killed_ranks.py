@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as td
 
-from pretrain import io
 from pretrain.dist import World
 from pretrain.errors import DiskError
+from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.forked_ranks import (
     LOST_PEER,

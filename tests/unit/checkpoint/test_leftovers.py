@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import io
 from pretrain.checkpoint.leftovers import remove_leftovers
 from pretrain.errors import DiskError
+from pretrain.utils import io
 
 SAVE = ".tmp-step-00000004-aaaa"
 

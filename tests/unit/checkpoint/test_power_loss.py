@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import CheckpointError
-from pretrain.io import write_file
+from pretrain.utils.io import write_file
 from tests.helpers.power import Moment, Recorder, write_state
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 

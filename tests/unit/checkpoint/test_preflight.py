@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from pretrain import io
 from pretrain.checkpoint.preflight import check_room, room_problem, try_writing
 from pretrain.config.optim import OptimConfig
 from pretrain.config.train import CheckpointConfig
@@ -18,6 +17,7 @@ from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.state_size import state_size
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
+from pretrain.utils import io
 from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of
 from tests.unit.model.tiny import build, tiny_config, two_stacks_config
 

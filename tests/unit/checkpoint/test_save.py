@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import io
 from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, LockedError
+from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as td
 
-from pretrain import io
 from pretrain.checkpoint.layout import list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import LockedError, PretrainError
+from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, state_of
 

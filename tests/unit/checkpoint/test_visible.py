@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch.distributed as td
 
-from pretrain import io
 from pretrain.checkpoint import visible
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import PretrainError
+from pretrain.utils import io
 from tests.helpers.clock import FakeClock
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.forked_ranks import Share, manager_on, run_ranks

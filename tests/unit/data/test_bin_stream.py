@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from pretrain.data.bin_store import BinStore
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardWriter
 from pretrain.errors import DataError
-from pretrain.index import DataIndex, build_split, write_index
 from pretrain.objective.causal import causal_rows
+from pretrain.shards.index import DataIndex, build_split, write_index
+from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.writer import ShardWriter
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, make_shards
 

@@ -11,16 +11,16 @@ from pretrain.data.bin_stream import BinStream
 from pretrain.data.damage import DamagePolicy, count_skipped
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
-from pretrain.data.remote.store import LocalStore
-from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import ShardSet
-from pretrain.data.shards import ShardWriter
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
-from pretrain.index import DataIndex, build_split, write_index
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import PairRows
+from pretrain.shards.index import DataIndex, build_split, write_index
+from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.store import LocalStore
+from pretrain.shards.writer import ShardWriter
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, make_shards
 

@@ -11,16 +11,16 @@ from pretrain.data.bin_stream import BinStream
 from pretrain.data.crop import crop
 from pretrain.data.mixture import MixtureOrder
 from pretrain.data.mixture_stream import MixtureStream
-from pretrain.data.prepare import prepare
-from pretrain.data.remote.store import LocalStore
-from pretrain.data.shard_reader import ShardReader
-from pretrain.data.shard_set import ShardSet
-from pretrain.data.split import TRAIN
+from pretrain.datacheck.files import check_files
 from pretrain.errors import DataError
-from pretrain.index import DataIndex, data_hash, load_index
-from pretrain.index.dataset import open_dataset
-from pretrain.report.data_files import check_files
+from pretrain.prepare.prepare import prepare
+from pretrain.prepare.split import TRAIN
 from pretrain.rows import IGNORE_INDEX, select_rows
+from pretrain.shards.dataset import open_dataset
+from pretrain.shards.index import DataIndex, data_hash, load_index
+from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.store import LocalStore
 from tests.helpers.corpus import write_rows
 from tests.helpers.prepare_config import labels_config
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pretrain.data.lookahead import Lookahead, block_of, shards_ahead
 from pretrain.data.order import SampleOrder, shard_order
-from pretrain.data.remote.store import LocalStore
-from pretrain.index import build_split
+from pretrain.shards.index import build_split
+from pretrain.shards.store import LocalStore
 from tests.helpers.shards import describe_shard
 
 

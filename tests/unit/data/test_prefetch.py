@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.data import prefetch
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.remote.store import WaitStoppedError
+from pretrain.shards.store import WaitStoppedError
 from tests.helpers.clock import FakeClock
 from tests.helpers.waiting import LIMIT_S, wait_until
 

@@ -9,12 +9,12 @@ import pytest
 from pretrain.config.data import BatchConfig, DataConfig, plan_batch
 from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.mixture_stream import source_of
-from pretrain.data.remote.store import LocalStore
 from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
-from pretrain.index.dataset import open_dataset
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import PairRows
+from pretrain.shards.dataset import open_dataset
+from pretrain.shards.store import LocalStore
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.rows import CAUSAL, lengths_of
 from tests.helpers.shards import make_shards

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pretrain.data.order import shard_order
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
-from pretrain.index import DataIndex, build_split
+from pretrain.shards.index import DataIndex, build_split
 from tests.helpers.shards import EOS, describe_shard, make_shards, read_split
 
 

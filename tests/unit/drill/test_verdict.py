@@ -11,8 +11,8 @@ from pretrain.checkpoint.weights import write_weights
 from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, State
 from pretrain.drill.leftovers import find_leases, find_shared_memory, find_temporary
 from pretrain.drill.verdict import judge
-from pretrain.io import write_json
-from pretrain.lease import Lease
+from pretrain.run.lease import Lease
+from pretrain.utils.io import write_json
 
 ENTRY = {"number": 0, "phase": "save", "target": "rank", "steps_lost": 2, "first_step_s": 1.0, "gone_s": 0.5}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.data.prepare import prepare
+from pretrain.prepare.prepare import prepare
 from tests.helpers.corpus import write_rows
 from tests.unit.artifact.runs import write_run_of
 

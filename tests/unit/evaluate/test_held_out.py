@@ -13,15 +13,15 @@ from pretrain.artifact.transfer import export_model
 from pretrain.artifact.what import open_what
 from pretrain.config.objective import MaskedConfig
 from pretrain.config.prepare import PrepareConfig
-from pretrain.data.normalize import build_normalizers
-from pretrain.data.prepare import prepare
 from pretrain.data.stream import TokenStream
-from pretrain.data.tokenizer import describe_vocabulary, load_tokenizer
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.evaluate.corpus import Choice
 from pretrain.evaluate.held_out import evaluate_held_out
-from pretrain.index import load_index
 from pretrain.objective.masked import masked_rows
+from pretrain.prepare.normalize import build_normalizers
+from pretrain.prepare.prepare import prepare
+from pretrain.shards.index import load_index
+from pretrain.tokenizer import describe_vocabulary, load_tokenizer
 from pretrain.types import IGNORE_INDEX, Batch, Source
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
 

@@ -8,11 +8,11 @@ from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model, import_model
 from pretrain.artifact.what import open_what
 from pretrain.config.prepare import PrepareConfig
-from pretrain.data.prepare import prepare
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.corpus import Choice, Corpus, settle
 from pretrain.evaluate.held_out import evaluate_held_out
 from pretrain.evaluate.labels import read_answers
+from pretrain.prepare.prepare import prepare
 from tests.helpers.corpus import write_rows
 from tests.helpers.lent import quiet_transformers
 from tests.unit.evaluate.label_runs import CLASSES, TAGS, WORDS, write_label_run, write_labelled

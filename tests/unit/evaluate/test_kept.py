@@ -12,8 +12,8 @@ import pytest
 from pretrain.checkpoint.layout import MANIFEST
 from pretrain.cli.evaluate import evaluate_command
 from pretrain.errors import UnreadError
-from pretrain.evaluate.kept import Data, Subject, find_subject, hash_lines, keep_evaluation
-from pretrain.rundir import RunDir
+from pretrain.evaluate.evaluation_log import Data, Subject, find_subject, hash_lines, keep_evaluation
+from pretrain.run.folder import RunDir
 from tests.unit.checkpoint.stand_in import save
 
 DATA = [Data("data", "data/web", "0" * 64)]
@@ -84,7 +84,7 @@ def test_what_was_found_is_kept_though_nobody_reads_what_is_printed(monkeypatch,
     report = SimpleNamespace(subject=tmp_path, data="data", facts=dict, lines=lambda: ["loss 1.0"])
     kept = []
     monkeypatch.setattr("pretrain.evaluate.held_out.evaluate_held_out", lambda *_, **__: report)
-    monkeypatch.setattr("pretrain.evaluate.kept.keep_evaluation", lambda subject, *_: kept.append(subject))
+    monkeypatch.setattr("pretrain.evaluate.evaluation_log.keep_evaluation", lambda subject, *_: kept.append(subject))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=refuse, flush=lambda: None))
     with pytest.raises(UnreadError):
         evaluate_command(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from launch.cancel import cancel, resubmit
 from launch.journal import mark_of_cancel
 from pretrain.errors import LaunchError
-from pretrain.rundir import RunDir, begin_attempt
+from pretrain.run.folder import RunDir, begin_attempt
 from tests.helpers.clock import FakeClock
 
 ROW = {"event": "start", "job": "7", "array": None, "restart": 0, "nodes": ["n1"], "world_size": 1, "step": 0, "at": ""}

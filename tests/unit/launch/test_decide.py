@@ -7,7 +7,7 @@ import pytest
 from launch.decide import FINAL, Outcome, decide
 from launch.journal import append_row, count_idle_restarts, journal_path, last_end, newest_step, read_journal
 from launch.start import is_requeued, was_cancelled
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 
 
 def outcome(code: int, **facts) -> Outcome:

@@ -17,7 +17,7 @@ from launch.exits import Ending, are_ready
 from launch.journal import append_row, mark_of_cancel, read_journal
 from launch.modes import Meeting
 from launch.start import Start
-from pretrain.rundir import begin_attempt
+from pretrain.run.folder import begin_attempt
 from tests.helpers.waiting import poll_pause
 from tests.unit.launch.test_submit import spec
 

@@ -6,7 +6,7 @@ import pytest
 
 from launch import logs
 from pretrain.errors import ConfigError
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 
 
 @pytest.fixture

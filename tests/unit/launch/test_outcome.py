@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from launch.outcome import describe_failure, find_cause, job_code, note_outcome, reason_of
-from pretrain.rundir import RunDir, begin_attempt, end_attempt
+from pretrain.run.folder import RunDir, begin_attempt, end_attempt
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from launch.queue import find_jobs, parse_jobs
 from launch.runs import find_runs, read_run, read_runs
 from launch.show import show_run, show_runs
 from launch.starts import merge_starts
-from pretrain.lease.owner import LEASE_S
-from pretrain.rundir import RunDir, begin_attempt, end_attempt
+from pretrain.run.folder import RunDir, begin_attempt, end_attempt
+from pretrain.run.owner import LEASE_S
 from tests.helpers.waiting import make_old
 
 BEGIN = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
@@ -90,7 +90,7 @@ def own(run: RunDir, *, pid: int, released: bool = False, age_s: float = 0.0, jo
     """Writes the lease of an attempt of this machine."""
     from dataclasses import replace
 
-    from pretrain.lease.owner import this_process
+    from pretrain.run.owner import this_process
 
     run.lease.mkdir(exist_ok=True)
     path = run.lease / "00000001.json"

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import MaskedConfig, ObjectiveConfig, TaskConfig
-from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective import RowContext, build_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary, select_rows
 from pretrain.types import Batch
+from pretrain.utils.rng import draw_uniform
 from tests.unit.model.tiny import build, encoder_config
 
 SIZE, EOS, MASK, SPECIAL = 61, 3, 4, (0, 1, 2, 3, 4, 60)

@@ -5,12 +5,12 @@ import pytest
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective import OBJECTIVES, ObjectiveKind, RowContext, build_rows
 from pretrain.objective.contract import token_loss
 from pretrain.objective.mixed import merge, mix
 from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, TokenRows, select_rows
+from pretrain.utils.rng import draw_uniform
 from tests.unit.objective.test_causal_rows import make_rows
 from tests.unit.objective.test_masked import VOCABULARY
 

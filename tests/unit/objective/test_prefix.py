@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.draw import draw_uniform
 from pretrain.objective.prefix import prefix_rows
 from pretrain.objective.token_loss import sum_token_loss
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
 from pretrain.types import Batch
+from pretrain.utils.rng import draw_uniform
 from tests.unit.model.tiny import build, tiny_config
 from tests.unit.objective.test_causal_rows import make_rows, pack_slowly, rows
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pretrain.config.data import BatchConfig
 from pretrain.config.lengths import corruption_of, padding_share
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig
-from pretrain.draw import draw_uniform
 from pretrain.errors import ConfigError
 from pretrain.objective import build_rows
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows
+from pretrain.utils.rng import draw_uniform
 from tests.unit.model.tiny import build, tiny_config, two_stacks_config
 from tests.unit.objective.texts import (
     EOS,

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.artifact.adapters import is_adapter
+from pretrain.artifact.freeze import freeze, train_beside
+from pretrain.artifact.lora import add_adapters
 from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths
@@ -16,8 +18,6 @@ from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import parse_model
 from pretrain.errors import ConfigError
-from pretrain.finetune.freeze import freeze, train_beside
-from pretrain.finetune.lora import add_adapters
 from pretrain.model import build_model, init_weights
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.state_size import state_size

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.data.shards import ShardWriter
-from pretrain.data.tokenizer import dump_tokenizer, eos_id, tokenizer_hash, train_char
-from pretrain.index import DataIndex, build_split, write_index
+from pretrain.shards.index import DataIndex, build_split, write_index
+from pretrain.shards.writer import ShardWriter
+from pretrain.tokenizer import dump_tokenizer, eos_id, tokenizer_hash, train_char
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABC\n\x1b\u00e9"
 

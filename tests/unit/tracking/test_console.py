@@ -15,7 +15,7 @@ ROW = {"loss": 3.21454, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_s": 12345.0, "
 
 CODE = """
     import logging, signal, sys
-    from pretrain.log import setup_logging
+    from pretrain.utils.log import setup_logging
     from pretrain.tracking.console import Console
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain import io
 from pretrain.errors import DataError, DiskError
-from pretrain.tracking.jsonl import JsonLines, read_rows
+from pretrain.utils import io
+from pretrain.utils.jsonl import JsonLines, read_rows
 from tests.helpers.waiting import LIMIT_S, finish
 
 
@@ -156,7 +156,7 @@ def test_a_full_disk_is_a_disk_error_and_leaves_whole_lines(path):
 import resource, signal
 from pathlib import Path
 from pretrain.errors import DiskError
-from pretrain.tracking.jsonl import JsonLines
+from pretrain.utils.jsonl import JsonLines
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 lines = JsonLines(Path({str(path)!r}))
 lines.append({{"step": 1}})
@@ -221,7 +221,7 @@ def test_a_killed_process_loses_no_row_that_it_wrote(path):
     code = f"""
 import sys
 from pathlib import Path
-from pretrain.tracking.jsonl import JsonLines
+from pretrain.utils.jsonl import JsonLines
 lines = JsonLines(Path({str(path)!r}))
 step = 0
 while True:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import io
 from pretrain.tracking.pictures import Pictures
+from pretrain.utils import io
 from tests.unit.tracking.test_tracker import make
 
 

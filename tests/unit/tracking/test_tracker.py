@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import io
 from pretrain.config.tracking import SamplesConfig, TrackingConfig
 from pretrain.errors import DiskError
 from pretrain.tracking import Tracker
-from pretrain.tracking.jsonl import read_rows
+from pretrain.utils import io
+from pretrain.utils.jsonl import read_rows
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.tracking.wandb_file import read_history
 
@@ -123,7 +123,7 @@ def test_rows_wait_for_a_full_disk_which_is_one_warning_and_the_console_goes_on(
         import resource, signal, sys
         from pathlib import Path
         sys.path.insert(0, {ROOT!r})
-        from pretrain.log import setup_logging
+        from pretrain.utils.log import setup_logging
         from tests.unit.tracking.test_tracker import make
         setup_logging(0, 1)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

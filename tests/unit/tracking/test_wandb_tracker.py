@@ -20,7 +20,7 @@ PREAMBLE = """
     import contextlib, logging, os, signal, sys
     from pathlib import Path
     from pretrain.config.tracking import TrackingConfig
-    from pretrain.log import setup_logging
+    from pretrain.utils.log import setup_logging
     from pretrain.tracking import wandb_tracker
     from pretrain.tracking.wandb_tracker import WandbMirror
     from tests.helpers.waiting import LIMIT_S, wait_until

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
-from pretrain.io import set_fault_hook
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.train.bad_step import report_bad_step
+from pretrain.utils.io import set_fault_hook
 
 
 def full(operation, path):

@@ -1,8 +1,8 @@
 """What an attempt finds of those that were killed before it."""
 
-from pretrain.io import set_fault_hook, write_file
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.train.claim import sweep
+from pretrain.utils.io import set_fault_hook, write_file
 
 
 class Death(BaseException):

@@ -8,7 +8,7 @@ import torch.distributed as td
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.train.exchange import Agreed, start_exchange
+from pretrain.train.step_totals import Agreed, start_exchange
 from tests.helpers.waiting import LIMIT_S
 
 

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from pretrain.lease import Lease
-from pretrain.rundir import RunDir, begin_attempt
+from pretrain.run.folder import RunDir, begin_attempt
+from pretrain.run.lease import Lease
 from pretrain.train.run import _say_farewell
 
 

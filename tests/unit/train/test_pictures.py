@@ -9,8 +9,8 @@ from PIL import Image
 
 from pretrain.artifact.codec import PlainCodec
 from pretrain.config.tracking import AttentionConfig
-from pretrain.data.tokenizer import train_char
 from pretrain.errors import ConfigError
+from pretrain.tokenizer import train_char
 from pretrain.train import pictures
 from pretrain.train.pictures import AttentionPictures
 from pretrain.train.texts import TextReader

@@ -10,9 +10,9 @@ import pytest
 
 from pretrain.data.skips import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError, DiskError
-from pretrain.io import set_fault_hook
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
 from pretrain.train.rollback import agree_on_skips, read_skips, roll_back
+from pretrain.utils.io import set_fault_hook
 from tests.unit.checkpoint.stand_in import save, state_of
 
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain import io
 from pretrain.checkpoint.layout import list_checkpoints, step_of
 from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
-from pretrain.rundir import RunDir, begin_attempt
+from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.train.saving import Saving
+from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of
 

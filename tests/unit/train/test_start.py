@@ -10,9 +10,9 @@ from pretrain.artifact.what import open_what
 from pretrain.config.load import load_config
 from pretrain.config.model import HeadConfig
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.data.tokenizer import dump_tokenizer, train_tokenizer
 from pretrain.errors import CheckpointError
-from pretrain.rundir import RunDir
+from pretrain.run.folder import RunDir
+from pretrain.tokenizer import dump_tokenizer, train_tokenizer
 from pretrain.train.start import take_weights
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 

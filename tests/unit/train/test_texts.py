@@ -6,8 +6,8 @@ import pytest
 
 from pretrain.config.data import DataConfig
 from pretrain.config.prepare import PrepareConfig
-from pretrain.data.prepare import prepare
-from pretrain.index.dataset import Dataset, open_dataset
+from pretrain.prepare.prepare import prepare
+from pretrain.shards.dataset import Dataset, open_dataset
 from pretrain.train.texts import build_reader, has_evaluations
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 

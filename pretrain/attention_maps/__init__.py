@@ -1,0 +1,1 @@
+"""Attention of a model over a text: numbers, figures, and a terminal rendering."""

@@ -1,0 +1,227 @@
+"""A picture of attention maps: small multiples, layers down and heads across, or one large map.
+
+White is a weight of 0 and the darkest blue 1; what the mask forbids is grey and hatched, so that it is not taken for a
+weight that the model has learnt to be 0. Not here: sizes and places (`attention_layout.py`).
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from pretrain.attention_maps.attention import HeadMap
+from pretrain.attention_maps.layout import Box, Labels, Layout, Shape, font_points, plan_layout
+from pretrain.attention_maps.token_labels import columns, label, label_fonts
+from pretrain.errors import ConfigError
+from pretrain.utils.io import make_dir, write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path as Outline
+
+FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+DPI = 150
+
+COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
+"""White to dark blue in equal steps of CIELAB lightness, 100 to 16: equal lengths of the colour bar look equal."""
+
+GAMMA = 0.5
+"""Colours follow the square root of a weight: over sixty tokens an even spread is 0.017, and still is to be seen."""
+
+FORBIDDEN_FACE, FORBIDDEN_HATCH, GRID, SMALL_PRINT = "#e4e4e4", "#c4c4c4", "#e9e9e9", "#606060"
+MAX_NUMBERED_TOKENS = 16
+"""One map of at most this many tokens a side has its weights written in its cells."""
+
+_NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""The same maps give the same bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of maps over the same tokens.
+
+    Attributes:
+        heading: What the maps are.
+        legend: How to read them.
+        rows: The heads of each layer.
+        queries: Labels of the rows of a map.
+        keys: Labels of the columns of a map.
+    """
+
+    heading: str
+    legend: str
+    rows: list[list[HeadMap]]
+    queries: list[str]
+    keys: list[str]
+
+    @property
+    def shape(self) -> Shape:
+        """Its size."""
+        widths = (max(map(columns, labels)) for labels in (self.queries, self.keys))
+        return Shape(len(self.rows), max(map(len, self.rows)), len(self.queries), len(self.keys), *widths)
+
+
+def check_format(path: Path) -> str:
+    """Returns the format of a picture by the end of its name. Raises: ConfigError, for another than `FORMATS`."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(
+            f"--out {path.name}: no picture format is called {path.suffix!r}", fix=f"use {', '.join(FORMATS)}"
+        )
+    return FORMATS[path.suffix.lower()]
+
+
+def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[Section]:
+    """Groups rows of maps by what they are of.
+
+    Args:
+        rows: From `choose_heads`.
+        tokens: The tokens that each stack reads, by its name.
+    """
+    sections = []
+    for (stack, kind), group in groupby(rows, key=lambda row: (row[0].stack, row[0].kind)):
+        cross = kind == "cross"
+        heading = "cross-attention" if cross else f"{stack} self-attention"
+        legend = f"a row: what one {'target ' if cross else ''}token attends to{' in the source' if cross else ''}"
+        queries, keys = (list(map(label, tokens[name])) for name in (stack, "encoder" if cross else stack))
+        sections.append(Section(heading, legend, list(group), queries, keys))
+    return sections
+
+
+def draw_attention(sections: Sequence[Section], path: Path) -> None:
+    """Draws maps and writes the picture, whole or not at all.
+
+    Args:
+        sections: What to draw, from above.
+        path: Its suffix is the format: .png, .svg or .pdf.
+
+    Raises:
+        ConfigError: Another suffix, or more tokens than can be read in one picture.
+        DiskError: The disk refused.
+    """
+    content = render_attention(sections, check_format(path))
+    make_dir(path.parent)
+    write_file(path, content)
+
+
+def render_attention(sections: Sequence[Section], image_format: str) -> bytes:
+    """Returns the picture of maps, in one of the formats. Raises: ConfigError, for more tokens than can be read."""
+    layout = plan_layout([section.shape for section in sections])
+    import matplotlib
+
+    with matplotlib.rc_context():
+        # A user's matplotlibrc does not change what a map looks like.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["svg.hashsalt"] = "attention"
+        content = io.BytesIO()
+        draw_figure(sections, layout).savefig(content, format=image_format, metadata=_NO_DATE[image_format])
+    return content.getvalue()
+
+
+def draw_figure(sections: Sequence[Section], layout: Layout) -> "Figure":
+    """Returns the picture. Not of pyplot: it draws with Agg, needs no display and is nowhere registered."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(layout.width, layout.height), dpi=DPI)
+    for number, section in enumerate(sections):
+        _draw_section(figure, layout, number, section)
+    _draw_colour_bar(figure, layout)
+    return figure
+
+
+def _add_axes(figure: "Figure", layout: Layout, box: Box) -> "Axes":
+    bottom = layout.height - box.top - box.height
+    return figure.add_axes(
+        (box.left / layout.width, bottom / layout.height, box.width / layout.width, box.height / layout.height)
+    )
+
+
+def _draw_section(figure: "Figure", layout: Layout, number: int, section: Section) -> None:
+    x, top = layout.left / layout.width, layout.heading(number)
+    figure.text(x, 1 - top / layout.height, section.heading, fontsize=10, fontweight="bold", va="top")
+    figure.text(x, 1 - (top + 0.2) / layout.height, section.legend, fontsize=8, color=SMALL_PRINT, va="top")
+    is_single = sum(map(len, section.rows)) == 1
+    for row, heads in enumerate(section.rows):
+        for column, head in enumerate(heads):
+            axes = _add_axes(figure, layout, layout.panel(number, row, column))
+            _draw_map(axes, head)
+            _label_axes(axes, section, layout.cell, layout.labels(number, row, column))
+            if is_single and max(head.weights_TS.shape) <= MAX_NUMBERED_TOKENS:
+                _write_weights(axes, head)
+
+
+def _draw_map(axes: "Axes", head: HeadMap) -> None:
+    """Draws the cells of one head, what is forbidden, and thin lines between the cells."""
+    from matplotlib.patches import PathPatch
+
+    num_queries, num_keys = head.weights_TS.shape
+    axes.imshow(head.weights_TS.numpy(), cmap=_colour_map(), norm=_norm(), interpolation="nearest", aspect="auto")
+    forbidden = _outline(~head.allowed_TS)
+    if forbidden is not None:
+        style = {"facecolor": FORBIDDEN_FACE, "edgecolor": FORBIDDEN_HATCH, "linewidth": 0, "hatch": "////"}
+        axes.add_patch(PathPatch(forbidden, **style))
+    axes.vlines([key - 0.5 for key in range(1, num_keys)], -0.5, num_queries - 0.5, color=GRID, linewidth=0.4)
+    axes.hlines([query - 0.5 for query in range(1, num_queries)], -0.5, num_keys - 0.5, color=GRID, linewidth=0.4)
+    for spine in axes.spines.values():
+        spine.set(color="#808080", linewidth=0.5)
+    axes.set_title(f"layer {head.layer} head {head.head}", fontsize=7.5, pad=3)
+
+
+def _outline(forbidden_TS: Tensor) -> "Outline | None":
+    """Returns the rectangles of each row's runs of forbidden cells as one path, which is hatched as a whole."""
+    from matplotlib.path import Path as Outline
+
+    rectangles = []
+    for query, row in enumerate(forbidden_TS.tolist()):
+        start = 0
+        for is_forbidden, run in groupby(row):
+            end = start + len(list(run))
+            if is_forbidden:
+                left, right, top, bottom = start - 0.5, end - 0.5, query - 0.5, query + 0.5
+                corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+                rectangles.append(Outline(corners, closed=True))
+            start = end
+    return Outline.make_compound_path(*rectangles) if rectangles else None
+
+
+def _colour_map() -> "Colormap":
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("attention", COLOURS)
+
+
+def _norm() -> "Normalize":
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(GAMMA, vmin=0, vmax=1)
+
+
+def _write_weights(axes: "Axes", head: HeadMap) -> None:
+    """Writes the weights in their cells, those that are not 0.00."""
+    for query, row in enumerate(head.weights_TS.tolist()):
+        for key, weight in enumerate(row):
+            text = f"{weight:.2f}".removeprefix("0")
+            if text != ".00":
+                colour = "white" if weight > 0.25 else "black"
+                axes.text(key, query, text, size=8, color=colour, ha="center", va="center")
+
+
+def _label_axes(axes: "Axes", section: Section, cell: float, labels: Labels) -> None:
+    style: dict[str, Any] = {"fontsize": font_points(cell), "fontfamily": label_fonts(), "parse_math": False}
+    axes.set_yticks(range(len(section.queries)), section.queries, **style)
+    axes.set_xticks(range(len(section.keys)), section.keys, rotation=90, **style)
+    axes.tick_params(length=0, pad=2, labelleft=labels.left, labeltop=labels.top, labelbottom=labels.bottom)
+
+
+def _draw_colour_bar(figure: "Figure", layout: Layout) -> None:
+    from matplotlib.cm import ScalarMappable
+
+    axes = _add_axes(figure, layout, layout.colour_bar())
+    bar = figure.colorbar(ScalarMappable(_norm(), _colour_map()), cax=axes, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1])
+    bar.ax.set_title("weight", fontsize=7.5)
+    bar.ax.tick_params(labelsize=7, length=2)

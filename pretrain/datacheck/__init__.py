@@ -1,0 +1,1 @@
+"""`pretrain data show`, `stats` and `verify`."""

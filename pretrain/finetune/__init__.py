@@ -1,1 +1,0 @@
-"""Training on from a model: its weights, adapters beside them, and what stays frozen."""

@@ -1,0 +1,1 @@
+"""`pretrain inspect`: the description of a run, checkpoint or model."""

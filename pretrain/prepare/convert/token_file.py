@@ -1,0 +1,127 @@
+"""What a format of another system is to a conversion: files of tokens in order, and where documents lie in them.
+
+    TokenFile.tokens()            all tokens, in order, in chunks
+    TokenFile.documents(a, b)     the documents that begin in bytes [a, b) of the file, whole
+
+The documents of slices that partition a file are, one after another, its tokens. A document ends with its file.
+Whatever a format reads passes through `check_tokens`: it comes out in the dtype of the shards, inside the vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.sources import InputFile
+from pretrain.tokenizer import token_dtype
+
+CHUNK_TOKENS = 2**20
+"""Read at once: what bounds memory, beside the document and the member that are being put together."""
+
+TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+BOUNDARIES = ("auto", "end", "start", "sample")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How the tokens of a source are read.
+
+    Attributes:
+        vocab_size: Entries of the tokenizer: every token is below it.
+        eos_id: The token that ends, or starts, a document where the format has no table of documents.
+        dtype: Of tokens whose file does not say it. None: what the format's own tools assume.
+        boundaries: Where a document begins in a format without a table of documents: after `eos_id` (`end`), at it
+            (`start`), or with every sample (`sample`; mds). `auto`: as the format's own tools write them.
+        column: Field of a sample that holds the tokens (mds).
+    """
+
+    vocab_size: int
+    eos_id: int
+    dtype: str | None = None
+    boundaries: str = "auto"
+    column: str = "tokens"
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in TOKEN_DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r} is not one of tokens", fix=f"use one of {', '.join(TOKEN_DTYPES)}")
+        if self.boundaries not in BOUNDARIES:
+            fix = f"use one of {', '.join(BOUNDARIES)}"
+            raise ConfigError(f"boundaries={self.boundaries!r} is not known", fix=fix)
+        if not 0 <= self.eos_id < self.vocab_size:
+            raise ConfigError(
+                f"eos_id={self.eos_id} is not in the vocabulary of {self.vocab_size} entries",
+                fix="give the end-of-document token of this tokenizer",
+            )
+
+    @property
+    def shard_dtype(self) -> np.dtype:
+        """The dtype that tokens are handed on in."""
+        return np.dtype(token_dtype(self.vocab_size)).newbyteorder("<")
+
+
+class TokenFile(Protocol):
+    """One file of tokens, checked as far as its headers and its size go."""
+
+    @property
+    def file(self) -> InputFile:
+        """The file, as it is cut into slices."""
+
+    @property
+    def companions(self) -> tuple[InputFile, ...]:
+        """Files that say how this one is read: with it, what the output is made from."""
+
+    def tokens(self) -> Iterator[np.ndarray]:
+        """Yields all tokens in order, in 1-D chunks. Raises: DataError."""
+
+    def documents(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        """Yields the documents whose first byte lies in [start, stop); one may be empty. Raises: DataError."""
+
+
+def check_tokens(tokens: np.ndarray, position: int, options: ReadOptions, where: str) -> np.ndarray:
+    """Returns 1-D integers in the dtype of the shards; `position` is that of the first one.
+
+    Raises:
+        DataError: One is negative or not below the size of the vocabulary; names the first.
+    """
+    if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= options.vocab_size):
+        bad = int(np.flatnonzero((tokens < 0) | (tokens >= options.vocab_size))[0])
+        raise DataError(
+            f"token {tokens[bad]} at position {position + bad} is not below the vocabulary size, {options.vocab_size}",
+            where=where,
+            fix="give the tokenizer that made these tokens, and their dtype",
+        )
+    return tokens.astype(options.shard_dtype)
+
+
+def read_chunks(
+    path: Path, dtype: np.dtype, offset: int, first: int, last: int, options: ReadOptions
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (position, tokens) of tokens [first, last) of an array that begins at byte `offset`, checked.
+
+    Raises:
+        DataError: The file ends before; or as `check_tokens`.
+        OSError: With the name of the file.
+    """
+    with naming(path), path.open("rb") as file:
+        file.seek(offset + first * dtype.itemsize)
+        for position in range(first, last, CHUNK_TOKENS):
+            count = min(CHUNK_TOKENS, last - position)
+            data = file.read(count * dtype.itemsize)
+            if len(data) < count * dtype.itemsize:
+                raise DataError("truncated while it was read", where=str(path), fix="copy the file again")
+            yield position, check_tokens(np.frombuffer(data, dtype), position, options, str(path))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an OSError of a read, which has no file name, that of `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

@@ -1,0 +1,165 @@
+"""Which documents came before: exact, over the whole input, the first one in input order stays.
+
+    hash_part      each part, in any process: blake2b-128 of every document that the filters keep, in sorted runs
+                   duplicates/part-00007.hashes
+    find_first     all parts: the runs merged, a range of hashes at a time -> one bit a document, set for the first
+                   duplicates/part-00007.first
+    load_first     what a part reads when it is tokenised
+
+The bits are a pure function of the input and the filters. Memory of `hash_part`: one run; of `find_first`: one bit a
+document and BUCKET_ROWS hashes. A document that fills the corpus costs one row a run, not one a time. Disk, until
+`find_first` is done: 24 bytes a document.
+"""
+
+import bisect
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.prepare.filters import FilterRule, select
+from pretrain.prepare.pieces import document_key
+from pretrain.prepare.readers.reader import Reader
+from pretrain.prepare.sources import Part
+from pretrain.utils.io import AtomicWriter, make_dir, write_file
+
+DUPLICATES_DIR = "duplicates"
+RUN_ROWS = 2**20
+BUCKET_ROWS = 2**21
+REPORT_DOCUMENTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HashSettings:
+    """What hashing every part of one `prepare` shares.
+
+    Attributes:
+        folder: The shard folder.
+        reader: Reads the documents.
+        filters: What they leave out hides no other document.
+    """
+
+    folder: Path
+    reader: Reader
+    filters: FilterRule
+
+
+def hashes_path(folder: Path, part: Part) -> Path:
+    """Where the hashes of a part are until the duplicates are known."""
+    return folder / DUPLICATES_DIR / f"{part.name}.hashes"
+
+
+def first_path(folder: Path, part: Part) -> Path:
+    """Where it is said which documents of a part came first."""
+    return folder / DUPLICATES_DIR / f"{part.name}.first"
+
+
+def hash_part(settings: HashSettings, part: Part, report: Callable[[int, int], None]) -> None:
+    """Writes the hashes of a part. Raises: DataError, OSError, DiskError; then there is no file."""
+    make_dir(settings.folder / DUPLICATES_DIR)
+    writer = AtomicWriter(hashes_path(settings.folder, part))
+    lengths: list[int] = []
+    digests: list[bytes] = []
+    done_bytes = num_documents = 0
+    try:
+        for document in select(settings.reader.read(part.slices), settings.filters, None, Counter()):
+            digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
+            num_documents += 1
+            done_bytes += document.consumed_bytes
+            if len(digests) == RUN_ROWS:
+                lengths.append(_write_run(writer, digests, num_documents))
+                digests.clear()
+            if num_documents % REPORT_DOCUMENTS == 0:
+                report(done_bytes, REPORT_DOCUMENTS)
+                done_bytes = 0
+        report(done_bytes, num_documents % REPORT_DOCUMENTS)
+        lengths.append(_write_run(writer, digests, num_documents))
+        writer.write(np.array([*lengths, len(lengths), num_documents], "<u8").tobytes())
+        writer.commit()
+    finally:
+        writer.discard()
+
+
+def _write_run(writer: AtomicWriter, digests: list[bytes], num_documents: int) -> int:
+    """Writes (hash, hash, number of the document) in the order of hashes, of equal ones the first; returns how many."""
+    hashes = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    rows = np.empty((len(order), 3), "<u8")
+    rows[:, :2] = hashes[order]
+    rows[:, 2] = order + (num_documents - len(order))
+    rows = rows[_starts(rows)]
+    writer.write(rows.tobytes())
+    return len(rows)
+
+
+def _starts(rows: np.ndarray) -> np.ndarray:
+    """Returns, bool, where in sorted rows a hash differs from the one before."""
+    starts = np.ones(len(rows), bool)
+    starts[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+    return starts
+
+
+def find_first(folder: Path, parts: Sequence[Part]) -> None:
+    """Writes for every part which of its documents came first. All parts are hashed.
+
+    Raises:
+        DiskError: The disk refused; the same call continues.
+    """
+    paths = [hashes_path(folder, part) for part in parts]
+    shapes = [_read_shape(path) for path in paths]
+    # Each part's bits begin with a byte.
+    starts = np.cumsum([0, *(-(-num_documents // 8) * 8 for _, num_documents in shapes)])
+    bits = np.zeros(int(starts[-1]) // 8, np.uint8)
+    files = [(path, ends, int(start)) for path, (ends, _), start in zip(paths, shapes, starts[:-1], strict=True)]
+    for rows in _buckets(files):
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]  # stable: equal hashes stay in the order of the input
+        places = rows[_starts(rows), 2]
+        np.bitwise_or.at(bits, places // np.uint64(8), (1 << (places % np.uint64(8))).astype(np.uint8))
+    for part, (_, num_documents), start in zip(parts, shapes, starts[:-1], strict=True):
+        own = bits[int(start) // 8 :][: -(-num_documents // 8)]
+        write_file(first_path(folder, part), np.array([num_documents], "<u8").tobytes() + own.tobytes())
+
+
+def remove_hashes(folder: Path) -> None:
+    """Removes what is of no more use once every part knows which of its documents came first."""
+    for path in (folder / DUPLICATES_DIR).glob("*.hashes*"):
+        path.unlink(missing_ok=True)
+
+
+def _read_shape(path: Path) -> tuple[list[int], int]:
+    """Returns the row after each run, after that before the first, and the number of documents."""
+    values = np.memmap(path, "<u8", "r")
+    num_runs, num_documents = (int(value) for value in values[-2:])
+    return np.cumsum([0, *map(int, values[-2 - num_runs : -2])]).tolist(), num_documents
+
+
+def _buckets(files: list[tuple[Path, list[int], int]]) -> Iterator[np.ndarray]:
+    """Yields the rows of all files, a range of hashes at a time, with numbers that count through the whole input.
+
+    Args:
+        files: Path, ends of the runs, number of the first document. Opened one by one: there may be thousands.
+    """
+    num_buckets = max(1, -(-sum(ends[-1] for _, ends, _ in files) // BUCKET_ROWS))
+    places = [ends[:-1] for _, ends, _ in files]
+    for bucket in range(1, num_buckets + 1):
+        last = bucket * 2**64 // num_buckets - 1
+        rows = [np.empty((0, 3), np.uint64)]
+        for (path, ends, start), place in zip(files, places, strict=True):
+            table = np.memmap(path, "<u8", "r")[: 3 * ends[-1]].reshape(-1, 3)
+            for run, (begin, end) in enumerate(zip(place, ends[1:], strict=True)):
+                place[run] = bisect.bisect_right(table[:, 0], last, begin, end)
+                taken = np.array(table[begin : place[run]])
+                taken[:, 2] += np.uint64(start)
+                rows.append(taken)
+        yield np.concatenate(rows)
+
+
+def load_first(folder: Path, part: Part) -> np.ndarray:
+    """Returns, bool, for each document that the filters keep, whether none like it came before."""
+    content = first_path(folder, part).read_bytes()
+    num_documents = int(np.frombuffer(content, "<u8", 1)[0])
+    bits = np.frombuffer(content, np.uint8, offset=8)
+    return np.unpackbits(bits, count=num_documents, bitorder="little").astype(bool)

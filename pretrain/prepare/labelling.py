@@ -1,0 +1,165 @@
+"""Labels of documents: their names, and the numbers beside the tokens of a shard.
+
+    training documents -> find_labels -> names, sorted -> labels.json; or they are given, in any order
+    document, tokens   -> number_tokens -> int16, as long as the tokens: a class at the first token of the document, a
+                          tag at the first token of its word, IGNORE_INDEX elsewhere
+
+A label is text or a number. A number is the name that it spells; where names are given and none is a number, it is a
+place in them, as in data sets whose names are kept apart.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pretrain.errors import DataError
+from pretrain.prepare.documents import Label
+from pretrain.prepare.filters import FilterRule, select
+from pretrain.prepare.pieces import divide
+from pretrain.prepare.progress import Progress
+from pretrain.prepare.readers.reader import Reader
+from pretrain.prepare.sources import Part
+from pretrain.prepare.split import TRAIN, SplitRule
+from pretrain.rows import IGNORE_INDEX
+from pretrain.shards.writer import MAX_LABELS
+
+LABELS_NAME = "labels.json"
+_MAX_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """The labels of a shard folder.
+
+    Attributes:
+        names: Of each label, by its number.
+        is_given: By the config; else they are those of the training split.
+    """
+
+    names: tuple[str, ...]
+    is_given: bool
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def _has_places(self) -> bool:
+        return self.is_given and not any(_is_number(name) for name in self.names)
+
+    def number(self, label: str | int, split: str, text: str) -> int:
+        """Returns the number of a label.
+
+        Args:
+            label: As read.
+            split: Of its document.
+            text: The document, for errors.
+
+        Raises:
+            DataError: It is none of the set.
+        """
+        number = self._numbers.get(str(label))
+        if number is None and isinstance(label, int) and self._has_places and 0 <= label < len(self.names):
+            number = label
+        if number is not None:
+            return number
+        known = ", ".join(self.names[:_MAX_SHOWN]) + (", ..." if len(self.names) > _MAX_SHOWN else "")
+        if self.is_given:
+            what, fix = f"label {label!r} is not one of labels", "add it to labels, or correct it"
+        else:
+            what = f"label {label!r} of the {split} split is not one of the training split's"
+            fix = "name all of them in labels, or correct it"
+        raise DataError(f"{what} ({known})", where=f"the document that begins {text[:40]!r}", fix=fix)
+
+
+def find_labels(
+    parts: Sequence[Part],
+    reader: Reader,
+    rule: SplitRule,
+    filters: FilterRule,
+    first_of: Callable[[Part], np.ndarray | None],
+    progress: Progress,
+) -> list[str]:
+    """Returns the names of all labels of the training split, sorted; numbers by their value. Reads all of the input.
+
+    Args:
+        parts: The whole input.
+        reader: Reads it.
+        rule: The split; what it holds out is not seen.
+        filters: What they leave out is not seen.
+        first_of: As `train_texts`.
+        progress: Called after each part.
+
+    Raises:
+        DataError: There are none, or too many; or malformed input.
+    """
+    found: set[str] = set()
+    total_bytes = sum(part.num_bytes for part in parts)
+    done_bytes = num_documents = 0
+    for part in parts:
+        for document in select(reader.read(part.slices), filters, first_of(part), Counter()):
+            if any(piece.split == TRAIN for piece in divide(document, rule)):
+                found.update(str(label.name) for label in document.labels)
+                num_documents += 1
+        done_bytes += part.num_bytes
+        progress("reading the labels", done_bytes, total_bytes, num_documents)
+    check_labels(found)
+    return sorted(found, key=int if all(map(_is_number, found)) else str)
+
+
+def check_labels(names: Iterable[str]) -> None:
+    """Checks that there are labels, and not more than a shard can tell apart. Raises: DataError."""
+    count = len(list(names))
+    if not count:
+        raise DataError(
+            "there is no labelled document to train on", fix="give more data, or hold out less with --split"
+        )
+    if count > MAX_LABELS:
+        raise DataError(
+            f"{count} labels are more than {MAX_LABELS}", fix="is label_field (or tags_field) the right one?"
+        )
+
+
+def number_tokens(
+    labels: Sequence[Label], places: np.ndarray | None, num_tokens: int, set_: LabelSet, split: str, text: str
+) -> np.ndarray:
+    """Returns the number of each token's label, int16 [num_tokens].
+
+    Args:
+        labels: Of a document, in order.
+        places: int64 [labels]: the token that each belongs to, `num_tokens` where it has none. None: the first.
+        num_tokens: Of the document.
+        set_: The labels that there are.
+        split: Of the document.
+        text: The document, for errors.
+
+    Raises:
+        DataError: A label is unknown.
+    """
+    numbers = np.full(num_tokens + 1, IGNORE_INDEX, dtype=np.int16)
+    found = [set_.number(label.name, split, text) for label in labels]
+    # Of two words that one token begins with, the first names it.
+    numbers[np.zeros(len(found), dtype=np.int64) if places is None else places[::-1]] = found[::-1]
+    return numbers[:num_tokens]
+
+
+def first_tokens(labels: Sequence[Label], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Returns the first token of each word, int64; the number of tokens where a tokenizer left nothing of it.
+
+    Args:
+        labels: Each with the characters of its word.
+        offsets: Characters of each token of the text.
+    """
+    starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    word_starts = np.array([label.start for label in labels], dtype=np.int64)
+    word_ends = np.array([label.end for label in labels], dtype=np.int64)
+    first = np.searchsorted(ends, word_starts, side="right")
+    known = np.append(starts, np.iinfo(np.int64).max)[first] < word_ends
+    return np.where(known, first, len(starts))
+
+
+def _is_number(name: str) -> bool:
+    return name.removeprefix("-").isascii() and name.removeprefix("-").isdecimal()

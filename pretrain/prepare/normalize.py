@@ -1,0 +1,98 @@
+"""What an input's text goes through before anything else sees it, by `normalize` of an input.
+
+    Document -> normalize_document -> Document: filters, split, duplicates and tokenizer see the second only
+
+Whoever brings further text to a model that was trained on such a folder, to translate or to score, passes it through
+the same `build_normalizers` first.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial, reduce
+from importlib.util import find_spec
+from typing import Any
+
+from pretrain.config.prepare import NormalizeConfig
+from pretrain.errors import LaunchError
+from pretrain.prepare.documents import Document
+
+PACKAGE = "sacremoses"
+
+Normalize = Callable[[str], str]
+
+
+def check_normalize(config: NormalizeConfig) -> None:
+    """Checks that the package which the steps need is there. Raises: LaunchError."""
+    if config.needs_language and find_spec(PACKAGE) is None:
+        raise LaunchError(
+            f"normalize.steps={config.steps} are done by {PACKAGE}, which is not installed",
+            fix=f"run: python -m pip install {PACKAGE}",
+        )
+
+
+def build_normalizers(config: NormalizeConfig) -> tuple[Normalize, Normalize]:
+    """Returns what is done to a text or the source of a pair, and what to the target. Raises: LaunchError."""
+    check_normalize(config)
+    source = partial(_apply, _steps(config, config.language))
+    if config.target_language in (None, config.language):
+        return source, source
+    return source, partial(_apply, _steps(config, config.target_language))
+
+
+def normalize_document(document: Document, source: Normalize, target: Normalize) -> Document:
+    """Returns the document as `build_normalizers` makes it; what it took from the input stays.
+
+    Args:
+        document: As read.
+        source: Of the source of a pair, of a text, and of every segment of a record.
+        target: Of the target of a pair.
+    """
+    if document.source is not None:
+        text = target(document.text)
+        return replace(document, text=text, utf8=text.encode(), source=source(document.source))
+    if document.segments:
+        segments = tuple(
+            (text if number in document.markers else source(text), is_learned)
+            for number, (text, is_learned) in enumerate(document.segments)
+        )
+        text = "".join(part for part, _ in segments)
+        return replace(document, text=text, utf8=text.encode(), segments=segments)
+    text = source(document.text)
+    return replace(document, text=text, utf8=text.encode())
+
+
+def _steps(config: NormalizeConfig, language: str | None) -> list[Normalize]:
+    return [_BUILD[step](language) for step in config.steps]
+
+
+def _apply(steps: list[Normalize], text: str) -> str:
+    """Line by line: Moses takes the end of a line for a space."""
+    return "\n".join(reduce(lambda line, step: step(line), steps, line) for line in text.split("\n"))
+
+
+def _lowercase(language: str | None) -> Normalize:
+    return str.lower
+
+
+def _punctuation(language: str | None) -> Normalize:
+    normalize = _scripts().MosesPunctNormalizer(language).normalize
+    return lambda line: str(normalize(line))
+
+
+def _moses(language: str | None) -> Normalize:
+    """Not escaped: `&apos;` would be seven characters for the tokenizer to learn, and changes no score."""
+    tokenize = _scripts().MosesTokenizer(language).tokenize
+    return lambda line: str(tokenize(line, return_str=True, escape=False))
+
+
+def _scripts() -> Any:
+    import sacremoses  # type: ignore[import-untyped]
+
+    return sacremoses
+
+
+_BUILD: dict[str, Callable[[str | None], Normalize]] = {
+    "lowercase": _lowercase,
+    "punctuation": _punctuation,
+    "moses": _moses,
+}

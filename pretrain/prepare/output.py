@@ -1,0 +1,151 @@
+"""The shard folder while it is being made: what it was begun with, which parts are done, what a killed run left.
+
+    prepare.json      config and listing of the inputs, written first: the identity of the folder
+    tokenizer.json    next; parts depend on it
+    labels.json       of labelled documents, where no labels are given; parts depend on it
+    duplicates/*      which documents came before, where asked for; parts depend on it
+    parts/*.json      one record a finished part
+    statistics.json, data_card.md, lengths.png
+    index.json        written last: with it the folder is complete
+
+A run continues a folder of the same identity and refuses any other.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.duplicates import DUPLICATES_DIR
+from pretrain.prepare.labelling import LABELS_NAME
+from pretrain.prepare.lock import is_lock
+from pretrain.prepare.part import PARTS_DIR, PartRecord, load_record, record_path
+from pretrain.prepare.sources import InputFile, Part
+from pretrain.prepare.split import SPLITS
+from pretrain.shards.index import INDEX_NAME, DataIndex, check_shards, load_index
+from pretrain.tokenizer import tokenizer_hash
+from pretrain.utils.io import make_dir, write_json
+
+IDENTITY_NAME = "prepare.json"
+TOKENIZER_NAME = "tokenizer.json"
+OTHER_TOKENIZER = f"{TOKENIZER_NAME} is not the one that made the shards"
+STATISTICS_NAME = "statistics.json"
+CARD_NAME = "data_card.md"
+PICTURE_NAME = "lengths.png"
+_STATISTICS = (STATISTICS_NAME, CARD_NAME, PICTURE_NAME)
+MAX_SHOWN = 8
+_ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
+
+
+def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile], *, is_first: bool = True) -> None:
+    """Enters what this run is in `prepare.json`, or checks that the folder was begun with the same.
+
+    Removes temporary files of a killed run first: their names, which have a process id, may come again. Where others
+    work on the folder, it is called under their `claim_lock`, and only the first, which makes it, looks after the
+    tokenizer.
+
+    Raises:
+        ConfigError: Other options, or a folder that holds something else.
+        DataError: Other inputs.
+        DiskError: The disk refused.
+    """
+    for name in (IDENTITY_NAME, INDEX_NAME, *_STATISTICS, *([TOKENIZER_NAME, LABELS_NAME] if is_first else [])):
+        for temporary in folder.glob(f"{name}.tmp-*"):
+            temporary.unlink()
+    path = folder / IDENTITY_NAME
+    inputs = [_input_line(side) for file in files for side in (file, file.pair) if side]
+    if not path.exists():
+        strangers = sorted(entry.name for entry in folder.iterdir() if not is_lock(entry.name))
+        if strangers:
+            raise ConfigError(
+                f"the folder is not empty and was not begun by `pretrain prepare` (it holds {strangers[0]})",
+                where=str(folder),
+                fix="use another --output",
+            )
+        write_json(path, {"options": options, "inputs": inputs})
+        return
+    try:
+        before = json.loads(path.read_bytes())
+        _compare_options(folder, before["options"], options)
+        _compare_inputs(folder, before["inputs"], inputs)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path), fix=_ELSEWHERE) from error
+
+
+def _input_line(file: InputFile) -> str:
+    return f"{file.size} {file.version} {file.shown if file.is_remote else Path(file.path).absolute()}"
+
+
+def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if names:
+        shown = [f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in names[:MAX_SHOWN]]
+        changes = ", ".join(shown) + (f", and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
+        raise ConfigError(f"begun with other options: {changes}", where=str(folder), fix=_ELSEWHERE)
+
+
+def _compare_inputs(folder: Path, before: list[str], now: list[str]) -> None:
+    if before == now:
+        return
+    old, new = _by_path(before), _by_path(now)
+    changes = {
+        "new": sorted(new.keys() - old.keys()),
+        "gone": sorted(old.keys() - new.keys()),
+        "changed": sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
+    }
+    named = ", ".join(f"{len(paths)} {kind} ({paths[0]})" for kind, paths in changes.items() if paths)
+    raise DataError(f"begun with other inputs: {named or 'their order changed'}", where=str(folder), fix=_ELSEWHERE)
+
+
+def _by_path(lines: list[str]) -> dict[str, tuple[str, str]]:
+    rows = (line.split(" ", 2) for line in lines)
+    return {path: (size, version) for size, version, path in rows}
+
+
+def load_records(folder: Path, parts: Iterable[Part], tokenizer_sha256: str) -> dict[int, PartRecord]:
+    """Returns the records of the parts finished with this tokenizer, by number."""
+    found = ((part.number, load_record(folder, part, tokenizer_sha256)) for part in parts)
+    return {number: record for number, record in found if record is not None}
+
+
+def remove_leftovers(folder: Path, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
+    """Removes every file of `parts` that no record vouches for."""
+    kept = {record_path(folder, part) for part in parts if part.number in records}
+    for record in records.values():
+        for split in record.splits.values():
+            kept.update(folder / name for shard in split.shards for name in shard.sizes)
+    own = {part.name for part in parts}
+    for name in (PARTS_DIR, *SPLITS):
+        for path in (folder / name).glob("part-*"):
+            if path not in kept and _part_name(path) in own:
+                path.unlink()
+    make_dir(folder / PARTS_DIR)
+
+
+def _part_name(path: Path) -> str:
+    """`part-00007` of `part-00007-0000.tar`."""
+    return "-".join(path.name.split(".")[0].split("-")[:2])
+
+
+def check_complete(folder: Path) -> tuple[DataIndex | None, str]:
+    """Returns the index of a folder that has one, where all is there that it names; else None, and what is wrong."""
+    try:
+        index = load_index(folder)
+        check_shards(folder, index)
+        if tokenizer_hash(folder / TOKENIZER_NAME) == index.tokenizer_sha256:
+            return index, ""
+        return None, OTHER_TOKENIZER
+    except (DataError, OSError) as error:
+        return None, str(error)
+
+
+def discard_output(folder: Path) -> None:
+    """Takes back all that an unfinished run wrote, the identity last."""
+    (folder / INDEX_NAME).unlink(missing_ok=True)
+    for name in (PARTS_DIR, DUPLICATES_DIR, *SPLITS):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (*_STATISTICS, LABELS_NAME, TOKENIZER_NAME):
+        (folder / name).unlink(missing_ok=True)
+    (folder / IDENTITY_NAME).unlink(missing_ok=True)

@@ -1,0 +1,175 @@
+"""`pretrain prepare`: raw text -> tokenizer -> token shards, restartable and the same bytes however it is run.
+
+    check config, list inputs       nothing is written before they are sound (prepare_job.py)
+    lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
+    duplicates/                     where asked for: which documents came before (duplicates.py)
+    tokenizer.json                  trained on a sample of the training documents, or the given one
+    labels.json                     of labelled documents: the names that the training split has
+    parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
+    statistics.json, data_card.md   what came of it (statistics.py)
+    index.json                      last: merges the records in part order
+
+Several commands, each with its share of the parts, may fill one folder from as many machines (share.py). A run that
+is killed anywhere is continued by the same command. Malformed input ends it with one line and takes back
+what was written: nothing of it could be used, because mended input is other input. Not here: shuffling (order.py
+permutes when training reads), and any other process's folder.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretrain.config.prepare import PrepareConfig
+from pretrain.errors import ConfigError, DataError
+from pretrain.prepare import output
+from pretrain.prepare.filters import EMPTY, UNDECODABLE
+from pretrain.prepare.labelling import LabelSet
+from pretrain.prepare.lock import claim_lock, lock_folder
+from pretrain.prepare.part import PartRecord
+from pretrain.prepare.pool import num_cores, telling_what_failed
+from pretrain.prepare.prepare_job import PrepareJob, plan_job
+from pretrain.prepare.prepare_steps import find_duplicates, make_labels, make_tokenizer, wait_for, write_parts
+from pretrain.prepare.progress import Progress, no_progress
+from pretrain.prepare.share import WHOLE, Share
+from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION
+from pretrain.prepare.statistics import collect_statistics, count_left_out, write_statistics
+from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, build_split, load_index, write_index
+from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, tokenizer_hash, vocabulary_size
+from pretrain.utils.io import make_dir, write_file
+
+_log = logging.getLogger(__name__)
+
+
+def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processes: int | None = None) -> DataIndex:
+    """Makes `config.output` a complete shard folder and returns its index. Does nothing if it is one already.
+
+    Throughput is that of `tokenizers`: about 3 MB/s of text a core.
+
+    Args:
+        config: What to prepare.
+        progress: Called as it goes on.
+        processes: Workers, one core each; None: one a core. No effect on the output.
+
+    Raises:
+        ConfigError: Values that cannot be, or that differ from those the folder was begun with.
+        DataError: Inputs that are missing, malformed, empty, or differ from those the folder was begun with; or a
+            worker was killed.
+        LockedError: Another process prepares the same folder.
+        DiskError: The disk refused. What is finished is kept: the same command continues.
+    """
+    index = prepare_share(config, WHOLE, progress, processes=processes)
+    assert index is not None, "there are no others to wait for"
+    return index
+
+
+def prepare_share(
+    config: PrepareConfig, share: Share, progress: Progress = no_progress, *, processes: int | None = None
+) -> DataIndex | None:
+    """Does one share of what `prepare` does, beside others that fill the same folder from other machines.
+
+    Returns:
+        The index, which the last one to finish writes; None where others have not finished.
+
+    Raises:
+        LockedError: Others did not come with what this one needs from them (see `wait_for`).
+        ConfigError, DataError, DiskError: As `prepare`. What is written stays: the others need it.
+    """
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
+    job = plan_job(config)
+    folder = make_dir(job.folder)
+    with lock_folder(folder, share):
+        with claim_lock(folder):
+            output.claim_folder(folder, job.identity, job.files, is_first=share.is_first)
+            index = _complete_index(folder, share)
+        if index is not None:
+            _log.info("%s is complete: nothing to do", folder)
+            return index
+        with telling_what_failed(folder):
+            try:
+                return _build(job, share, progress, processes or num_cores())
+            except DataError:
+                if share.is_whole:
+                    output.discard_output(folder)
+                raise
+
+
+def _complete_index(folder: Path, share: Share) -> DataIndex | None:
+    """Returns the index of a folder that is complete; where files of it are missing, takes the index away."""
+    if not (folder / INDEX_NAME).exists():
+        return None
+    index, damage = output.check_complete(folder)
+    if index is not None:
+        return index
+    if not share.is_whole:
+        raise DataError(
+            f"the folder was complete, and is damaged: {damage}", fix="mend it by the command without --part"
+        )
+    if damage == output.OTHER_TOKENIZER:
+        (folder / output.TOKENIZER_NAME).unlink()
+    _log.warning("%s; making what is missing again", damage)
+    (folder / INDEX_NAME).unlink()
+    return None
+
+
+def _build(job: PrepareJob, share: Share, progress: Progress, processes: int) -> DataIndex | None:
+    if job.config.filter.deduplicate:
+        find_duplicates(job, share, progress, processes)
+    tokenizer_path = job.folder / output.TOKENIZER_NAME
+    if share.is_first and not tokenizer_path.exists():
+        write_file(tokenizer_path, make_tokenizer(job, progress))
+    wait_for([tokenizer_path], "the tokenizer, which --part 1 makes")
+    sha256 = tokenizer_hash(tokenizer_path)
+    labels = make_labels(job, share, progress)
+    own = share.own(job.parts)
+    records = output.load_records(job.folder, own, sha256)
+    output.remove_leftovers(job.folder, own, records)
+    write_parts(job, share, tokenizer_path, labels, records, progress, processes)
+    with claim_lock(job.folder):
+        if (job.folder / INDEX_NAME).exists():
+            return load_index(job.folder)
+        records = output.load_records(job.folder, job.parts, sha256)
+        assert records.keys() >= {part.number for part in own}, "every part that was written has a record"
+        if len(records) < len(job.parts):
+            return None
+        return _write_index(job, tokenizer_path, labels, [records[part.number] for part in job.parts])
+
+
+def _write_index(
+    job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]
+) -> DataIndex:
+    """Writes statistics, and last the index. Records are in part order."""
+    index = _merge(job, tokenizer_path, labels, records)
+    formats, tokenizer = [file.format for file in job.files], load_tokenizer(tokenizer_path)
+    write_statistics(job.folder, collect_statistics(formats, job.num_bytes, index, tokenizer, records))
+    write_index(job.folder, index)
+    return index
+
+
+def _merge(job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]) -> DataIndex:
+    """Builds the index out of the records, in part order."""
+    splits: dict[str, SplitIndex] = {}
+    for name in SPLITS:
+        written = [record.splits[name] for record in records]
+        split = build_split([s for w in written for s in w.shards], sum(w.num_bytes_text for w in written))
+        if split.num_documents:
+            splits[name] = split
+    _log_left_out(records)
+    if TRAIN not in splits:
+        raise DataError("there is no text to train on", fix="give more text, or hold out less with --split")
+    if VALIDATION not in splits and job.rule.fraction:
+        _log.warning("split %s held out nothing: there is no validation split", job.config.split)
+    tokenizer = load_tokenizer(tokenizer_path)
+    size = vocabulary_size(tokenizer)
+    sha256 = tokenizer_hash(tokenizer_path)
+    names = () if labels is None else labels.names
+    return DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind, names)
+
+
+def _log_left_out(records: Sequence[PartRecord]) -> None:
+    left_out = count_left_out(records)
+    named = {"empty documents": left_out.pop(EMPTY), "files that are not UTF-8": left_out.pop(UNDECODABLE)}
+    named |= {f"documents: {reason.replace('_', ' ')}": count for reason, count in left_out.items()}
+    for what, count in named.items():
+        if count:
+            _log.info("skipped %d %s", count, what)

@@ -1,0 +1,31 @@
+"""How each format is read: slices of open input files -> documents, streamed, errors with file and line or byte.
+
+A reader takes (stream, slice, rule) and yields documents in order. Its memory is bounded by the longest document that
+is allowed. Malformed input is an error, never skipped: a silent hole in a corpus is found months later, if ever.
+"""
+
+from collections.abc import Callable, Iterator
+
+from pretrain.prepare.documents import Document
+from pretrain.prepare.inputs.opening import InputStream
+from pretrain.prepare.readers.json_list import read_json
+from pretrain.prepare.readers.jsonl import read_jsonl
+from pretrain.prepare.readers.lines import read_lines
+from pretrain.prepare.readers.paired import read_paired
+from pretrain.prepare.readers.parquet import read_parquet
+from pretrain.prepare.readers.rule import ReadRule
+from pretrain.prepare.readers.text import read_text
+from pretrain.prepare.readers.webdataset import read_webdataset
+from pretrain.prepare.sources import Slice
+
+ReadSlice = Callable[[InputStream, Slice, ReadRule], Iterator[Document]]
+
+READERS: dict[str, ReadSlice] = {
+    "text": read_text,
+    "lines": read_lines,
+    "paired": read_paired,
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "parquet": read_parquet,
+    "webdataset": read_webdataset,
+}

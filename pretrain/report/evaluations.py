@@ -1,0 +1,259 @@
+"""What `pretrain evaluate` has found of a run's checkpoints: a table for each kind, and one of comparisons.
+
+    evaluations.jsonl -> read_evaluations -> Evaluation: a row for each source, system, task -> evaluations_tables
+
+The file may hold anything: a line that is no such row is counted, and left out.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.report.html import MAX_OPEN_ROWS, MAX_ROWS, Html, fold, table
+
+if TYPE_CHECKING:
+    from pretrain.report.read import RunData
+
+LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS = "Losses", "Classifiers", "Translations", "Tasks of lm-eval-harness"
+COMPARED = "Comparisons"
+_ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
+_LABEL_SCORES = {"macro_f1": "macro F1", "matthews": "Matthews"}
+_MOST = 2**63
+_HASH = 8
+"""Characters of a sha256 that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table.
+
+    Attributes:
+        table: Its heading.
+        data: What was read.
+        cells: By heading of the column.
+    """
+
+    table: str
+    data: str
+    cells: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One call of `pretrain evaluate`.
+
+    Attributes:
+        at: When, UTC.
+        step: Of the checkpoint.
+        manifest: sha256 of the checkpoint's manifest.
+        rows: What it has found.
+        signatures: How scores were computed, by name.
+    """
+
+    at: str
+    step: int
+    manifest: str
+    rows: list[Row]
+    signatures: dict[str, str]
+
+
+def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
+    """Returns the evaluations that a run has kept, oldest first; none where there is no file.
+
+    Args:
+        path: The file.
+        notes: What could not be read is added here.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}")
+        return []
+    found, damaged = [], 0
+    for line in lines[:-1]:  # behind the last line feed there is nothing, or a row that is being written
+        try:
+            found.append(_parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            damaged += 1
+    if damaged:
+        notes.append(f"{path.name}: {damaged:,} damaged lines are left out")
+    return found
+
+
+def _parse(row: dict[str, Any]) -> Evaluation:
+    result, settings = row["result"], row["settings"]
+    data = {str(one["name"]): _named(one) for one in row["data"]}
+    kind, signatures = result["kind"], dict[str, str]()
+    if kind == "loss":
+        rows = list(_loss_rows(result, data, settings))
+    elif kind == "translation":
+        rows = list(_translation_rows(result, data, signatures))
+    elif kind == "tasks":
+        rows = list(_task_rows(result, data, settings))
+    else:
+        raise ValueError(kind)
+    return Evaluation(str(row["at"]), _count(row["step"]), str(row["manifest"]), rows, signatures)
+
+
+def _named(one: dict[str, Any]) -> str:
+    """Returns a folder or file with the beginning of its sha256."""
+    return f"{one['name'] if one['path'] is None else one['path']} ({str(one['sha256'])[:_HASH]})"
+
+
+def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[Row]:
+    part = "" if settings["max_tokens"] is None else f", first {_count(settings['max_tokens']):,} tokens"
+    for source, facts in result["sources"].items():
+        read = f"{data.get(source, ', '.join(data.values()))}, {result['split']}{part}"
+        labels = facts.get("labels")
+        cells = {"of": f"{result['objective']}, {source}", "loss": _number(facts["loss"])}
+        if labels is None:
+            bits = facts["bits_per_byte"]
+            cells |= {
+                "perplexity": _number(facts["perplexity"]),
+                "bits per byte": bits if bits is None else _number(bits),
+            }
+            cells |= {"accuracy": f"{_float(facts['accuracy']):.4f}", "targets": _count(facts["targets"])}
+        else:
+            cells |= {"accuracy": _interval(labels["accuracy"])}
+            cells |= {head: _interval(labels[name]) for name, head in _LABEL_SCORES.items()}
+            cells |= {"documents": _count(labels["documents"]), "targets": _count(facts["targets"])}
+        yield Row(LOSSES if labels is None else CLASSIFIERS, read, cells)
+        for score, found in facts.get("differences", {}).items():
+            yield _difference(read, result["baseline"], f"{source}: {score}", found)
+
+
+def _difference(data: str, baseline: str, score: str, found: dict[str, Any]) -> Row:
+    """Returns the line of a paired bootstrap of our own."""
+    drawn = f"{_count(found['num_units']):,} {found['unit']}, {_count(found['resamples']):,} draws"
+    return _pair(data, baseline, score, found["value"], f"{_signed(found['low'])} to {_signed(found['high'])}",
+                 found["p_value"], drawn)  # fmt: skip
+
+
+def _pair(data: str, baseline: str, score: str, value: Any, interval: str, p_value: Any, drawn: str) -> Row:
+    cells = {"against": str(baseline), "of": score, "difference": _signed(value), "95%": interval,
+             "p": f"{_float(p_value):.4f}", "drawn": drawn}  # fmt: skip
+    return Row(COMPARED, data, cells)
+
+
+def _translation_rows(result: dict[str, Any], data: dict[str, str], signatures: dict[str, str]) -> Iterator[Row]:
+    read = ", ".join(data.values())
+    for system in result["systems"]:
+        beams = _count(system["beams"])
+        cells: dict[str, Any] = {"of": f"{system['model']}, {'greedy' if beams == 1 else f'beam {beams}'}"}
+        for metric, found in system["scores"].items():
+            cells[metric] = f"{_float(found['score']):.2f}"
+            signatures[metric] = str(found["signature"])
+        cells |= {"sentences": _count(system["sentences"]), "cut short": _count(system["cut"])}
+        yield Row(TRANSLATIONS, read, cells)
+    for pair in result["compared"]:
+        interval = f"+-{_float(pair['system_ci']):.2f} against +-{_float(pair['baseline_ci']):.2f}"
+        score = f"{pair['system']}: {pair['metric']}"
+        signatures[f"{pair['metric']}, compared"] = str(pair["signature"])
+        yield _pair(read, pair["baseline"], score, pair["difference"], interval, pair["p_value"], "sentences")
+
+
+def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[Row]:
+    shots, limit = settings["num_fewshot"], settings["limit"]
+    how = "" if shots is None else f", {_count(shots)} examples"
+    how += "" if limit is None else f", first {_count(limit):,} documents"
+    for score in result["scores"]:
+        task, stderr = str(score["task"]), score["stderr"]
+        read = data.get(task, "all of it") + how
+        value = f"{_float(score['value']):.4f}" + ("" if stderr is None else f" +- {_float(stderr):.4f}")
+        documents = result["documents"].get(task)
+        cells = {"of": task, "metric": str(score["metric"]), "score": value}
+        yield Row(TASKS, read, cells | {"documents": None if documents is None else _count(documents)})
+        if score["difference"] is not None:
+            yield _difference(read, result["baseline"], f"{task}: {score['metric']}", score["difference"])
+
+
+def _interval(score: dict[str, Any]) -> str:
+    return f"{_float(score['value']):.4f} ({_float(score['low']):.4f} to {_float(score['high']):.4f})"
+
+
+def _signed(value: Any) -> str:
+    return f"{_float(value):+.4f}"
+
+
+def _number(value: Any) -> Any:
+    return "not finite" if value is None else _float(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST:
+        raise TypeError(f"{value!r} is no count")
+    return value
+
+
+def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) -> str:
+    """Returns a table for each kind of evaluation, the newest first; empty where no run has kept any.
+
+    Args:
+        runs: All.
+        name_cells: A cell with the name of each.
+    """
+    kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
+    kept.sort(key=lambda entry: entry[0].at)
+    kept.reverse()  # of one second too the last that was kept comes first
+    parts = []
+    for title in _ORDER:
+        rows = [
+            {
+                "run": name_cells[number],
+                "step": _step_cell(found, runs[number]),
+                "at, UTC": _minute(found.at),
+                "data": row.data,
+            }
+            | row.cells
+            for found, number in kept
+            for row in found.rows
+            if row.table == title
+        ]
+        if rows:
+            parts.append(f"<h3>{escape(title)}, by pretrain evaluate</h3>{_table(rows)}")
+    signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
+    parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
+    if kept:
+        parts.append(
+            "<p class=note>Behind a score in brackets: where it lies with 95%. Behind data: of its sha256.</p>"
+        )
+    return "".join(parts)
+
+
+def _minute(at: str) -> str:
+    return at.replace("T", " ")[:16]
+
+
+def _step_cell(found: Evaluation, run: "RunData") -> Any:
+    """Returns the step; that of a checkpoint which is no longer, or whose steps were done again, is marked."""
+    on_disk = next((saved.manifest for saved in run.checkpoints if saved.step == found.step), None)
+    if on_disk is None:
+        return Html(f"<td class=number>{found.step:,}, not on disk</td>")
+    return (
+        found.step
+        if on_disk == found.manifest
+        else Html(f'<td class="number differs">{found.step:,}, other weights</td>')
+    )
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Returns the newest rows, and more behind a fold."""
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    heads = [head for head in heads if any(row.get(head) is not None for row in rows)]
+    cells = [[row.get(head) for head in heads] for row in rows[:MAX_ROWS]]
+    shown = table(heads, cells[:MAX_OPEN_ROWS])
+    if len(rows) <= MAX_OPEN_ROWS:
+        return shown
+    words = f"all {len(rows):,} rows" if len(rows) <= MAX_ROWS else f"the newest {MAX_ROWS} of {len(rows):,} rows"
+    return shown + fold(words, table(heads, cells))

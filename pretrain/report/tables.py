@@ -1,0 +1,150 @@
+"""The tables of a report that tell how runs went: summary, starts, rollbacks, evaluations."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.report.html import LONG_CHARACTERS, Html, figure, folded, swatch, table, without_empty
+from pretrain.report.panels import color_of
+from pretrain.report.read import RunData
+from pretrain.report.series import median
+from pretrain.report.timeline import instant
+from pretrain.utils.units import count, percent, size, span
+
+_VALIDATION = {
+    "val_loss": "loss",
+    "val_perplexity": "perplexity",
+    "val_bits_per_byte": "bits per byte",
+    "val_accuracy": "accuracy",
+    "val_tokens": "targets",
+}
+_STATES = {EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
+
+
+def summarize(run: RunData) -> dict[str, Any]:
+    """Returns the figures of a run, for the summary and for JSON; None where they are not known."""
+    last = run.starts[-1] if run.starts else {}
+    code = last.get("exit_code")
+    losses, validation = run.finite("loss"), run.finite("val_loss")
+    best = min(validation, key=lambda point: point[1], default=None)
+    return {
+        "name": run.label,
+        "path": str(run.path),
+        "id": run.record["id"],
+        "state": "running or lost" if code is None else _STATES.get(code, "failed"),
+        "reason": last.get("reason"),
+        "steps": run.last_step,
+        "total_steps": run.config.get("train.steps"),
+        "tokens": int(run.course.tokens[-1]),
+        "hours_in_loop": round(run.course.hours[-1], 4),
+        "starts": len(run.starts),
+        "loss": losses[-1][1] if losses else None,
+        "best_val_loss": best[1] if best else None,
+        "best_val_step": int(best[0]) if best else None,
+        "median_tokens_per_s": median(_values(run, "tokens_per_s")),
+        "median_mfu": median(_values(run, "mfu")),
+        "median_data_wait": median(_values(run, "data_wait")),
+        "peak_memory_bytes": max(_values(run, "memory_bytes"), default=None),
+        "parameters": run.parameters,
+        "checkpoints": len(run.checkpoints),
+        "evaluations": len(run.evaluations),
+        "notes": run.notes,
+    }
+
+
+def _values(run: RunData, name: str) -> list[float]:
+    return [value for _, value in run.finite(name)]
+
+
+def name_cell(number: int, run: RunData) -> Html:
+    """Returns a cell with a run's colour and name."""
+    kind = " class=long" if len(run.label) > LONG_CHARACTERS else ""
+    return Html(f'<td{kind} title="{escape(str(run.path))}">{swatch(color_of(number))} {escape(run.label)}</td>')
+
+
+def summary_table(runs: Sequence[RunData]) -> str:
+    """Returns a row for each run with the figures that are compared first."""
+    heads = ("run", "state", "steps", "tokens", "in the loop", "starts", "loss", "best validation", "tokens/s", "MFU",
+             "data wait", "memory", "parameters")  # fmt: skip
+    rows = []
+    for number, run in enumerate(runs):
+        s = summarize(run)
+        steps = f"{s['steps']:,}" + (f" of {s['total_steps']:,}" if isinstance(s["total_steps"], int) else "")
+        best = None if s["best_val_loss"] is None else f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
+        rows.append([
+            name_cell(number, run), s["state"], steps, count(s["tokens"]), span(s["hours_in_loop"] * 3600), s["starts"],
+            s["loss"], best, _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
+            _known(s["median_data_wait"], percent), _known(s["peak_memory_bytes"], size), _known(run.parameters, count),
+        ])  # fmt: skip
+    return table(*without_empty(heads, rows))
+
+
+def _known(value: float | None, form: Any) -> str | None:
+    return None if value is None else form(value)
+
+
+def starts_table(run: RunData) -> str:
+    """Returns every start of a run, with its Slurm job where there is one."""
+    rows = []
+    for number, start in enumerate(run.starts, start=1):
+        begin, end = instant(start.get("started")), instant(start.get("ended"))
+        lasted = None if begin is None or end is None else _lasted((end - begin).total_seconds())
+        restart = start.get("restart")
+        job = f"{start.get('job') or ''}{f', restart {restart}' if restart else ''}"
+        nodes = ", ".join(str(node) for node in start.get("nodes") or [])
+        rows.append([
+            number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
+            start.get("from_step"), start.get("exit_code"), start.get("reason") or "not told",
+        ])  # fmt: skip
+    heads = ("start", "Slurm job", "began", "lasted", "nodes", "ranks", "from step", "exit code", "how it ended")
+    return table(*without_empty(heads, rows))
+
+
+def _lasted(seconds: float) -> str:
+    return span(seconds) if seconds >= 1 else "under 1 s"  # run.json has whole seconds
+
+
+def rollbacks_table(run: RunData) -> str:
+    """Returns each time that a run went back; empty where it never did."""
+    how = {True: "by itself, after a spike", False: "pretrain rollback"}
+    rows = [
+        [entry.get("at"), entry.get("to"), how[bool(entry.get("automatic"))], _samples(entry)]
+        for entry in run.record.get("rollbacks") or []
+        if isinstance(entry, dict)
+    ]
+    return table(("went back at", "to step", "how", "samples left out"), rows) if rows else ""
+
+
+def _samples(entry: dict[str, Any]) -> int | None:
+    first, end = entry.get("first"), entry.get("end")
+    return end - first if isinstance(first, int) and isinstance(end, int) else None
+
+
+def evaluation_table(runs: Sequence[RunData]) -> str:
+    """Returns what each evaluation found, the best of a run marked; empty where there was none."""
+    names = {name for run in runs for name in run.metrics if name.startswith("val_")}
+    shown = [*(name for name in _VALIDATION if name in names), *sorted(names - _VALIDATION.keys())]
+    rows: list[list[Any]] = []
+    keep: list[int] = []
+    for number, run in enumerate(runs):
+        columns, best = {name: dict(run.metrics.get(name, [])) for name in shown}, summarize(run)["best_val_step"]
+        for step, _ in run.metrics.get("val_loss", []):
+            mark: Any = int(step)
+            if step == best:
+                keep.append(len(rows))
+                mark = Html(f'<td class="number best">best {int(step):,}</td>')
+            tokens = count(run.course.tokens_at(step)) if len(run.course.steps) > 1 else None
+            values = [_evaluated(name, columns[name].get(step)) for name in shown]
+            rows.append([name_cell(number, run), mark, tokens, *values])
+    heads = ["run", "step", "tokens", *(_VALIDATION.get(name, name.removeprefix("val_")) for name in shown)]
+    return folded(heads, rows, keep) if rows else ""
+
+
+def _evaluated(name: str, value: float | None) -> Any:
+    if value is None:
+        return None
+    if math.isnan(value):
+        return "not finite"
+    return int(value) if name == "val_tokens" else f"{100 * value:.2f}%" if name == "val_accuracy" else value

@@ -1,0 +1,112 @@
+"""What makes the rows of a run: its objective, fitted to the tokenizer of its data.
+
+    RunConfig, Dataset  --fit_config-->  vocabulary and special tokens filled in  --context_of_run-->  RowContext
+    ObjectiveConfig, RowContext  --objective.build_rows-->  RowMaker
+
+Data and objective meet here for everyone who reads rows as a model does: training, evaluation, and those who look at
+data. No torch.
+"""
+
+from pretrain.config.lengths import RowLengths
+from pretrain.config.model import HeadConfig, SpecialTokens
+from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.run import RunConfig
+from pretrain.errors import ConfigError
+from pretrain.objective import RowContext
+from pretrain.shards.dataset import Dataset
+from pretrain.tokenizer import describe_vocabulary, load_tokenizer, special_tokens_of
+
+
+def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """Fills in what a config leaves to the data: the size of the vocabulary, what special tokens mean, labels.
+
+    Raises:
+        ConfigError: The config contradicts the data.
+    """
+    vocab_size, index = config.model.vocab_size, dataset.index
+    if vocab_size is not None and vocab_size < index.vocab_size:
+        if config.init.from_ is None:
+            raise ConfigError(
+                f"model.vocab_size={vocab_size} is smaller than the {index.vocab_size} tokens of the shards",
+                where=str(dataset.sources[0].folder),
+                fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
+            )
+        vocab_size = index.vocab_size  # tokens were added to those of the model: the tables grow
+    _check_kind(config.objective, dataset)
+    special = fill_special(config.model.special_tokens, dataset)
+    model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size, "special_tokens": special})
+    if index.labels:
+        model = model.model_copy(update={"head": _fill_labels(config.model.head, dataset)})
+    return config.model_copy(update={"model": model})
+
+
+def _fill_labels(head: HeadConfig, dataset: Dataset) -> HeadConfig:
+    labels = list(dataset.index.labels)
+    if head.labels and head.labels != labels:
+        raise ConfigError(
+            f"model.head.labels are {_listed(head.labels)}, those of the data {_listed(labels)}",
+            where=str(dataset.sources[0].folder),
+            fix="leave them out, or prepare the data with these labels",
+        )
+    return head.model_copy(update={"labels": labels})
+
+
+def _listed(labels: list[str], most: int = 10) -> str:
+    return ", ".join(labels[:most]) + (f", ... ({len(labels)})" if len(labels) > most else "")
+
+
+def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
+    """Returns what special tokens mean: as a config says, or else as the tokenizer of the data does."""
+    found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update={"eos": dataset.index.eos_id})
+    named = {name: number for name, number in given if number is not None}
+    return SpecialTokens.model_validate(found.model_dump() | named)
+
+
+def _check_kind(objective: ObjectiveConfig, dataset: Dataset) -> None:
+    kind = dataset.index.kind
+    for task in objective.tasks:
+        if kind not in NEEDS[task.kind].data:
+            raise ConfigError(
+                f"objective.kind={task.kind} learns from {' or '.join(NEEDS[task.kind].data)}, and the data are {kind}",
+                where=str(dataset.sources[0].folder),
+                fix="choose another objective.kind or data.path",
+            )
+
+
+def context_of_run(config: RunConfig, dataset: Dataset) -> RowContext:
+    """Returns what making the rows of a run needs. `config`: from `fit_config`."""
+    return build_context(
+        config.objective,
+        config.model.special_tokens,
+        dataset,
+        seed=config.seed,
+        lengths=config.lengths,
+        num_stacks=len(config.stacks),
+        document_mask=config.data.document_mask,
+    )
+
+
+def build_context(
+    objective: ObjectiveConfig,
+    special: SpecialTokens,
+    dataset: Dataset,
+    *,
+    seed: int,
+    lengths: RowLengths,
+    num_stacks: int,
+    document_mask: bool,
+) -> RowContext:
+    """Returns what making rows needs beside the rows.
+
+    Args:
+        objective: Tells what has to be known of the vocabulary.
+        special: From `fill_special`.
+        dataset: With the tokenizer.
+        seed: As `RowContext`, as are the others.
+        lengths: Likewise.
+        num_stacks: Likewise.
+        document_mask: Likewise.
+    """
+    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in objective.tasks)
+    vocabulary = describe_vocabulary(load_tokenizer(dataset.tokenizer_path), special, whole_words=whole_words)
+    return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)

@@ -1,0 +1,1 @@
+"""The run folder: its layout, the lease of its owner, signals, heartbeats and the watchdog."""

@@ -1,0 +1,230 @@
+"""Who owns a run folder: one live attempt at a time, on whatever node and file system.
+
+    lease/00000003.json   the third owner: host, process, Slurm job, a random token; its mtime is the heartbeat
+
+    Lease(folder)   the highest number n is free (owner.py says when)  ->  n + 1 is made, exclusively  ->  heartbeats
+    check           before a commit: ours is the highest still and has our token, or LockedError
+    release         our file says so, and the next owner need not wait
+
+The number is a fencing token: it only grows. The highest file is never removed, and each follows one that was found
+free, so that of any number of processes that race for a folder one gets it. No file lock is used: on some file systems
+those of one node are not seen by another. What no lease can rule out is that a process is stopped between `check` and
+what it guards; so a new owner begins by renaming whatever an earlier one may have been about to commit.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
+from pretrain.run.owner import (
+    POLL_S,
+    Found,
+    Owner,
+    find_owner,
+    highest_number,
+    number_of,
+    path_of,
+    refuse_if_held,
+    this_process,
+)
+from pretrain.utils.io import fsync_dir, make_dir, write_chunks, write_file
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 2.0
+STALL_S = 3.0
+"""A process that has not looked at its lease for so long may have been stopped meanwhile."""
+
+
+def _end_process(error: LockedError) -> None:
+    """Another attempt is at work: this one may write nothing more, and its main thread may be anywhere."""
+    log.error("%s", error)
+    logging.shutdown()
+    os._exit(EXIT_LOCKED)
+
+
+class Lease:
+    """Ownership of a run folder by this process, renewed by a thread until it is released.
+
+    Args:
+        folder: The run's `lease` folder.
+        on_lost: Called in that thread when another process has taken over; by default the process ends, with 73.
+
+    Raises (on creation):
+        LockedError: Another live process owns the folder; names its host, process, job and start. Within 5 seconds.
+        DiskError: The folder cannot be written to.
+    """
+
+    def __init__(self, folder: Path, on_lost: Callable[[LockedError], None] = _end_process) -> None:
+        self._folder, self._on_lost = make_dir(folder), on_lost
+        try:
+            self._owner = _take(folder)
+        except OSError as error:
+            raise _disk_error(folder, "claimed", error) from error
+        self._path = path_of(folder, self._owner.number)
+        self._seen_at = time.monotonic()
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def number(self) -> int:
+        """The fencing number: higher than that of every owner before."""
+        return self._owner.number
+
+    def check(self) -> None:
+        """Makes sure that the folder is ours still. About a millisecond; a rank calls it right before a commit.
+
+        Raises:
+            LockedError: Another process has taken over, and is named; or the lease was removed by hand.
+            DiskError: The folder cannot be read.
+        """
+        begun = time.monotonic()  # this process may be stopped between what it reads here and what it notes of it
+        try:
+            found = _find_highest(self._folder)
+        except OSError as error:
+            raise _disk_error(self._folder, "read", error) from error
+        owner = found.owner if found else None
+        if owner is None or owner.token != self._owner.token:
+            new = f"was taken over by {owner or 'another process'}" if found else "was removed"
+            what = f"the lease of this attempt ({self._owner}) {new}"
+            raise LockedError(what, where=str(self._folder.parent), fix="leave the run to its owner")
+        self._seen_at = begun
+
+    def check_after_stall(self) -> None:
+        """Checks if nobody has for `STALL_S`, as after a SIGSTOP; else free. Raises: as `check`."""
+        if time.monotonic() - self._seen_at > STALL_S:
+            self.check()
+
+    def is_held(self) -> bool:
+        """Returns whether the folder is known to be ours still."""
+        try:
+            self.check()
+        except (LockedError, DiskError):
+            return False
+        return True
+
+    def _renew(self) -> None:
+        while not self._released.wait(HEARTBEAT_S):
+            try:
+                self.check()
+                # Without a time: a server sets its own, so that no clock is compared with another machine's.
+                os.utime(self._path)
+            except LockedError as error:
+                if not self._released.is_set():
+                    self._on_lost(error)
+                return
+            except (DiskError, OSError) as error:  # a server that is away for a while; `check` guards every commit
+                log.debug("no heartbeat: %s", error)
+
+    def release(self) -> None:
+        """Gives the folder up, if it is ours still. Idempotent."""
+        if self._released.is_set():
+            return
+        self._released.set()
+        self._thread.join(timeout=HEARTBEAT_S)
+        if self.is_held():
+            with suppress(DiskError):  # the next owner finds this process dead, or waits
+                write_file(self._path, replace(self._owner, released=True).to_json())
+
+
+def refuse_if_owned(folder: Path) -> None:
+    """Looks whether a run could be owned now, before anything that takes seconds; takes and writes nothing.
+
+    Args:
+        folder: The run's `lease` folder, which need not be there.
+
+    Raises:
+        LockedError, DiskError: As `Lease` would.
+    """
+    try:
+        highest = highest_number(folder)
+        if highest:
+            refuse_if_held(folder, highest, this_process())
+    except OSError as error:
+        raise _disk_error(folder, "read", error) from error
+
+
+def _find_highest(folder: Path) -> Found | None:
+    """Returns the owner of the highest number, or None if there is no file at all. Raises: OSError."""
+    while highest := highest_number(folder):
+        found = find_owner(path_of(folder, highest))
+        if found is not None:
+            return found
+        time.sleep(POLL_S)  # a new owner has removed this one since we listed the folder: look for its own
+    return None
+
+
+def _take(folder: Path) -> Owner:
+    """Becomes the owner of `folder`. Raises: LockedError, DiskError."""
+    while True:
+        highest = highest_number(folder)
+        owner = replace(this_process(), number=highest + 1)
+        reason = refuse_if_held(folder, highest, owner) if highest else ""
+        if not _create(folder, owner):
+            continue  # another process was faster: see whether it lives
+        if highest_number(folder) == owner.number:
+            break
+        # We were stopped since we looked, while others came, went, and removed the file that stood in our way.
+        path_of(folder, owner.number).unlink(missing_ok=True)
+    if reason:
+        log.warning("%s taken over: %s", folder.parent, reason)
+    for path in folder.iterdir():
+        if (number_of(path.name) or 0) < owner.number:  # what racers and the dead have left counts as 0
+            with suppress(OSError):
+                path.unlink()
+    return owner
+
+
+def _create(folder: Path, owner: Owner) -> bool:
+    """Makes the file of an owner, whole, unless there is one of its number; returns whether it did.
+
+    A hard link is exclusive on NFS too, and its file has its content from the start.
+    """
+    content, path = owner.to_json(), path_of(folder, owner.number)
+    temporary = folder / f".tmp-{owner.token}"
+    write_chunks(temporary, [memoryview(content)])
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # A client of NFS repeats a request whose answer was lost: then it is we who made it.
+        return _num_links(temporary) == 2
+    except FileNotFoundError:
+        return False  # the winner has tidied up
+    except OSError:
+        return _create_without_links(path, content)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    fsync_dir(folder)
+    return True
+
+
+def _num_links(path: Path) -> int:
+    try:
+        return path.stat().st_nlink
+    except OSError:
+        return 0
+
+
+def _create_without_links(path: Path, content: bytes) -> bool:
+    """The same on a file system that has no hard links. A process killed in here leaves a file that nobody owns."""
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
+
+
+def _disk_error(folder: Path, action: str, error: OSError) -> DiskError:
+    what, fix = f"cannot be {action}: {error.strerror or error}", "correct its permissions, or see to the file system"
+    return DiskError(what, where=str(folder), fix=fix)

@@ -1,0 +1,216 @@
+"""The folder where what was fetched lies: shared by the processes of a machine, by runs and by data folders.
+
+    DIR/shards/SHA256.tar              a whole, verified shard; two data folders that share it share this file
+    DIR/shards/SHA256.CRC32.idx.npy    its sidecar, there before the tar is
+    DIR/shards/SHA256.lock             held shared while the shard is in use, exclusively by who fetches or evicts it;
+                                       then it says who that is, and how many bytes are to come
+    DIR/shards/SHA256.soon             held shared while somebody will use the shard soon
+    DIR/folders/HASH/                  index, tokenizer, lengths and bins of an address (folder.py)
+    DIR/folders/HASH.lock              held shared while somebody has that address open, exclusively by who evicts it
+    DIR/.lock                          held exclusively while room is made
+    DIR/.room                          touched by who finds none
+
+All locks are flocks, which end with the process that has them, however it ends. So a killed process leaves names that
+nobody believes and that the next one removes. What is in use is never evicted; what will be used soon is evicted only
+for what is needed now, the last to be needed first; of the rest, the least recently used first. Deliberately not here:
+what there is (contents.py), how a shard is fetched (download.py), and when (fetch.py).
+"""
+
+import enum
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pretrain.errors import DataError
+from pretrain.shards.cache_locks import LockSet, lock, try_lock
+from pretrain.shards.contents import Entry, scan_folders, scan_shards
+from pretrain.shards.index import ShardIndex
+from pretrain.utils.io import make_dir
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class Fill(enum.Enum):
+    """How an attempt to bring a shard in ended."""
+
+    THERE = "it is there"
+    BUSY = "process {} is at it"
+    FULL = "there is no room in the cache"
+
+
+class ShardCache:
+    """Shards by the hash of their content, and what lies beside them; in all at most `limit_bytes`.
+
+    What is written into the folder of an address counts from then on. Safe to use from threads and processes.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Makes the folder. Raises: DiskError: It cannot be made, or its file system has no locks."""
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self._shards, self._folders = make_dir(folder / "shards"), make_dir(folder / "folders")
+        os.close(lock(folder / ".lock"))
+
+    def paths(self, shard: ShardIndex) -> tuple[Path, Path]:
+        """Returns where a shard and its sidecar lie when they are there. Raises: DataError: Its hash is none."""
+        if not _SHA256.fullmatch(shard.sha256):
+            raise DataError(
+                f"its sha256 in the index is none: {shard.sha256[:80]!r}",
+                where=shard.name,
+                fix="run `pretrain prepare` again",
+            )
+        tar = self._shards / f"{shard.sha256}.tar"
+        return tar, self._shards / f"{shard.sha256}.{shard.table.crc32:08x}.idx.npy"
+
+    def has(self, shard: ShardIndex) -> bool:
+        """Returns whether a shard and its sidecar are there: two `stat`, nothing is read. Files of a wrong size,
+        which somebody else must have written, are not."""
+        wanted = zip(self.paths(shard), (shard.num_bytes, shard.table_bytes), strict=True)
+        try:
+            return all(path.stat().st_size == size for path, size in wanted)
+        except OSError:
+            return False
+
+    def hold(self, shard: ShardIndex) -> int | None:
+        """Marks a shard as in use, if it is there: until the descriptor that is returned is closed."""
+        if not self.has(shard):
+            return None
+        descriptor = try_lock(self._lock_path(shard), fcntl.LOCK_SH)
+        if descriptor is not None and not self.has(shard):
+            os.close(descriptor)
+            return None
+        if descriptor is not None:
+            stamp(self.paths(shard)[0])
+        return descriptor
+
+    def hold_folder(self, key: str) -> tuple[Path, int]:
+        """Returns the folder of an address, made if need be: it stays until the descriptor that comes with it is
+        closed."""
+        descriptor = lock(self._folders / f"{key}.lock", fcntl.LOCK_SH)
+        stamp(descriptor)
+        return make_dir(self._folders / key), descriptor
+
+    def expect(self, shard: ShardIndex) -> int | None:
+        """Marks a shard, there or not, as used soon: until the descriptor that is returned is closed.
+
+        Returns None for the moment in which another process evicts it. What is expected last is needed last.
+        """
+        descriptor = try_lock(self._lock_path(shard).with_suffix(".soon"), fcntl.LOCK_SH)
+        if descriptor is not None:
+            stamp(descriptor)
+        return descriptor
+
+    def fill(self, shard: ShardIndex, fetch: Callable[[Path, Path], None], *, urgent: bool) -> Fill:
+        """Brings a shard in, unless it is there or another process is at it.
+
+        Args:
+            shard: Which.
+            fetch: Called with the paths of the sidecar and of the tar; makes both.
+            urgent: It is needed now: room may be taken from what is expected.
+
+        Raises:
+            Whatever `fetch` raises.
+        """
+        lock_path = self._lock_path(shard)
+        descriptor = None if self.has(shard) else try_lock(lock_path, fcntl.LOCK_EX)
+        if descriptor is None:
+            return Fill.THERE if self.has(shard) else Fill.BUSY
+        try:
+            if self.has(shard):
+                return Fill.THERE
+            for leftover in self._shards.glob(f"{shard.sha256}.*.tmp-*"):
+                leftover.unlink(missing_ok=True)  # of a process that died: we have the lock
+            if not self._promise(shard, descriptor, urgent):
+                return Fill.FULL
+            tar, table = self.paths(shard)
+            fetch(table, tar)
+            return Fill.THERE
+        finally:
+            os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    def fetched_by(self, shard: ShardIndex) -> str:
+        """Returns the id of the process that fetches a shard now, as far as one can see."""
+        with suppress(OSError):
+            return self._lock_path(shard).read_text().partition(" ")[0] or "?"
+        return "?"
+
+    def ask_for_room(self) -> None:
+        """Asks all processes to let go of what they hold without need."""
+        (self.folder / ".room").touch()
+
+    def asked_at(self) -> int:
+        """Returns when it was last asked for room, as a number that grows."""
+        with suppress(FileNotFoundError):
+            return (self.folder / ".room").stat().st_mtime_ns
+        return 0
+
+    def bytes_in_use(self) -> int:
+        """Returns how many bytes cannot be evicted now: shards in use, and room that is promised."""
+        total = 0
+        with self._alone():
+            for key, entry in self._scan().items():
+                with LockSet() as locked:
+                    if entry.promised or not locked.add(key, entry.locks(with_soon=False)):
+                        total += entry.taken
+        return total
+
+    def _lock_path(self, shard: ShardIndex) -> Path:
+        return self.paths(shard)[0].with_suffix(".lock")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Holds the lock of the folder, for some milliseconds."""
+        descriptor = lock(self.folder / ".lock")
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _promise(self, shard: ShardIndex, descriptor: int, urgent: bool) -> bool:
+        """Makes room for a shard and writes into its lock, which we have, that the room is taken."""
+        size = shard.num_bytes + shard.table_bytes
+        with self._alone():
+            entries = self._scan()
+            entries.pop(shard.sha256, None)
+            taken = sum(entry.taken for entry in entries.values())
+            if not self._evict(entries, taken + size - self.limit_bytes, urgent):
+                return False
+            os.ftruncate(descriptor, 0)  # what a process that died here has left
+            os.pwrite(descriptor, f"{os.getpid()} {size}\n".encode(), 0)
+        return True
+
+    def _scan(self) -> dict[str, Entry]:
+        """Returns what there is: by hashes of 64 digits the shards, of 32 the folders."""
+        return {**scan_shards(self._shards), **scan_folders(self._folders)}
+
+    def _evict(self, entries: dict[str, Entry], excess: int, urgent: bool) -> bool:
+        """Removes what takes `excess` bytes or more, or nothing at all; returns whether there is room now."""
+        there = [key for key, entry in entries.items() if entry.paths]
+        by_use = sorted(there, key=lambda key: entries[key].used_at)
+        by_need = sorted(there, key=lambda key: -entries[key].expected_at)
+        with LockSet() as victims:
+            # First what nobody expects, then, for what is urgent, what somebody does.
+            for with_soon, keys in ((True, by_use), (False, by_need if urgent else [])):
+                for key in keys:
+                    if excess <= 0:
+                        break
+                    if key not in victims.paths and victims.add(key, entries[key].locks(with_soon=with_soon)):
+                        excess -= entries[key].num_bytes
+            if excess > 0:
+                return False
+            for key, lock_paths in victims.paths.items():
+                # The tar first: a sidecar alone is nothing that `has` would believe. The locks last.
+                for path in (*sorted(entries[key].paths, key=lambda path: path.suffix != ".tar"), *lock_paths):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return True
+
+
+def stamp(file: Path | int) -> None:
+    """Sets the times of a file, finer than the kernel itself would: their order is that of the calls."""
+    now = time.time_ns()
+    os.utime(file, ns=(now, now))

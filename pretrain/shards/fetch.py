@@ -1,0 +1,242 @@
+"""Brings shards into the cache, in threads in the background: what is needed now first, then what is upcoming.
+
+    set_order(names)   fetched in that order, a few at a time, as far as there is room that nobody needs sooner
+    demand(name)       goes before all that, and may take the room of what is needed later
+    wait(name)         sleeps until something has changed; says how far it is
+
+A shard that could not be fetched ahead is no error until it is demanded, and then it is tried once more. Deliberately
+not here: files and locks (cache.py), bytes and attempts (download.py), who uses what (remote.py).
+"""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pretrain.shards.cache import Fill, ShardCache
+from pretrain.shards.download import Progress
+from pretrain.shards.index import ShardIndex
+from pretrain.shards.store import UnavailableError
+from pretrain.utils.remote import POLL_S, AbandonedError
+
+PARALLEL = 4
+"""Downloads ahead at a time; one more thread serves what is demanded."""
+
+LISTEN_S = 1.0
+"""How often it is looked at whether there is room now, and whether another process needs some."""
+
+JOIN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Fetch(Protocol):
+    """Makes the files of a shard."""
+
+    def __call__(
+        self, shard: ShardIndex, table: Path, tar: Path, progress: Progress, abandoned: Callable[[], bool]
+    ) -> None: ...
+
+
+class Fetcher:
+    """The threads of one remote folder. They start with the first wish, and are daemons: none keeps a process alive."""
+
+    def __init__(
+        self,
+        shards: Mapping[str, ShardIndex],
+        cache: ShardCache,
+        fetch: Fetch,
+        let_go: Callable[[], None],
+        room_s: float,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            shards: Of the remote folder, by name.
+            cache: Where to.
+            fetch: Called in the threads.
+            let_go: Called in the threads when somebody on this machine has no room for what is needed now.
+            room_s: How long a demand waits while all of the cache is in use.
+        """
+        self._shards, self._cache, self._fetch, self._let_go = shards, cache, fetch, let_go
+        self._room_s, self._asked_at = room_s, cache.asked_at()
+        self._changed = threading.Condition()
+        self._orders: dict[str, tuple[str, ...]] = {}
+        self._demanded: Counter[str] = Counter()
+        self._active: dict[str, Progress] = {}
+        self._failed: dict[str, Exception] = {}
+        self._kept: dict[str, int] = {}
+        """Descriptors that keep what was brought in and is still wanted."""
+        self._full_until = 0.0
+        self._threads: list[threading.Thread] = []
+        self.closed = False
+
+    def set_order(self, reader: str, names: Sequence[str]) -> None:
+        """Replaces what a reader will need; its order goes before those of others."""
+        with self._changed:
+            others = {other: order for other, order in self._orders.items() if other != reader}
+            self._orders = {reader: tuple(names), **others}
+            for name in list(self._kept):
+                if not self._cache.has(self._shards[name]):
+                    os.close(self._kept.pop(name))  # its room was taken for what was needed sooner
+                self._drop_unwanted(name)
+            self._failed = {name: error for name, error in self._failed.items() if name in self._demanded}
+            self._full_until = 0.0
+            self._start()
+
+    @contextmanager
+    def demand(self, name: str) -> Iterator[None]:
+        """Has a shard brought in before all others while the context lasts."""
+        with self._changed:
+            if name not in self._demanded:
+                self._failed.pop(name, None)
+            self._demanded[name] += 1
+            self._start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._demanded[name] -= 1
+                if not self._demanded[name]:
+                    del self._demanded[name]
+                self._drop_unwanted(name)
+
+    def wait(self, name: str) -> Progress | None:
+        """Waits for a moment, or until something has changed; returns how far a shard is, or None if nobody is at it.
+
+        Raises:
+            DataError: It could not be brought in; so do other errors of `fetch` and of the cache.
+        """
+        with self._changed:
+            if name in self._failed:
+                raise self._failed[name]
+            if name in self._active or name not in self._kept:
+                self._changed.wait(POLL_S)
+            return self._active.get(name)
+
+    def close(self) -> None:
+        """Ends the threads. One that waits for a silent server is left behind, and ends by itself."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            for name in list(self._kept):
+                self._drop_unwanted(name)
+
+    def _start(self) -> None:
+        while len(self._threads) <= PARALLEL and not self.closed:
+            self._threads.append(threading.Thread(target=self._work, name="fetch", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify_all()
+
+    def _unwanted(self, name: str) -> bool:
+        """Returns whether nobody asks for a shard any more. Needs no lock: what it reads is replaced, not changed."""
+        return self.closed or not (name in self._demanded or any(name in order for order in self._orders.values()))
+
+    def _drop_unwanted(self, name: str) -> None:
+        if name in self._kept and self._unwanted(name):
+            os.close(self._kept.pop(name))
+
+    def _next_job(self) -> str | None:
+        """Returns which shard to bring in now, if any."""
+        for name in self._demanded:
+            if name not in self._active and name not in self._failed:
+                return name
+        ahead = sum(name not in self._demanded for name in self._active)
+        if ahead >= PARALLEL or time.monotonic() < self._full_until:
+            return None
+        done = self._kept.keys() | self._active.keys() | self._failed.keys()
+        return next((name for order in self._orders.values() for name in order if name not in done), None)
+
+    def _work(self) -> None:
+        """One thread: brings in shard after shard."""
+        while True:
+            with self._changed:
+                while (name := self._next_job()) is None and not self.closed:
+                    self._changed.wait(LISTEN_S)
+                    self._listen()
+                if self.closed or name is None:
+                    return
+                progress = self._active[name] = Progress()
+            kept, error = None, None
+            try:
+                kept = self._bring(self._shards[name], progress)
+            except AbandonedError:
+                pass
+            except Exception as caught:  # raised again where the shard is needed
+                error = caught
+            with self._changed:
+                del self._active[name]
+                if error is not None:
+                    self._failed[name] = error
+                    if name not in self._demanded:
+                        _log.warning("could not fetch ahead: %s", error)
+                if kept is not None:
+                    os.close(self._kept.pop(name)) if name in self._kept else None
+                    self._kept[name] = kept
+                    self._drop_unwanted(name)
+                self._changed.notify_all()
+
+    def _listen(self) -> None:
+        """Lets go of what is held without need if a process has asked for it."""
+        asked_at = self._cache.asked_at()
+        if asked_at != self._asked_at:
+            self._asked_at = asked_at
+            self._let_go()
+
+    def _bring(self, shard: ShardIndex, progress: Progress) -> int | None:
+        """Brings a shard in; returns the descriptor that keeps it. None: there is no room yet, or it is unwanted."""
+
+        def fetch(table: Path, tar: Path) -> None:
+            self._fetch(shard, table, tar, progress, lambda: self._unwanted(shard.name))
+
+        full_since: float | None = None
+        kept = None
+        try:
+            while not self._unwanted(shard.name):
+                kept = self._cache.expect(shard) if kept is None else kept
+                demanded = shard.name in self._demanded
+                outcome = self._cache.fill(shard, fetch, urgent=demanded)
+                if outcome is Fill.THERE and kept is not None:
+                    result, kept = kept, None
+                    return result
+                if outcome is Fill.FULL and not demanded:
+                    self._full_until = time.monotonic() + LISTEN_S
+                    return None
+                progress.trouble = outcome.value.format(self._cache.fetched_by(shard))
+                if outcome is Fill.FULL:
+                    self._cache.ask_for_room()
+                    self._listen()
+                    if full_since is None:
+                        full_since = time.monotonic()
+                        continue  # we may have been the ones
+                    if time.monotonic() - full_since > self._room_s:
+                        raise self._full_error(shard)
+                time.sleep(POLL_S)
+            return None
+        finally:
+            if kept is not None:
+                os.close(kept)
+
+    def _full_error(self, shard: ShardIndex) -> UnavailableError:
+        size, used = shard.num_bytes + shard.table_bytes, self._cache.bytes_in_use()
+        return UnavailableError(
+            f"the cache is full of shards in use, {gib(used)} of {gib(self._cache.limit_bytes)} GiB, and "
+            f"{shard.name} needs {gib(size)} GiB",
+            where=str(self._cache.folder),
+            fix=f"set data.cache_gib to {gib(used + size)} at the very least, better to twice that",
+        )
+
+
+def gib(num_bytes: int) -> str:
+    """Returns a size in GiB, rounded up to the third decimal."""
+    return f"{math.ceil(1000 * num_bytes / 2**30) / 1000:.3f}"

@@ -1,0 +1,237 @@
+"""One token shard: a webdataset tar of whole documents, and the table of offsets that makes it random access.
+
+    ShardWriter.add -> member buffer -> at the first document end at or past member_tokens:
+        00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
+        00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
+        pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
+        records only: 00000007.loss.npy: uint8, 1 where a token is learned
+        labelled only: 00000007.labels.npy: int16, the number of a token's label, IGNORE_INDEX where it has none
+    ShardWriter.close        -> the sidecars (sidecars.py), then the tar under its final name
+
+Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
+of a shard are a pure function of its documents. Deliberately not here: how shards are read (shard_reader.py), text,
+tokenizers, and the order of anything.
+"""
+
+import hashlib
+import tarfile
+import zlib
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.errors import DataError, DiskError
+from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
+from pretrain.shards.ragged import Ragged, TokenDocuments, concatenate, ragged_of
+from pretrain.shards.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, npy_bytes, npy_header
+from pretrain.utils.io import AtomicWriter, write_file
+
+MEMBER_TOKENS = 2**18
+MAX_DOCUMENT_TOKENS = 2**30
+TAR_BLOCK = tarfile.BLOCKSIZE
+
+RAGGED = ("offset", "length", "docs_offset", "num_docs", "crc32", "docs_crc32")
+"""Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two more (offset,
+CRC32) for what is learned of records, or for labels. Offsets are bytes, from the start of the tar to an array's data
+past its header.
+"""
+
+LABEL_DTYPE = "<i2"
+MAX_LABELS = 2**15 - 1
+
+
+def tar_header(name: str, num_bytes: int) -> bytes:
+    """Returns the 512-byte ustar header of a regular file, without time, owner or anything else that varies."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = num_bytes, 0, 0o444
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+class ShardWriter:
+    """Writes one shard; nothing appears under its name, nor those of its sidecars, before `close`.
+
+    Memory: one member, and the length of every document. A document is never split between members.
+    """
+
+    def __init__(self, path: Path, dtype: str, member_tokens: int = MEMBER_TOKENS, kind: str = "text") -> None:
+        """Starts a shard.
+
+        Args:
+            path: DIR/SPLIT/NAME.tar; its folder exists. The last two parts become the name in the index.
+            dtype: `uint16` or `uint32`.
+            member_tokens: A member is closed at the first document end at or past this many tokens.
+            kind: What a document is: `text`, `pairs`, `records`, `classes` or `tags`.
+
+        Raises:
+            DiskError: Also from every method.
+        """
+        assert path.suffix == ".tar" and 1 <= member_tokens <= MAX_DOCUMENT_TOKENS
+        self.path, self.member_tokens = path, member_tokens
+        self.num_tokens = self.num_documents = 0
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._kind = kind
+        self._tokens, self._source = _Column(self._dtype), _Column(self._dtype)
+        self._loss, self._labels = _Column(np.dtype("u1")), _Column(np.dtype(LABEL_DTYPE))
+        self._rows: list[tuple[int, ...]] = []
+        self._lengths = array("I")
+        self._offset = 0
+        self._sha256 = hashlib.sha256()
+        self._tar = AtomicWriter(path)
+
+    def add_document(
+        self,
+        tokens: np.ndarray,
+        *,
+        source: np.ndarray | None = None,
+        loss: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+    ) -> None:
+        """Appends one document: see `add`."""
+        self.add(TokenDocuments(ragged_of([tokens]), None if source is None else ragged_of([source]), loss, labels))
+
+    def add(self, documents: TokenDocuments) -> None:
+        """Appends documents of the shard's kind, each of at least one token (and of pairs, one of the source).
+
+        Args:
+            documents: Any integer dtype; the values must fit the shard's dtype. Copied.
+
+        Raises:
+            DataError: One has more than MAX_DOCUMENT_TOKENS tokens.
+        """
+        self._check(documents)
+        while documents.num_documents:
+            columns = [(self._tokens, documents.tokens)]
+            if documents.source is not None:
+                columns.append((self._source, documents.source))
+            num_fitting = min(given.count_up_to(self.member_tokens - column.size) for column, given in columns)
+            self._append(documents.slice(0, num_fitting))
+            if any(column.size >= self.member_tokens for column, _ in columns):
+                self._flush_member()
+            documents = documents.slice(num_fitting, documents.num_documents)
+
+    def _check(self, documents: TokenDocuments) -> None:
+        tokens, source, loss, labels = documents
+        assert tokens.lengths.all(), "a document has at least its end-of-document token"
+        too_long = np.flatnonzero(tokens.lengths > MAX_DOCUMENT_TOKENS)
+        if len(too_long):
+            raise DataError(
+                f"document {self.num_documents + too_long[0]} has {tokens.lengths[too_long[0]]} tokens, "
+                f"more than {MAX_DOCUMENT_TOKENS}",
+                where=str(self.path),
+                fix="split it in the source text",
+            )
+        given, kind = [part is not None for part in (source, loss, labels)], self._kind
+        assert given == [kind == "pairs", kind == "records", kind in LABELLED], "a document has what its kind says"
+        assert source is None or source.lengths.all(), "a source has at least one token"
+        assert loss is None or len(loss) == len(tokens.values), "each token is learned or not"
+        assert labels is None or len(labels) == len(tokens.values), "each token has a label or none"
+
+    def _append(self, documents: TokenDocuments) -> None:
+        """Appends documents to the member."""
+        tokens, source, loss, labels = documents
+        self._tokens.add(tokens)
+        lengths = tokens.lengths
+        if source is not None:
+            self._source.add(source)
+            lengths = np.stack([lengths, source.lengths], axis=1)
+        if loss is not None:
+            self._loss.add(Ragged(loss, tokens.lengths))
+        if labels is not None:
+            self._labels.add(Ragged(labels, tokens.lengths))
+        self._lengths.frombytes(lengths.astype(np.uint32).tobytes())
+        self.num_tokens += len(tokens.values)
+        self.num_documents += documents.num_documents
+
+    def close(self) -> ShardIndex:
+        """Writes the rest and the sidecars, and commits the tar. Returns its entry for the index."""
+        assert self.num_documents, "a shard has at least one document"
+        if self._tokens.size:
+            self._flush_member()
+        # Two zero blocks end a tar; readers expect whole records of 20 blocks.
+        end = self._offset + 2 * TAR_BLOCK
+        self._write(bytes(2 * TAR_BLOCK + -end % tarfile.RECORDSIZE))
+        try:
+            table = self._write_sidecar(TABLE_SUFFIX, np.array(self._rows, dtype="<i8"))
+            lengths = np.array(self._lengths, dtype="<u4").reshape(-1, LENGTH_COLUMNS[self._kind])
+            lengths_sidecar = self._write_sidecar(LENGTHS_SUFFIX, lengths)
+        except DiskError:
+            self.discard()
+            raise
+        self._tar.commit()
+        return ShardIndex(
+            name=f"{self.path.parent.name}/{self.path.name}",
+            num_bytes=self._offset,
+            sha256=self._sha256.hexdigest(),
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            num_members=len(self._rows),
+            table=table,
+            lengths=lengths_sidecar,
+        )
+
+    def discard(self) -> None:
+        """Gives the shard up and removes what was written."""
+        self._tar.discard()
+
+    def _write_sidecar(self, suffix: str, values: np.ndarray) -> Sidecar:
+        content = npy_bytes(values)
+        path = self.path.with_suffix(suffix)
+        write_file(path, content)
+        return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
+
+    def _flush_member(self) -> None:
+        key = f"{len(self._rows):08d}"
+        row = self._write_ragged(f"{key}.tokens.npy", f"{key}.docs.npy", self._tokens)
+        if self._kind == "pairs":
+            row += self._write_ragged(f"{key}.source.npy", f"{key}.source_docs.npy", self._source)
+        if self._kind == "records":
+            row += self._write_array(f"{key}.loss.npy", self._loss.take()[0])
+        if self._kind in LABELLED:
+            row += self._write_array(f"{key}.labels.npy", self._labels.take()[0])
+        self._rows.append(row)
+
+    def _write_ragged(self, name: str, docs_name: str, column: "_Column") -> tuple[int, ...]:
+        """Writes the documents of a column and where they start; returns their columns of the table."""
+        values, starts = column.take()
+        offset, crc32 = self._write_array(name, values)
+        docs_offset, docs_crc32 = self._write_array(docs_name, starts)
+        return offset, len(values), docs_offset, len(starts), crc32, docs_crc32
+
+    def _write_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
+        """Writes one tar entry; returns where its data starts and the CRC32 of the data."""
+        data = array.tobytes()
+        size = NPY_HEADER_BYTES + len(data)
+        self._write(tar_header(name, size) + npy_header(array.dtype, array.shape))
+        offset = self._offset
+        self._write(data)
+        self._write(bytes(-size % TAR_BLOCK))
+        return offset, zlib.crc32(data)
+
+    def _write(self, piece: bytes) -> None:
+        self._tar.write(piece)
+        self._sha256.update(piece)
+        self._offset += len(piece)
+
+
+class _Column:
+    """Arrays of documents, one after another, until a member is full."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype, self.size = dtype, 0
+        self._parts: list[Ragged] = []
+
+    def add(self, arrays: Ragged) -> None:
+        """Appends copies. The values must fit the dtype."""
+        values = arrays.values
+        if values.dtype != self._dtype:
+            limits = np.iinfo(self._dtype)
+            assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
+        self._parts.append(Ragged(values.astype(self._dtype), arrays.lengths))
+        self.size += len(values)
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all values and where each array starts (uint32), and is empty again."""
+        values, lengths = concatenate(self._parts)
+        self._parts, self.size = [], 0
+        return values, (np.cumsum(lengths) - lengths).astype("<u4")

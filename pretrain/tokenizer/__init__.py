@@ -1,0 +1,67 @@
+"""Tokenizers: trained here or given, all through `tokenizers`.
+
+    TokenizerConfig -> check_tokenizer
+      bpe, wordpiece, unigram, char   train_tokenizer(texts, config) -> Tokenizer -> dump_tokenizer -> tokenizer.json
+      given                           read_given(config)                                            -> tokenizer.json
+    tokenizer.json -> load_tokenizer -> build_encoder -> Encoder.encode: integers for each text
+
+Invariants: training twice on the same texts gives the same bytes; text never becomes a special token, even where it
+spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is truncated or padded.
+Not here: which texts to train on (sample.py), where the end-of-document token goes (assemble.py).
+"""
+
+from pretrain.tokenizer.bpe import MIN_BPE_VOCAB_SIZE, check_bpe_size, train_bpe
+from pretrain.tokenizer.char import train_char
+from pretrain.tokenizer.cut import PIECE_CHARS, cut_text, is_cut_safe
+from pretrain.tokenizer.display import display_tokens
+from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, tokenizer_hash
+from pretrain.tokenizer.given import read_given
+from pretrain.tokenizer.layout import EOS, UNK
+from pretrain.tokenizer.roles import (
+    KNOWN_EOS,
+    describe_vocabulary,
+    eos_id,
+    nameable_tokens,
+    sentinel_ids,
+    special_tokens_of,
+)
+from pretrain.tokenizer.train import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_tokenizer, train_tokenizer
+from pretrain.tokenizer.unigram import train_unigram
+from pretrain.tokenizer.vocabulary import token_dtype, vocabulary_size
+from pretrain.tokenizer.wordpiece import train_wordpiece
+
+__all__ = [
+    "BATCH_CHARS",
+    "DEFAULT_VOCAB_SIZE",
+    "EOS",
+    "KNOWN_EOS",
+    "MIN_BPE_VOCAB_SIZE",
+    "PIECE_CHARS",
+    "TRAINED_KINDS",
+    "UNK",
+    "Encoder",
+    "build_encoder",
+    "check_bpe_size",
+    "check_tokenizer",
+    "cut_text",
+    "describe_vocabulary",
+    "display_tokens",
+    "dump_tokenizer",
+    "eos_id",
+    "is_cut_safe",
+    "load_tokenizer",
+    "nameable_tokens",
+    "parse_tokenizer",
+    "read_given",
+    "sentinel_ids",
+    "special_tokens_of",
+    "token_dtype",
+    "tokenizer_hash",
+    "train_bpe",
+    "train_char",
+    "train_tokenizer",
+    "train_unigram",
+    "train_wordpiece",
+    "vocabulary_size",
+]

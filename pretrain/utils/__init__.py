@@ -1,0 +1,1 @@
+"""Helpers without a domain: durable writes, checksums, network addresses, processes, random numbers, logging."""

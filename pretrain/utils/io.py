@@ -1,0 +1,345 @@
+"""The one layer for durable writes: temporary name, fsync, rename, CRC32.
+
+    write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
+    AtomicWriter              ->  the same, for content that comes piece by piece
+    append_line               ->  one write at the end of a file that several processes append to, fsync
+    write_chunks              ->  write in place (inside a folder that is itself renamed later), fsync, CRCs returned
+    publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
+    remove_dir                ->  rename to .trash-name, fsync the parent, remove what is in it
+
+Every operation passes through `_operation` first, so that a test can make any single one of them fail, or kill the
+process there (`set_fault_hook`). Nothing else in this package opens a file for writing that must survive a crash.
+"""
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pretrain.errors import ConfigError, DiskError
+from pretrain.utils import checksum
+from pretrain.utils.checksum import FileRecord
+from pretrain.utils.flock import take_flock
+
+LOCK_WAIT_S = 5.0
+"""Longer than any append takes; then one that hangs elsewhere is not waited for."""
+
+FaultHook = Callable[[str, Path], None]
+_fault_hook: FaultHook | None = None
+
+
+def set_fault_hook(hook: FaultHook | None) -> None:
+    """Installs a function called as `hook(operation, path)` before each write operation; `None` removes it."""
+    global _fault_hook
+    _fault_hook = hook
+
+
+def _operation(name: str, path: Path) -> None:
+    if _fault_hook is not None:
+        _fault_hook(name, path)
+
+
+def _disk_error(action: str, path: Path, error: OSError) -> DiskError:
+    return DiskError(
+        f"cannot {action}: {error.strerror or error}", where=str(path), fix="free space or fix permissions"
+    )
+
+
+def make_dir(path: Path) -> Path:
+    """Creates `path` and its parents, durably: what is committed within is not lost with their names.
+
+    Raises:
+        DiskError: The disk refused. What was made stays: another process may have begun to use it.
+    """
+    try:
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
+        _operation("mkdir", path)
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(new):
+            fsync_dir(folder.parent)
+    except OSError as error:
+        raise _disk_error("create the folder", path, error) from error
+    return path
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes the entries of folder `path` durable."""
+    _operation("fsync_dir", path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rechunk(chunks: Iterable[memoryview], size: int) -> Iterator[memoryview]:
+    """Cuts a sequence of buffers at multiples of `size` bytes of their concatenation."""
+    room = size
+    for chunk in chunks:
+        view = chunk.cast("B")
+        while len(view):
+            yield view[:room]
+            taken = min(room, len(view))
+            view, room = view[taken:], (room - taken) or size
+
+
+def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
+    """Writes buffers one after another to a new file and fsyncs it.
+
+    The CRCs are computed from memory while writing, so that a record describes what was meant, not what the disk kept.
+
+    Raises:
+        DiskError: The disk refused, and the half-written file is removed; or there is a file of this name already,
+            which is left as it is.
+    """
+    crc32s: list[int] = []
+    total = 0
+    try:
+        _operation("open", path)
+        file = path.open("xb")
+    except OSError as error:
+        raise _disk_error("write", path, error) from error
+    try:
+        with file:
+            for piece in _rechunk(chunks, checksum.CRC_CHUNK_BYTES):
+                if total % checksum.CRC_CHUNK_BYTES == 0:
+                    crc32s.append(0)
+                crc32s[-1] = zlib.crc32(piece, crc32s[-1])
+                _operation("write", path)
+                file.write(piece)
+                total += len(piece)
+            file.flush()
+            _operation("fsync", path)
+            os.fsync(file.fileno())
+    except OSError as error:
+        _unlink(path)
+        raise _disk_error("write", path, error) from error
+    return FileRecord(path.name, total, crc32s)
+
+
+def _unlink(path: Path) -> None:
+    """Removes a temporary file; one that cannot be removed is no worse than one that a crash left."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def write_file(path: Path, content: bytes) -> FileRecord:
+    """Writes `content` to `path` so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        DiskError: The disk refused; the old file, if any, is untouched.
+    """
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    _unlink(temporary)  # left by a dead process that had our process id
+    record = write_chunks(temporary, [memoryview(content)])
+    try:
+        _operation("rename", path)
+        temporary.rename(path)
+        fsync_dir(path.parent)
+    except OSError as error:
+        _unlink(temporary)
+        raise _disk_error("write", path, error) from error
+    return FileRecord(path.name, record.num_bytes, record.crc32s)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line, durably, beside others that do so too; a line that a crash has torn is ended first.
+
+    Behind a lock where the file system has locks; without, one write at the end must do.
+
+    Args:
+        path: Made if it does not exist; its folder does.
+        line: Without its line feed.
+
+    Raises:
+        DiskError: The disk refused; the file is as it was, unless others append to it without a lock.
+    """
+    try:
+        is_new = not path.exists()
+        _operation("append", path)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            has_lock = _lock(descriptor)
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            content = (b"\n" if is_torn else b"") + line + b"\n"
+            if os.write(descriptor, content) != len(content):
+                if has_lock:
+                    os.ftruncate(descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _operation("fsync", path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)  # with its lock
+        if is_new:
+            fsync_dir(path.parent)
+    except OSError as error:
+        raise _disk_error("append", path, error) from error
+
+
+def _lock(descriptor: int) -> bool:
+    """Waits a little for the lock of a file; returns whether it is held."""
+    try:
+        return take_flock(descriptor, wait_s=LOCK_WAIT_S)
+    except OSError:  # a file system without locks
+        return False
+
+
+class AtomicWriter:
+    """A file written piece by piece, which appears under its name only when `commit` returns.
+
+    A crash before that leaves `name.tmp-<pid>`, which nothing reads. Raises: DiskError from every method; the
+    temporary file is then removed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        self._file: BinaryIO | None = None
+        with self._guard():
+            _operation("open", self._temporary)
+            self._file = self._temporary.open("wb")
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.discard()
+            raise _disk_error("write", self.path, error) from error
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Appends `piece`."""
+        assert self._file is not None
+        with self._guard():
+            _operation("write", self._temporary)
+            self._file.write(piece)
+
+    def commit(self) -> None:
+        """Makes the file durable and visible."""
+        assert self._file is not None
+        with self._guard():
+            self._file.flush()
+            _operation("fsync", self._temporary)
+            os.fsync(self._file.fileno())
+            self._file.close()
+            _operation("rename", self.path)
+            self._temporary.rename(self.path)
+            fsync_dir(self.path.parent)
+
+    def discard(self) -> None:
+        """Gives the file up; harmless when it was committed or discarded before."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        _unlink(self._temporary)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Returns what `write_json` writes: indented JSON with sorted keys, and a newline."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> FileRecord:
+    """Writes `json_bytes(value)`, atomically. Raises: DiskError."""
+    return write_file(path, json_bytes(value))
+
+
+def publish_dir(temporary: Path, final: Path) -> None:
+    """Makes a finished folder visible under its final name: the commit point of a checkpoint or a shard set.
+
+    Raises:
+        DiskError: The disk refused. `temporary` stays where it is; only where the last fsync failed, `final` is there,
+            whole, but a power failure may still undo the rename.
+    """
+    try:
+        fsync_dir(temporary)
+        _operation("rename", final)
+        temporary.rename(final)
+        fsync_dir(final.parent)
+    except OSError as error:
+        raise _disk_error("commit", final, error) from error
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Gives a temporary folder to fill, which appears as `out` when the block ends, and is removed where it fails.
+
+    Raises:
+        ConfigError: `out` exists and holds something.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    out = out.resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
+    temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
+    if temporary.exists():
+        remove_dir(temporary)  # left by a dead process that had our process id
+    try:
+        make_dir(temporary)
+        yield temporary
+        publish_dir(temporary, out)
+    except BaseException:
+        with suppress(DiskError):
+            if temporary.exists():
+                remove_dir(temporary)
+        raise
+
+
+def remove_dir(path: Path) -> None:
+    """Removes a folder in two steps, so that a crash half-way leaves a name that nothing reads (`.trash-*`).
+
+    The new name is durable before anything is removed: after a power failure too, the folder is whole or has no name.
+
+    Raises:
+        DiskError: The disk refused; the folder is whole under its name, or in part under the other.
+    """
+    trash = path.with_name(f".trash-{path.name}")
+    try:
+        if trash.exists():
+            _remove_tree(trash)
+        _operation("rename", trash)
+        path.rename(trash)
+        fsync_dir(trash.parent)
+        _remove_tree(trash)
+    except OSError as error:
+        raise _disk_error("remove", path, error) from error
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder that nothing reads, in whatever state it is; links in it are removed, never followed.
+
+    Raises:
+        DiskError: The disk refused; a part of it may be gone.
+    """
+    try:
+        _remove_tree(path)
+    except OSError as error:
+        raise _disk_error("remove", path, error) from error
+
+
+def _remove_tree(path: Path) -> None:
+    with os.scandir(path) as entries:
+        found = sorted((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for entry, is_folder in found:
+        if is_folder:
+            _remove_tree(entry)
+        else:
+            _operation("unlink", entry)
+            entry.unlink()
+    _operation("rmdir", path)
+    path.rmdir()
+
+
+def rename_dir(path: Path, target: Path) -> None:
+    """Gives a folder another name in the same parent, durably. Raises: DiskError, where `target` exists too."""
+    try:
+        _operation("rename", target)
+        path.rename(target)
+        fsync_dir(target.parent)
+    except OSError as error:
+        raise _disk_error("rename", path, error) from error

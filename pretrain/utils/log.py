@@ -1,0 +1,205 @@
+"""Rank-aware logging on the standard `logging` module.
+
+    setup_logging(rank, ...)  ->  rank 0: stderr (through rich on a terminal) and its file; other ranks: their file
+    quiet_libraries()         ->  the handlers that libraries install for themselves are removed; warnings come to ours
+    redact(text)              ->  values of secret environment variables and wandb keys become ***
+
+Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted, tracebacks too. A
+closed or broken stderr never raises: the run goes on without it, see `pretrain.utils.streams`. Nor does a full disk:
+lines are missing in the file then. Metrics are not logged here, see `pretrain.tracking`.
+"""
+
+import contextlib
+import functools
+import logging
+import netrc
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import DiskError
+from pretrain.utils.streams import guard_stderr
+
+OWN_LOGGERS = ("pretrain", "launch")
+NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "wandb", "webdataset")
+WANDB_HOST = "api.wandb.ai"
+
+_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+_WANDB_KEY = re.compile(r"\bwandb_v\d+_\w+")
+# Shorter values ("1", "true", "false") are switches such as TOKENIZERS_PARALLELISM, and would blot out innocent text.
+_SHORTEST_SECRET = 8
+
+
+def netrc_password(host: str) -> str | None:
+    """Returns the password that the user's netrc file has for `host`, or None (no file, no entry, or unreadable)."""
+    path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
+    try:
+        entry = netrc.netrc(str(path)).authenticators(host)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return None
+    return entry[2] if entry else None
+
+
+def _secrets() -> list[str]:
+    """The values to hide, longest first, so that one that contains another goes whole."""
+    values = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
+    values.add(netrc_password(WANDB_HOST) or "")
+    return sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
+def redact(text: str, secrets: list[str] | None = None) -> str:
+    """Replaces every secret in `text` by `***`.
+
+    Args:
+        text: Any text that is about to be written down.
+        secrets: The values to hide. None: those of the environment as it is now (about 50 us).
+    """
+    for secret in _secrets() if secrets is None else secrets:
+        text = text.replace(secret, "***")
+    return _WANDB_KEY.sub("***", text)
+
+
+class _RedactingFormatter(logging.Formatter):
+    """Redacts the finished line, so that arguments, tracebacks and stack dumps have no way around it."""
+
+    def __init__(self, pattern: str, date_format: str | None = None) -> None:
+        super().__init__(pattern, date_format)
+        self._hidden = _secrets()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record), self._hidden)
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to whatever `sys.stderr` is at the time."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+@functools.cache
+def stderr_console() -> Any:
+    """Returns the one `rich.console.Console` on stderr; sharing it keeps log lines above a progress bar."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _stderr_handler() -> logging.Handler:
+    if not sys.stderr.isatty():
+        handler: logging.Handler = _StderrHandler()
+        handler.setFormatter(_RedactingFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        return handler
+    from rich.logging import RichHandler
+
+    # rich's own tracebacks would print source lines past the formatter, and so past redaction.
+    handler = RichHandler(console=stderr_console(), rich_tracebacks=False, show_path=False, log_time_format="%H:%M:%S")
+    handler.setFormatter(_RedactingFormatter("%(message)s"))
+    return handler
+
+
+class _FileHandler(logging.FileHandler):
+    """Goes on where the disk refuses, which it says once; writes again when there is room, from that line on."""
+
+    _has_said = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line; what the disk refuses is let go, so that none waits in memory, and its place is marked."""
+        try:
+            if self.stream is None:
+                self.stream = self._open()
+                self.stream.write("\n(lines are missing here: the disk refused them)\n")
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        stream, self.stream = self.stream, None
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()
+        if not self._has_said:
+            self._has_said = True
+            what = f"{self.baseFilename}: cannot be written: {error.strerror}; lines are missing there until it can be"
+            print(redact(what), file=sys.stderr, flush=True)
+
+
+def _file_handler(log_file: Path, rank: int, world_size: int) -> logging.Handler:
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        handler = _FileHandler(log_file, encoding="utf-8")
+    except OSError as error:
+        raise DiskError(
+            f"cannot open the log file: {error.strerror}", where=str(log_file), fix="free space or fix permissions"
+        ) from error
+    place = f"rank {rank}/{world_size}"
+    handler.setFormatter(_RedactingFormatter(f"%(asctime)s {place} %(levelname)s %(name)s: %(message)s"))
+    return handler
+
+
+def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> None:
+    """Sends log records where this rank's belong. Calling it again replaces what the last call set up.
+
+    Rank 0 writes to stderr, and to `log_file` as well if there is one. Other ranks write to their file only; before
+    the run folder is known (`log_file` None) their errors go to stderr, so that none is lost.
+
+    Args:
+        rank: This process's rank.
+        world_size: Number of ranks, for the label in files.
+        log_file: Appended to, one file a rank; its folder is made.
+
+    Raises:
+        DiskError: The file cannot be opened.
+    """
+    guard_stderr()
+    handlers = [] if log_file is None else [_file_handler(log_file, rank, world_size)]
+    if rank == 0:
+        handlers.append(_stderr_handler())
+    elif log_file is None:
+        handlers.append(_stderr_handler())
+        handlers[-1].setLevel(logging.ERROR)
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if getattr(handler, "installed_by_pretrain", False)]:
+        root.removeHandler(handler)
+        handler.close()
+    for handler in handlers:
+        handler.installed_by_pretrain = True  # type: ignore[attr-defined]
+        root.addHandler(handler)
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Takes the console away from noisy libraries: their warnings go through our handlers, the rest is dropped.
+
+    DeepSpeed and torch give their loggers stream handlers of their own when they are imported (DeepSpeed's writes to
+    stdout, where `--json` output belongs), on every rank. So call this again after importing them. Loggers that the
+    user turned on with TORCH_LOGS are left alone.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        library = name.partition(".")[0]
+        if library in NOISY_LIBRARIES and not (library == "torch" and "TORCH_LOGS" in os.environ):
+            _take_console(logging.getLogger(name))
+    for name in NOISY_LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.setLevel(max(logger.level, logging.WARNING))
+
+
+def _take_console(logger: logging.Logger) -> None:
+    """Removes a logger's own stream handlers and lets its records come to the root's."""
+    for handler in list(logger.handlers):
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+            logger.removeHandler(handler)
+            logger.propagate = True

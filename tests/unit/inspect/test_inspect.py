@@ -1,0 +1,154 @@
+"""`pretrain inspect`: the facts of checkpoints and runs, the proof of their bytes, and the list of their parameters."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from pretrain.checkpoint.layout import MANIFEST, load_manifest
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.inspect.inspect import Asked, inspect
+from pretrain.utils.io import make_dir, write_json
+from tests.unit.checkpoint.stand_in import save
+
+JSON = Asked(as_json=True)
+
+
+def shown(capsys, path, asked=JSON):
+    """What is printed about a path, as JSON."""
+    inspect(path, asked)
+    return json.loads(capsys.readouterr().out)
+
+
+def make_run(folder: Path, *steps: int) -> Path:
+    """A run folder that has only a record and checkpoints."""
+    attempt = {"number": 1, "started": "now", "versions": {"torch": "2"}, "reason": "done"}
+    write_json(make_dir(folder) / "run.json", {"id": "1", "name": "run", "created": "now", "attempts": [attempt]})
+    save(folder / "checkpoints", *steps)
+    return folder
+
+
+def flip(file: Path, place: int) -> None:
+    """Changes one bit."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_checkpoint_tells_where_it_stands_and_what_wrote_it(tmp_path, capsys):
+    (path,) = save(tmp_path, 7)
+    facts = shown(capsys, path)
+    assert (facts["kind"], facts["step"], facts["tokens"], facts["position"]) == ("checkpoint", 7, 70, 21)
+    assert (facts["data_hash"], facts["tokenizer_hash"]) == ("data", "tokenizer")
+    assert (facts["parameters"], facts["moments"]) == (17, ["exp_avg", "exp_avg_sq"])
+    assert facts["files"] == 1
+    assert facts["bytes"] == (path / "rank-00000.safetensors").stat().st_size
+    assert facts["written_by"]["world_size"] == 1
+    assert facts["saved"].startswith("20")
+    keys = list(facts)
+    assert keys.index("step") < keys.index("position") < keys.index("data_hash") < keys.index("saved")
+
+
+def test_a_run_tells_of_its_newest_whole_checkpoint_and_names_what_is_damaged(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1, 2)
+    (run / "checkpoints/step-00000002/rank-00000.safetensors").write_bytes(b"")
+    (run / "checkpoints/step-00000003.bad-damaged").mkdir()
+    facts = shown(capsys, run)
+    assert facts["checkpoints"] == ["step-00000001", "step-00000002"]
+    assert (facts["newest"]["step"], facts["newest"]["tokens"]) == (1, 10)
+    assert facts["damaged"] == {"step-00000002": "missing, or not of its size"}
+    assert facts["set_aside"] == ["step-00000003.bad-damaged"]
+    assert facts["model"] == "not known: config.yaml is missing or damaged"
+
+
+def test_a_checkpoint_of_a_run_whose_manifest_is_gone_is_named_and_so_is_one_that_the_run_went_back_behind(
+    tmp_path, capsys
+):
+    run = make_run(tmp_path / "run", 1, 2)
+    (run / "checkpoints/step-00000002" / MANIFEST).unlink()
+    (run / "checkpoints/step-00000003.rolled-back").mkdir()
+    facts = shown(capsys, run)
+    assert facts["newest"]["step"] == 1
+    assert facts["damaged"] == {"step-00000002": "not a checkpoint (no manifest.json)"}
+    assert facts["set_aside"] == ["step-00000003.rolled-back"]
+    with pytest.raises(CheckpointError, match=r"1 of 2 checkpoints damaged: manifest\.json: not a .*step-00000001"):
+        inspect(run, Asked(verify=True))
+
+
+def test_verifying_says_that_every_byte_is_there(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1, 2)
+    assert shown(capsys, run, Asked(verify=True, as_json=True))["verified"] == (
+        "every byte of 2 checkpoints is as it was written"
+    )
+    path = run / "checkpoints/step-00000001"
+    assert "1 checkpoint is" in shown(capsys, path, Asked(verify=True, as_json=True))["verified"]
+
+
+def test_verifying_names_every_bad_file_and_chunk_and_a_checkpoint_to_use(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pretrain.utils.checksum.CRC_CHUNK_BYTES", 64)
+    run = make_run(tmp_path / "run", 1, 2)
+    bad = run / "checkpoints/step-00000002"
+    for place in (0, 70, 200):
+        flip(bad / "rank-00000.safetensors", place)
+    message = r"step-00000002: 1 of 2 checkpoints damaged: rank-00000.*chunk 0 .*, and 2 more; use .*step-00000001"
+    with pytest.raises(CheckpointError, match=message):
+        inspect(run, Asked(verify=True, as_json=True))
+    problems = json.loads(capsys.readouterr().out)["damaged"][str(bad)]
+    assert problems == [
+        f"rank-00000.safetensors: CRC32 of chunk {number} (at byte {64 * number}) does not match"
+        for number in (0, 1, 3)
+    ]
+    with pytest.raises(CheckpointError, match=r"damaged: rank-00000.*and 2 more; use another checkpoint"):
+        inspect(bad, Asked(verify=True))
+    assert "chunk 3" in capsys.readouterr().out
+
+
+def test_a_damaged_manifest_is_damage(tmp_path):
+    (path,) = save(tmp_path, 1)
+    flip(path / MANIFEST, 40)
+    for asked in (Asked(), Asked(verify=True)):
+        with pytest.raises(CheckpointError, match="the manifest is damaged"):
+            inspect(path, asked)
+
+
+def test_a_missing_file_is_seen_without_reading(tmp_path):
+    (path,) = save(tmp_path, 1)
+    (path / "rank-00000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"rank-00000.safetensors: missing, or not of its size; use another"):
+        inspect(path, Asked())
+
+
+def test_what_has_no_checksums_is_not_verified(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="it has no checksums to verify; give a run, a checkpoint or a model"):
+        inspect(tmp_path, Asked(verify=True))
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="a shard folder has its own proof; run `pretrain data verify"):
+        inspect(tmp_path, Asked(verify=True))
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_verify(tmp_path):
+    with pytest.raises(CheckpointError, match="this run has no checkpoint; check the path"):
+        inspect(make_run(tmp_path / "run"), Asked(verify=True))
+
+
+def test_parameters_are_listed_with_what_their_values_are_like(tmp_path, capsys):
+    (path,) = save(tmp_path, 3)
+    listed = shown(capsys, path, Asked(tensors=True, as_json=True))["tensors"]
+    assert listed == [
+        {"name": name, "shape": shape, "dtype": "fp32"} for name, shape in load_manifest(path).shapes.items()
+    ]
+    embed, norm = shown(capsys, path, Asked(stats=True, as_json=True))["tensors"]
+    assert embed == {
+        "name": "embed", "shape": [3, 4], "dtype": "fp32", "norm": pytest.approx(3 * math.sqrt(12), rel=1e-12),
+        "largest": 3.0, "non_finite": 0,
+    }  # fmt: skip
+    assert norm["norm"] == pytest.approx(3 * math.sqrt(5), rel=1e-12)
+
+
+def test_a_listed_parameter_is_a_line_that_a_pipe_can_read(tmp_path, capsys):
+    (path,) = save(tmp_path, 3)
+    inspect(path, Asked(stats=True))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("embed")]
+    assert line.split() == ["embed", "3", "x", "4", "12", "fp32", "10.392", "3", "0"]

@@ -1,0 +1,104 @@
+import errno
+import gzip
+import os
+
+import pytest
+
+from pretrain.config.prepare import InputConfig
+from pretrain.errors import DataError
+from pretrain.prepare.inputs.listing import list_inputs
+from pretrain.prepare.readers.reader import Reader
+from pretrain.prepare.sources import plan_parts
+from tests.helpers.reading import listing, touch
+
+
+def part_of(*files):
+    (part,) = plan_parts(files, 1 << 30)
+    return part
+
+
+def test_each_file_is_read_as_its_input_says(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "title": "two"}\n')
+    (tmp_path / "b.txt").write_text("three\nfour\n")
+    inputs = [
+        InputConfig(path=str(tmp_path / "a.jsonl"), text_field="title"),
+        InputConfig(path=str(tmp_path / "b.txt"), format="lines"),
+        InputConfig(path=str(tmp_path / "a.jsonl")),
+    ]
+    found = Reader(tuple(inputs)).read(part_of(*list_inputs(inputs)).slices)
+    assert [document.text for document in found] == ["two", "three", "four", "one"]
+
+
+def test_undecodable_file_is_passed_over_in_the_default_corpus_only(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    part = part_of(*listing(tmp_path))
+    (document,) = Reader().read(part.slices)
+    assert document.is_undecodable and not document.text
+    with pytest.raises(DataError, match=r"a\.txt@0: invalid UTF-8"):
+        list(Reader((InputConfig(path=str(tmp_path)),)).read(part.slices))
+
+
+def test_file_that_changed_after_the_listing_is_refused(tmp_path):
+    touch(tmp_path, "a.txt")
+    part = part_of(*listing(tmp_path))
+    os.utime(tmp_path / "a.txt", ns=(0, 0))
+    with pytest.raises(DataError, match=r"a\.txt: the file changed while it was being prepared; wait until it is"):
+        list(Reader().read(part.slices))
+
+
+@pytest.mark.parametrize("more", [b'{"text": "b"}\n', b"not JSON\n"])
+def test_file_that_changes_while_it_is_read_is_refused(tmp_path, more):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' * 2)
+    documents = Reader().read(part_of(*listing(path)).slices)
+    assert next(documents).text == "a"
+    with path.open("ab") as file:
+        file.write(more)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=r"a\.jsonl: the file changed while it was being prepared"):
+        list(documents)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' * 10_000)
+    documents = Reader().read(part_of(*listing(path)).slices)
+    assert next(documents).text == "a"
+    os.truncate(path, 1000)
+    with pytest.raises(DataError, match=r"a\.jsonl: the file changed while it was being prepared"):
+        list(documents)
+
+
+def test_the_other_file_of_a_pair_is_watched_too(tmp_path):
+    touch(tmp_path, "a.en", "a.de")
+    config = InputConfig(path=str(tmp_path / "a.en"), paired_path=str(tmp_path / "a.de"))
+    part = part_of(*list_inputs([config], "pairs"))
+    os.utime(tmp_path / "a.de", ns=(0, 0))
+    with pytest.raises(DataError, match=r"a\.de: the file changed while it was being prepared"):
+        list(Reader((config,), "pairs").read(part.slices))
+
+
+def test_a_file_that_is_gone_or_fails_is_named(tmp_path, monkeypatch):
+    touch(tmp_path, "a.txt")
+    part = part_of(*listing(tmp_path))
+
+    def fail(stream, piece, rule):
+        raise OSError(errno.EIO, "Input/output error")
+        yield
+
+    monkeypatch.setitem(Reader.read.__globals__["READERS"], "text", fail)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        list(Reader().read(part.slices))
+    assert caught.value.filename == str(tmp_path / "a.txt")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        list(Reader().read(part.slices))
+    assert str(caught.value.filename) == str(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("cut", [12, 30, -4])
+def test_truncated_gzip_is_named(tmp_path, cut):
+    content = gzip.compress(b'{"text": "abcdefghijklmnopqrstuvwxyz"}\n' * 3)
+    (tmp_path / "a.jsonl.gz").write_bytes(content[:cut])
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz@0 \(uncompressed\): truncated or damaged gzip: .*; copy or"):
+        list(Reader().read(part_of(*listing(tmp_path)).slices))

@@ -1,0 +1,211 @@
+"""The page of `pretrain report`: what it tells, that it needs nothing else, and that no text of a run becomes code."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from launch.journal import read_journal
+from launch.starts import merge_starts
+from pretrain.report.details import differing_keys
+from pretrain.report.page import build_page, write_report
+from pretrain.report.panels import choose_panels
+from pretrain.report.read import MAX_PICTURE_BYTES, RunData, read_run_data
+from pretrain.run.folder import RunDir
+from tests.helpers.hostile_names import hostile_names
+from tests.unit.checkpoint.stand_in import save
+from tests.unit.report.run_folders import attempt, metric_row, write_long_run, write_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+SCRIPTS = [
+    "<script>document.title='pwned'</script>",
+    "</script><script>document.title='pwned'</script>",
+    "</title><img src=x onerror=\"document.title='pwned'\">",
+    "\"><svg onload=document.title='pwned'>",
+    "' onmouseover='x",
+    "<!-- <script>",
+    "javascript:alert(1)",
+    "&lt;b&gt; &amp;",
+]
+
+
+def read(folder: Path, label: str | None = None) -> RunData:
+    """A run as the command reads it."""
+    run = RunDir(folder)
+    record = run.read_record()
+    return read_run_data(folder, label or record["name"], merge_starts(record["attempts"], read_journal(run)))
+
+
+class Page(HTMLParser):
+    """The tags of a page, and the texts of its cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def count(self, tag):
+        """How often there is a tag."""
+        return sum(name == tag for name, _ in self.tags)
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory):
+    return build_page([read(write_long_run(tmp_path_factory.mktemp("runs") / "long", num_rows=4000))])
+
+
+def data_of(page):
+    """What the script draws from."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_page_needs_nothing_from_anywhere(long_page):
+    page = Page(long_page)
+    assert not [attributes for _, attributes in page.tags if {"src", "href", "action"} & attributes.keys()]
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", long_page)
+    assert not {tag for tag, _ in page.tags} & {"link", "iframe", "img", "object", "embed", "form", "base"}
+
+
+def test_the_policy_allows_the_script_of_the_page_and_no_other(long_page):
+    (policy,) = (attributes["content"] for tag, attributes in Page(long_page).tags if "http-equiv" in attributes)
+    script = re.search(r"<script>(.*?)</script>", long_page, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
+    texts = [text.strip() for text in Page(long_page).texts]
+    for heading in ("Summary", "Learning", "Speed and memory", "By the clock", "By source and layer", "Evaluation",
+                    "Generated texts", "Checkpoints", "Config", "Facts"):  # fmt: skip
+        assert heading in texts
+    for told in ("SIGUSR1", "rank 3 hangs in backward", "4711, restart 1", "2.13.0", "node1, node2", "decoder.11"):
+        assert told in texts
+    assert "Training loss by source" in texts and "Where a step's time goes" in texts
+    assert any(text.startswith("3, job 4711+2: ended without a word") for text in texts)
+    assert "a time, at step 10000,\nthere was a loss." in texts
+    assert 'class="restart"' in long_page and 'class="lost"' in long_page and 'class="beyond"' in long_page
+
+
+def test_the_newest_picture_of_attention_is_in_the_page_itself(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(20)])
+    (folder / "attention").mkdir()
+    for step, png in ((10, PNG + b"old"), (20, PNG + b"new")):
+        (folder / "attention" / f"step-{step:08d}.png").write_bytes(png)
+    page = Page(build_page([read(folder)]))
+    (picture,) = (attributes for tag, attributes in page.tags if tag == "img")
+    assert picture["src"] == f"data:image/png;base64,{base64.b64encode(PNG + b'new').decode()}"
+    assert "first, step 20" in page.texts
+
+
+@pytest.mark.parametrize("content", [b"<script>", PNG + bytes(MAX_PICTURE_BYTES)], ids=["no PNG", "too large"])
+def test_what_is_no_picture_of_a_bounded_size_is_told_and_left_out(content, tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(20)])
+    (folder / "attention").mkdir()
+    (folder / "attention" / "step-00000020.png").write_bytes(content)
+    run = read(folder)
+    assert run.attention is None and run.notes == ["step-00000020.png: no PNG of at most 4 MiB"]
+
+
+def test_a_month_of_many_curves_stays_below_two_megabytes(tmp_path):
+    # As many curves and groups as a month has: the size depends on the groups, not on the rows behind them.
+    rows = [metric_row(step) | {f"grad_norm/layer{n}": n + step % 7 for n in range(80)} for step in range(1, 300)]
+    runs = [read(write_run(tmp_path / name, rows, name=name)) for name in "ab"]
+    assert len(build_page(runs).encode()) < 2_000_000
+
+
+def test_script_and_static_curves_have_the_same_numbers(long_page):
+    data, panels = data_of(long_page), Page(long_page).count("figure")
+    assert len(data["panels"]) == panels and data["runs"][0]["label"] == "long"
+    losses = data["panels"][0]["lines"][0]
+    assert len(losses["x"]) == len(losses["y"]) == len(losses["low"]) == len(losses["high"]) == 400
+    assert max(losses["high"]) == 40.0 and len(losses["lost"]) == 1
+    assert data["restarts"] == [[0, 10000.0], [0, 20000.0], [0, 30000.0]]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_text_that_looks_like_code_is_shown_and_nothing_else(text, tmp_path):
+    rows = [metric_row(step) | {f"loss_{text}": 1.0, text: 2.0, f"val_{text}": 3.0, "val_loss": 2.0} for step in (1, 2)]
+    ended = {"reason": text, "exit_code": 70, "host": text, "engine": text, "versions": {text: text}}
+    samples = [{"step": 1, "samples": [{"prompt": text, "text": text}]}]
+    folder = write_run(tmp_path / "run", rows, name=text, samples=samples, config={text: text, "b": {text: [text]}},
+                       attempts=[attempt(1, 0, 1, 0, **ended)])  # fmt: skip
+    plain = write_run(tmp_path / "plain", rows=[metric_row(1)])
+    html = build_page([read(folder), read(plain)])
+    page = Page(html)
+    # Two of our own: the numbers, and the script.
+    assert (
+        page.count("script") == 2 and page.count("img") == 0 and page.count("title") == 1 + html.count("<title>start ")
+    )
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert text in page.texts and f" {text}" in page.texts
+    assert data_of(html)["runs"][0]["label"] == text
+
+
+def test_any_name_gives_a_page_that_can_be_written(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(1), metric_row(2)])
+    for name in [*hostile_names(tmp_path / "canary"), "\ud800", "\0"]:
+        write_report([read(folder, name)], tmp_path / "out" / "report.html")
+        assert (tmp_path / "out" / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
+    assert not (tmp_path / "canary").exists()
+
+
+def test_runs_are_compared_by_what_their_configs_differ_in(tmp_path):
+    configs = ({"seed": 1, "optim": {"lr": 1}, "x": True}, {"seed": 1, "optim": {"lr": 2.0}, "x": 1, "new": "y"})
+    runs = [
+        read(write_run(tmp_path / str(number), [metric_row(5)], name=f"run{number}", config=config))
+        for number, config in enumerate(configs)
+    ]
+    assert differing_keys(runs) == {"optim.lr": [1, 2.0], "x": [True, 1], "new": [None, "y"]}
+    texts = Page(build_page(runs)).texts
+    assert "optim.lr" in texts and "not there" in texts
+    (panel, *_) = choose_panels(runs)["Learning"]
+    assert [(line.run, line.color) for line in panel.lines] == [(0, "#0072b2"), (1, "#d55e00")]
+
+
+def test_a_metric_that_nobody_knows_has_a_panel_of_its_own(tmp_path):
+    run = read(write_run(tmp_path / "run", [{"step": 1, "my_metric": 1.0, "loss_scale": 2.0, "skipped_steps": 0.0}]))
+    sections = {title: [panel.title for panel in panels] for title, panels in choose_panels([run]).items()}
+    assert sections == {"Learning": ["Loss scale"], "Other metrics": ["my_metric"]}
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path):
+    folder = write_run(tmp_path / "run", [], attempts=[attempt(1, 0, None, 0)])
+    (folder / "metrics.jsonl").unlink()
+    facts = write_report([read(folder)], tmp_path / "report.html")
+    (run,) = facts["runs"]
+    assert (run["state"], run["steps"], run["loss"], run["notes"]) == ("running or lost", 0, None, [])
+    assert facts["bytes"] == (tmp_path / "report.html").stat().st_size
+
+
+def test_the_best_evaluation_and_every_checkpoint_are_told(tmp_path):
+    rows = [metric_row(10), {"step": 10, "val_loss": 3.0}, metric_row(20), {"step": 20, "val_loss": 2.0}]
+    rows += [{"step": 21, "checkpoint_step": 20, "checkpoint_stall_s": 0.25, "checkpoint_write_s": 7.5}]
+    rows += [metric_row(30), {"step": 30, "val_loss": 2.5, "val_accuracy": 0.5}]
+    folder = write_run(tmp_path / "run", rows)
+    save(folder / "checkpoints", 20, 30)
+    run = read(folder)
+    page = Page(build_page([run]))
+    facts = write_report([run], tmp_path / "report.html")["runs"][0]
+    assert (facts["best_val_loss"], facts["best_val_step"], facts["loss"]) == (2.0, 20, metric_row(30)["loss"])
+    assert "best 20" in page.texts and "50.00%" in page.texts
+    assert {"0.25", "7.5"} <= set(page.texts)
+
+
+def test_a_rollback_is_told(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(10)])
+    record = json.loads((folder / "run.json").read_text())
+    record["rollbacks"] = [{"to": 5, "first": 100, "end": 164, "automatic": True, "at": "2026-03-02"}]
+    (folder / "run.json").write_text(json.dumps(record))
+    texts = Page(build_page([read(folder)])).texts
+    assert "by itself, after a spike" in texts and "64" in texts

@@ -1,0 +1,88 @@
+"""What a report reads of a run: leniently, and with a note for whatever is left out."""
+
+import json
+import math
+from datetime import UTC
+
+import pytest
+
+from pretrain.errors import ConfigError
+from pretrain.report.read import flatten, label_runs, read_lines, read_run_data
+from tests.unit.checkpoint.stand_in import save
+from tests.unit.report.run_folders import metric_row, write_lines, write_run
+
+
+def test_a_folder_without_a_run_is_refused_with_its_name(tmp_path):
+    with pytest.raises(ConfigError, match="no run here"):
+        read_run_data(tmp_path, "x", [])
+
+
+def test_metrics_are_columns_over_steps_and_null_is_not_finite(tmp_path):
+    rows = [
+        {"step": 1, "loss": 2.5},
+        {"step": 2, "loss": None, "word": "x", "flag": True},
+        {"step": 3, "loss": 10**400},
+    ]
+    run = read_run_data(write_run(tmp_path / "run", rows), "x", [])
+    assert list(run.metrics) == ["loss"]
+    assert [step for step, _ in run.metrics["loss"]] == [1, 2, 3]
+    assert [math.isnan(value) for _, value in run.metrics["loss"]] == [False, True, True]
+    assert run.finite("loss") == [(1, 2.5)] and run.finite("nothing") == []
+    assert run.last_step == 3
+
+
+def test_steps_that_were_done_again_replace_the_rows_of_before(tmp_path):
+    write_lines(tmp_path / "m.jsonl", [{"step": step, "try": 1} for step in (1, 2, 2, 3, 4)] + [{"step": 2, "try": 2}])
+    notes: list[str] = []
+    rows = read_lines(tmp_path / "m.jsonl", notes)
+    assert [(row["step"], row["try"]) for row in rows] == [(1, 1), (2, 2)]
+    assert notes == ["m.jsonl: 4 rows of steps that were done again are left out"]
+
+
+def test_a_row_that_is_being_written_is_none_and_damaged_ones_are_counted(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step":1}\n{"st\n[]\n{"step":"x"}\n{"loss":1}\n{"step":2}\n{"step":3}')
+    notes: list[str] = []
+    assert [row["step"] for row in read_lines(path, notes)] == [1, 2]
+    assert notes == ["m.jsonl: 4 damaged lines are left out"]
+    assert read_lines(tmp_path / "absent.jsonl", notes) == [] and len(notes) == 1
+
+
+def test_what_is_damaged_is_left_out_with_a_note(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(1)])
+    (folder / "config.yaml").write_text("a: [")
+    save(folder / "checkpoints", 1, 2)
+    (folder / "checkpoints/step-00000002/manifest.json").write_text("{}")
+    run = read_run_data(folder, "x", [])
+    assert run.config == {} and [saved.step for saved in run.checkpoints] == [1]
+    assert run.notes[0].startswith("config.yaml cannot be read") and run.notes[1].startswith(
+        "step-00000002: the manifest"
+    )
+
+
+def test_checkpoints_tell_size_tokens_and_parameters(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(1)])
+    (path,) = save(folder / "checkpoints", 7)
+    run = read_run_data(folder, "x", [])
+    (saved,) = run.checkpoints
+    assert (saved.step, saved.tokens, saved.at.tzinfo, run.parameters) == (7, 70, UTC, 17)
+    assert saved.num_bytes == (path / "rank-00000.safetensors").stat().st_size
+
+
+def test_texts_are_pairs_by_step(tmp_path):
+    texts = [{"step": 5, "samples": [{"prompt": "a", "text": "b"}, "odd"]}, {"step": 6, "samples": None}]
+    run = read_run_data(write_run(tmp_path / "run", [], samples=texts), "x", [])
+    assert run.samples == [(5, [("a", "b")])]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert label_runs(["x", "y"], [a, b]) == ["x", "y"]
+    assert label_runs(["x", "x"], [a, b]) == [f"x ({a})", f"x ({b})"]
+    assert len(set(label_runs(["x", "x"], [a, a]))) == 2
+
+
+def test_keys_of_nested_sections_are_dotted():
+    values = {"a": {"b": 1}, "c": [{"d": 2}, {"d": 3}], "e": [1, 2], "f": {}}
+    assert dict(flatten(values)) == {"a.b": 1, "c[0].d": 2, "c[1].d": 3, "e": [1, 2]}
+    assert json.loads(json.dumps(dict(flatten(values))))
