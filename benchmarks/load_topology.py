@@ -25,8 +25,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
-from launch.command import rank_environment
-from pretrain.utils.port import reserved_port
+from launch.local import rank_environment
+from pretrain.utils.net import reserved_port
 
 MUST, AIM = 1.5, 1.1
 NUM_RANKS = 2
@@ -107,8 +107,7 @@ def build(world: Any, job: dict[str, Any]) -> Any:
     from pretrain.config.optim import OptimConfig
     from pretrain.config.presets import expand_preset
     from pretrain.config.recurrent import parse_model
-    from pretrain.engine.engine import build_engine
-    from pretrain.engine.start import start_accelerator
+    from pretrain.engine.build import build_engine, start_accelerator
     from pretrain.model import build_model, init_weights
     from pretrain.objective import build_loss
     from pretrain.optim.build import build_optimizer
@@ -150,7 +149,7 @@ def load(engine: Any, job: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     import torch
     import torch.distributed as td
 
-    from pretrain.checkpoint.layout import step_name
+    from pretrain.checkpoint.format import step_name
     from pretrain.checkpoint.load import load_checkpoint
 
     def path_of(size: int, stage: int) -> Path:

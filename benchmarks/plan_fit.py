@@ -3,7 +3,7 @@
     python -m benchmarks.plan_fit
 
 Least squares of the logarithm of MFU over the rows of `pretrain/plan/published.py` that are marked as fitted, one
-constant after another, in ever smaller steps. Prints the constants, to be rounded into `pretrain/plan/constants.py`,
+constant after another, in ever smaller steps. Prints the constants, to be rounded into `pretrain/plan/gpus.py`,
 and the table of docs/plan.md with those that are there now. No noise: the same rows give the same constants.
 """
 
@@ -14,12 +14,11 @@ from dataclasses import replace
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.plan.constants import CONSTANTS, Constants, Shares
-from pretrain.plan.gpus import GPUS
-from pretrain.plan.published import MODELS, ROWS, Row
+from pretrain.plan.gpus import CONSTANTS, GPUS, Constants, GpuEfficiency
+from pretrain.plan.published import MODELS, ROWS, PublishedRun
 from pretrain.plan.published_errors import error_table
 from pretrain.plan.roofline import Network, Work, time_step
-from pretrain.plan.work import Task, plan_work
+from pretrain.plan.work import TrainingTask, plan_work
 
 START = [0.75, 0.6, 300.0, 600.0, 0.6, 0.35]
 LEAST_PASSES = 2.0
@@ -30,15 +29,15 @@ def build_constants(values: list[float]) -> Constants:
     """Returns the constants that six numbers stand for."""
     ampere, hopper, ampere_width, hopper_width, ampere_attention, hopper_attention = values
     shares = {
-        "ampere": Shares(ampere, ampere_width, ampere_attention),
-        "hopper": Shares(hopper, hopper_width, hopper_attention),
+        "ampere": GpuEfficiency(ampere, ampere_width, ampere_attention),
+        "hopper": GpuEfficiency(hopper, hopper_width, hopper_attention),
     }
     return replace(CONSTANTS, shares=CONSTANTS.shares | shares, passes=LEAST_PASSES)
 
 
-def work_of(row: Row) -> Work:
+def work_of(row: PublishedRun) -> Work:
     """Returns the work of a rank of a published run."""
-    task = Task(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
+    task = TrainingTask(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
     engine = EngineConfig(zero_stage=row.zero_stage)
     return plan_work(task, engine, row.gpus, row.micro, row.accumulation, recompute=row.recompute)
 

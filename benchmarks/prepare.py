@@ -30,11 +30,11 @@ import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from pretrain.config.prepare import InputConfig
+from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
 from pretrain.prepare.part import PARTS_DIR, PartSettings, load_record
 from pretrain.prepare.pool import run_parts
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import InputFile, Part, plan_part_bytes, plan_parts
+from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
 
@@ -54,7 +54,7 @@ def list_paragraphs(folder: Path, files: list[InputFile]) -> tuple[list[InputFil
     return list_inputs(inputs), Reader(tuple(inputs))
 
 
-def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[Part], processes: int) -> PartSettings:
+def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPart], processes: int) -> PartSettings:
     """Writes the parts into a new folder below `folder`."""
     output = Path(tempfile.mkdtemp(dir=folder))
     (output / PARTS_DIR).mkdir()
@@ -75,7 +75,7 @@ def run_raw(tokenizer: Path, texts: list[str], take_ids: bool) -> None:
                 assert len(encoding.ids) == len(encoding)
 
 
-def check_same_tokens(settings: PartSettings, tokenizer: Path, parts: list[Part]) -> int:
+def check_same_tokens(settings: PartSettings, tokenizer: Path, parts: list[InputPart]) -> int:
     """Compares the shards with the encoder, document by document; returns the number of tokens."""
     encoder = load_tokenizer(tokenizer)
     end = [eos_id(encoder)]

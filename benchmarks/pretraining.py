@@ -32,9 +32,9 @@ import yaml
 from tokenizers import Tokenizer
 
 from benchmarks.common import print_row
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
-from pretrain.artifact.what import open_what
-from pretrain.evaluate.corpus import Choice, Corpus, settle
+from pretrain.evaluate.corpus import Corpus, CorpusOptions, settle
 from pretrain.types import IGNORE_INDEX, Batch
 
 DISCOUNT = 0.75
@@ -103,8 +103,8 @@ def tokens_before(batch: Batch, first_sentinel: set[int]) -> np.ndarray:
 
 def compare(run: Path, data: Path) -> dict[str, float]:
     """Returns nats a token of the model and of the n-grams over the same targets: text, nothing special."""
-    described = open_what(run)
-    choice = Choice(batch_tokens=4096)
+    described = open_source(run)
+    choice = CorpusOptions(batch_tokens=4096)
     corpus = Corpus(settle(described, choice), choice, described.config)
     tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
     special = set(tokenizer.get_added_tokens_decoder())

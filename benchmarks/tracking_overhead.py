@@ -32,9 +32,7 @@ from pretrain.engine.engine import Update
 from pretrain.engine.replicated import ReplicatedState
 from pretrain.model import build_model, init_weights
 from pretrain.tracking import Tracker
-from pretrain.tracking.by_source import SourceLosses
-from pretrain.tracking.memory import memory_metrics
-from pretrain.tracking.meter import Meter
+from pretrain.tracking.meter import Meter, SourceLosses, memory_metrics
 from pretrain.tracking.timeline import Timeline
 from pretrain.train.layer_norms import LayerNorms
 

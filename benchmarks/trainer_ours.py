@@ -14,7 +14,7 @@ from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch
 from pretrain.dist import World
-from pretrain.run.progress import Progress
+from pretrain.run.phase import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.tracking.audit import read_audit
 from pretrain.train.build import Run, build_run

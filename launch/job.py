@@ -1,13 +1,10 @@
-"""The driver of a job, on its first node: `python -m launch.job SPEC`, what the batch script becomes.
+"""Whether a job goes on after its ranks have ended: pure, so that every case is a line of a test.
 
-    journal: a start  ->  breaker  ->  doctor  ->  rendezvous  ->  srun launch.node on every node  ->  how it ended
-    ->  decide  ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
-
-    SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
-    SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
-
-A requeue ends the job at once, so it comes last, when all is committed. While the controller is away it is repeated.
-Not here: what a rank does about a signal (pretrain/run/stop.py).
+0                                     end: the run is done
+cancelled by the user                 end
+64 65 66 69 73 74 77 126 127          end: a restart cannot help
+70 and no new checkpoint              end: the bug would be met again
+else (75, 76, a signal, a lost node)  again, unless restart after restart brings no new checkpoint
 """
 
 import contextlib
@@ -17,21 +14,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
-from launch.decide import Decision, Outcome, decide
-from launch.examine import examine_nodes
-from launch.exits import Ending, are_ready, read_ending
-from launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
-from launch.modes import Meeting, hostfile_text
-from launch.rendezvous import find_meeting_point
-from launch.slurm_tools import run_tool, show_job
-from launch.spec import LaunchSpec, load_spec
-from launch.start import (
-    Start,
+from launch.exits import StepExit, are_ready, read_ending
+from launch.job_start import (
+    JobStart,
     choose_nodes,
+    examine_nodes,
     find_spec,
     is_requeued,
     note_attempt,
@@ -39,19 +31,112 @@ from launch.start import (
     step_command,
     was_cancelled,
 )
-from pretrain.errors import EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, LaunchError, PretrainError
+from launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
+from launch.modes import Meeting, hostfile_text
+from launch.rendezvous import find_meeting_point
+from launch.slurm_tools import run_tool, show_job
+from launch.spec import LaunchSpec, load_spec
+from pretrain.errors import (
+    EXIT_BUG,
+    EXIT_CHECKPOINT,
+    EXIT_DATA,
+    EXIT_DISK,
+    EXIT_DIVERGED,
+    EXIT_LOCKED,
+    EXIT_OK,
+    EXIT_RESUME_ME,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    DiskError,
+    LaunchError,
+    PretrainError,
+)
 from pretrain.utils.io import make_dir, remove_tree, write_file
-from pretrain.utils.streams import guard_streams
+from pretrain.utils.process import guard_streams
+
+FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, EXIT_DISK, EXIT_DIVERGED, 126, 127}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a start ended.
+
+    Attributes:
+        code: Exit code of the ranks.
+        reason: Of it, one line.
+        has_progressed: Whether there is a newer checkpoint than at its beginning.
+        idle_restarts: In a row without one, this included.
+        is_cancelled: The user wants no more of it.
+        may_requeue: The site lets a job requeue itself.
+    """
+
+    code: int
+    reason: str
+    has_progressed: bool
+    idle_restarts: int
+    is_cancelled: bool = False
+    may_requeue: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the job does now: `requeue`, `next` (it ends, the next job of its chain goes on), or `end`."""
+
+    kind: Literal["requeue", "next", "end"]
+    code: int
+    reason: str
+
+
+def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
+    """Returns what to do after a start has ended.
+
+    Args:
+        outcome: How.
+        max_idle_restarts: So many restarts in a row without a new checkpoint are enough.
+    """
+    code, reason = outcome.code, outcome.reason
+    if code == EXIT_OK:
+        return Decision("end", code, reason)
+    if outcome.is_cancelled:
+        return Decision("end", code, f"cancelled by the user ({reason})")
+    if code in FINAL or (code == EXIT_BUG and not outcome.has_progressed):
+        return Decision("end", code, reason)
+    if outcome.idle_restarts >= max_idle_restarts:
+        return Decision("end", code, f"{outcome.idle_restarts} restarts in a row without a new checkpoint: {reason}")
+    return Decision("requeue" if outcome.may_requeue else "next", code, reason)
+
+
+# The driver of a job, on its first node: `python -m launch.job SPEC`, what the batch script
+# becomes.
+#
+#     journal: a start  ->  breaker  ->  doctor  ->  rendezvous  ->  srun launch.node on every node  ->  how it ended
+#     ->  decide  ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
+#
+#     SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
+#     SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
+#
+# A requeue ends the job at once, so it comes last, when all is committed. While the controller is
+# away it is repeated. Not here: what a rank does about a signal (pretrain/run/stop.py).
+
 
 POLL_S = 0.1
+
 READY_S = 120.0
+
 """A task that has not said by then that it can be told to stop could not: its disk refused."""
+
 LAUNCHES = 3
+
 """Attempts at a rendezvous: another program may take the port before we do."""
+
 QUICK_S = 120.0
+
 RETRY_S = 5.0
+
 REQUEUE_S = 90.0
+
 END_WAIT_S = 150
+
 """From the end of the first node to that of all: the tracker of rank 0 may still be sending."""
 
 
@@ -69,7 +154,7 @@ class Driver:
         signals: Those that we got, the first first; grows.
     """
 
-    def __init__(self, spec: LaunchSpec, start: Start, signals: list[int]) -> None:
+    def __init__(self, spec: LaunchSpec, start: JobStart, signals: list[int]) -> None:
         self._spec, self._start, self._signals = spec, start, signals
         self._run = spec.folder
         self._facts = {"chain": spec.chain, "job": start.job, "restart": start.restart}
@@ -89,10 +174,10 @@ class Driver:
             ending = self._train(before)
         except PretrainError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
-            ending = Ending(error.exit_code, str(error), False)
+            ending = StepExit(error.exit_code, str(error), False)
         return self._finish(ending, before)
 
-    def _train(self, before: int) -> Ending:
+    def _train(self, before: int) -> StepExit:
         """Starts the ranks, and waits for them. Raises: LaunchError, ConfigError, DiskError."""
         nodes: tuple[str, ...] = self._start.nodes
         try:
@@ -102,7 +187,7 @@ class Driver:
             row = {"array": self._start.array, "nodes": nodes, "world_size": world_size, "step": before}
             append_row(self._run, {"event": "start", **self._facts, **row})
         if mark_of_cancel(self._run).exists():
-            return Ending(EXIT_RESUME_ME, "not started", False)
+            return StepExit(EXIT_RESUME_ME, "not started", False)
         begun, attempt = time.monotonic(), 0
         with contextlib.suppress(DiskError):  # of starts that were killed
             if (self._run.launch / "exits").exists():
@@ -110,7 +195,7 @@ class Driver:
         if self._spec.site.doctor:
             found = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
             if found is not None:
-                return Ending(found.code, found.reason, False)
+                return StepExit(found.code, found.reason, False)
         while True:
             ending = self._launch(nodes, attempt)
             attempt += 1
@@ -118,12 +203,12 @@ class Driver:
                 return ending
             say(f"{ending.reason}; another port is tried")
 
-    def _launch(self, nodes: tuple[str, ...], attempt: int) -> Ending:
+    def _launch(self, nodes: tuple[str, ...], attempt: int) -> StepExit:
         spec, once = self._spec, step_command(self._spec, nodes, 1)
         interface = spec.site.interface
         address, port = find_meeting_point(self._start.job, attempt, nodes[0], nodes, interface, [*once, "--overlap"])
         if self._signals:
-            return Ending(EXIT_RESUME_ME, f"stopped by {self._asked()} before the first rank", False)
+            return StepExit(EXIT_RESUME_ME, f"stopped by {self._asked()} before the first rank", False)
         identity = f"{self._start.job}-{self._start.restart}-{attempt}"
         meeting = Meeting(address, port, nodes, spec.ranks_per_node, identity)
         say(f"{meeting.world_size} ranks on {', '.join(nodes)} meet at {meeting.endpoint}")
@@ -162,7 +247,7 @@ class Driver:
     def _asked(self) -> str:
         return signal.Signals(self._signals[0]).name
 
-    def _finish(self, ending: Ending, before: int) -> int:
+    def _finish(self, ending: StepExit, before: int) -> int:
         spec, step = self._spec, newest_step(self._run)
         job = show_job(self._start.handle)
         cancelled = mark_of_cancel(self._run).exists() or was_cancelled(job, self._start.restart)

@@ -1,14 +1,4 @@
-"""Runs the ranks of a job on this machine, and ends them all when one ends badly.
-
-    start N ranks  ->  wait  ->  a signal to us: asked of every rank once, which commit and exit 75
-                             ->  a rank that fails: its peers may fail of the same, then get SIGTERM, then SIGKILL
-                             ->  a rank that was stopped by itself: so are its peers, unless they end anyway
-    exit code: that of the rank that failed first (128 + signal if it was killed), else 75, else 0
-
-Rank 0 shares our terminal; what the others print goes to a log file each, and is quoted when they failed first. A rank
-dies with its launcher: the kernel is asked for that (PR_SET_PDEATHSIG), so that not even `kill -9` leaves orphans; what
-ranks have started goes with them (janitor.py). Stop signals are held back in a rank until it can answer them.
-"""
+"""What is run for one rank, as pure functions: the argument list and the environment."""
 
 import contextlib
 import os
@@ -16,29 +6,140 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from launch.command import rank_command, rank_environment
-from launch.janitor import Janitor, end_group
-from launch.outcome import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
+from launch.exits import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir
-from pretrain.utils.orphan import die_with
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
+from pretrain.utils.process import die_with
+
+
+def rank_command(config: str, overrides: Sequence[str]) -> list[str]:
+    """Returns the argument list that trains `config` as one rank."""
+    return [sys.executable, "-m", "pretrain", "train", config, *overrides]
+
+
+def rank_environment(
+    base: Mapping[str, str], rank: int, world_size: int, port: int, threads: int | None = None
+) -> dict[str, str]:
+    """Returns the environment of one rank of a job on this machine, the variables torchrun sets.
+
+    Args:
+        base: The launcher's environment.
+        rank: Which rank.
+        world_size: How many.
+        port: Of the rendezvous on the loopback interface.
+        threads: CPU threads a rank, unless OMP_NUM_THREADS is set already; None: an even share of the cores.
+    """
+    share = threads or max(1, (os.cpu_count() or 1) // world_size)
+    return {
+        "OMP_NUM_THREADS": str(share),
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code prints the Python stacks
+        **base,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+# A small process that outlives a killed launcher, and ends what the ranks have started.
+#
+#     launcher --pipe--> janitor      the pipe closes when the launcher is gone, however it went
+#                                     then every process group that was named gets SIGKILL
+#
+# A rank dies with its launcher by itself (PR_SET_PDEATHSIG), but its children (compilers, workers)
+# do not: the kernel clears that wish at each fork. Those that leave the group, like wandb's
+# service, watch their parent themselves.
+
+
+_NOT_ITS_OWN = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
+
+"""Blocked in a janitor from its first moment on: those of a terminal and of Slurm come to whole groups and steps."""
+
+
+class Janitor:
+    """Ends process groups when this process is gone."""
+
+    def __init__(self) -> None:
+        reader, self._writer = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_ITS_OWN)
+        self._pid = os.fork()
+        if not self._pid:
+            _keep_watch(reader, self._writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(reader)
+
+    def watch(self, group: int) -> None:
+        """Names a process group that must not outlive us."""
+        os.write(self._writer, f"{group}\n".encode())
+
+    def dismiss(self) -> None:
+        """Ends it: the groups are dealt with."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._writer)
+
+
+def end_group(group: int) -> None:
+    """Kills what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _keep_watch(reader: int, writer: int) -> None:
+    """The life of the janitor, in its fork."""
+    os.setsid()  # no signal of the terminal or of the launcher's group is for it
+    os.close(writer)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    try:
+        named = b""
+        while piece := os.read(reader, 4096):
+            named += piece
+        for group in named.split():
+            end_group(int(group))
+    finally:
+        os._exit(0)
+
+
+# Runs the ranks of a job on this machine, and ends them all when one ends badly.
+#
+#     start N ranks  ->  wait  ->  a signal to us: asked of every rank once, which commit and exit 75
+#                              ->  a rank that fails: its peers may fail of the same, then get SIGTERM, then SIGKILL
+#                              ->  a rank that was stopped by itself: so are its peers, unless they end anyway
+#     exit code: that of the rank that failed first (128 + signal if it was killed), else 75, else 0
+#
+# Rank 0 shares our terminal; what the others print goes to a log file each, and is quoted when they
+# failed first. A rank dies with its launcher: the kernel is asked for that (PR_SET_PDEATHSIG), so
+# that not even `kill -9` leaves orphans; what ranks have started goes with them (janitor.py). Stop
+# signals are held back in a rank until it can answer them.
+
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
 POLL_S = 0.05
+
 SETTLE_S = 1.0
+
 FAILURE_GRACE_S = 5.0
+
 HANG_SETTLE_S = 20.0
+
 """After a hang was found: every rank that can end does so by itself, however long its last words take on a busy disk,
 and what is left is frozen."""
+
 STOPPED_GRACE_S = 25.0
+
 """After a stop: rank 0 may still wait for wandb, 20 s; a signal then ends it as it would have ended."""
 
 

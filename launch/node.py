@@ -18,11 +18,11 @@ from pathlib import Path
 
 from launch.exits import failed_ranks, note_node, note_task
 from launch.modes import Meeting, launcher_command, rank_variables
-from launch.network import interface_of, route_to
 from launch.rank import HELD_BACK, run_rank
+from launch.rendezvous import interface_of, route_to
 from launch.spec import LaunchSpec, load_spec
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
-from pretrain.utils.streams import guard_streams
+from pretrain.utils.process import guard_streams
 
 
 def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:

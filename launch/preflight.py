@@ -12,12 +12,11 @@ from pretrain.config.load import load_config
 from pretrain.config.resumption import check_config, fill_from
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
-from pretrain.plan.calibration import find_calibration
-from pretrain.plan.cluster import Cluster, find_gpu
+from pretrain.plan.cluster import Cluster, find_calibration, find_gpu
 from pretrain.plan.course import parse_time
-from pretrain.plan.fits import Problem, check_fits
 from pretrain.plan.layout import known_model
 from pretrain.plan.params import count_parameters
+from pretrain.plan.search import Problem, check_fits
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
@@ -34,7 +33,7 @@ MODES: tuple[str, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """What the command line asks for.
 
     Attributes:
@@ -54,7 +53,7 @@ class Request:
     singleton: bool = False
 
 
-def plan_ranks(config: RunConfig, request: Request) -> tuple[int, int]:
+def plan_ranks(config: RunConfig, request: LaunchRequest) -> tuple[int, int]:
     """Returns ranks and GPUs of a node."""
     gpus = request.gpus_per_node
     if gpus is None:
@@ -113,7 +112,7 @@ def _divides(config: RunConfig, ranks: int) -> bool:
 
 
 def plan_job(
-    config: RunConfig, request: Request, site: SiteConfig, run: str, cwd: str, python: str
+    config: RunConfig, request: LaunchRequest, site: SiteConfig, run: str, cwd: str, python: str
 ) -> tuple[LaunchSpec, list[Problem]]:
     """Returns the job of a run, and what is wrong with it that `--force` overrides.
 

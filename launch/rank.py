@@ -17,11 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from launch.exits import note_rank
-from launch.outcome import last_error
+from launch.exits import last_error, note_rank
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
-from pretrain.utils.orphan import die_with
-from pretrain.utils.streams import guard_streams
+from pretrain.utils.process import die_with, guard_streams
 
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Blocked from the launcher on, until the rank can answer them: Slurm sends its signals to every process of a step."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pretrain.utils.streams import guard_streams
+from pretrain.utils.process import guard_streams
 
 CONNECT_S = 4.0
 PATIENCE_S = 20.0

@@ -1,13 +1,4 @@
-"""What a run folder says of its run, under Slurm or not: where it is, how it does, how its starts ended. Only reads.
-
-    run.json               attempts: what rank 0 wrote when it began and ended
-    launch/journal.jsonl   submissions, starts and ends of a Slurm job, also where no rank came to life
-    lease/                 a heartbeat: somebody works here now
-    metrics.jsonl          the last step, its loss and speed
-    checkpoints/           the newest committed step
-
-Everything may be half written, or not there yet: what cannot be read is not known.
-"""
+"""The starts of a run, from what rank 0 noted (run.json) and what the driver of a Slurm job did (journal.jsonl)."""
 
 import contextlib
 import json
@@ -15,18 +6,79 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launch.journal import mark_of_cancel, newest_step, read_journal
-from launch.queue import Job, find_jobs
-from launch.starts import job_of, merge_starts
+from launch.slurm_tools import SlurmJob, find_jobs
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
 
+_EMPTY = dict.fromkeys(
+    ("job", "restart", "nodes", "world_size", "from_step", "started", "ended", "exit_code", "reason")
+)
+
+"""What is known of a start."""
+
+
+def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns every start of a run once: attempts that rank 0 noted, and starts of a job in which none came to life."""
+    starts: list[dict[str, Any]] = []
+    by_key: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for row in journal:
+        key = (row.get("job"), row.get("restart"))
+        if row.get("event") == "start":
+            starts.append(_start_of_row(row))
+            by_key[key] = starts[-1]
+        elif row.get("event") == "end" and key in by_key:
+            by_key[key] |= {"ended": row.get("at"), "exit_code": row.get("exit_code"), "reason": row.get("reason")}
+    for attempt in attempts:
+        slurm = attempt.get("slurm") or {}
+        start = by_key.get((slurm.get("job"), slurm.get("restart")))
+        if start is None:
+            start = {**_EMPTY, "nodes": [attempt.get("host")], "started": attempt.get("started")}
+            starts.append(start)
+        names = ["world_size", "from_step"]
+        if start["exit_code"] is None:  # else the driver has said what rank 0 said, and what it made of it
+            names += ["ended", "exit_code", "reason"]
+        start |= {name: attempt[name] for name in names if attempt.get(name) is not None}
+    return sorted(starts, key=lambda start: _instant(start["started"]))
+
+
+def _start_of_row(row: dict[str, Any]) -> dict[str, Any]:
+    known = {"job": job_of(row), "restart": row.get("restart"), "nodes": row.get("nodes"), "started": row.get("at")}
+    return {**_EMPTY, **known, "world_size": row.get("world_size"), "from_step": row.get("step")}
+
+
+def job_of(row: dict[str, Any]) -> str:
+    """Returns the id of a journal row's job, `job_task` for an element of an array; empty where there is none."""
+    return str(row.get("array") or row.get("job") or "")
+
+
+def _instant(text: str | None) -> datetime:
+    with contextlib.suppress(TypeError, ValueError):
+        return datetime.fromisoformat(text).astimezone(UTC)  # type: ignore[arg-type]
+    return datetime.fromtimestamp(0, UTC)
+
+
+# What a run folder says of its run, under Slurm or not: where it is, how it does, how its starts
+# ended. Only reads.
+#
+#     run.json               attempts: what rank 0 wrote when it began and ended
+#     launch/journal.jsonl   submissions, starts and ends of a Slurm job, also where no rank came to life
+#     lease/                 a heartbeat: somebody works here now
+#     metrics.jsonl          the last step, its loss and speed
+#     checkpoints/           the newest committed step
+#
+# Everything may be half written, or not there yet: what cannot be read is not known.
+
+
 MAX_DEPTH = 4
+
 """How deep below a folder runs are looked for."""
+
 _TAIL_BYTES = 1 << 16
 
 
@@ -66,7 +118,7 @@ class RunFacts:
     checkpoint_age_s: float | None
     best: dict[str, Any] | None
     job: str | None
-    queue: list[Job]
+    queue: list[SlurmJob]
     slurm_answers: bool
     restarts: int
     exit_code: int | None
@@ -113,7 +165,7 @@ def read_runs(folders: list[Path]) -> list[RunFacts]:
     jobs = {job for folder in folders for job in _jobs_in(read_journal(RunDir(folder)))}
     while True:
         asked, queue = jobs, find_jobs(jobs)
-        read = [_Read(RunDir(folder)) for folder in folders]
+        read = [_RunFiles(RunDir(folder)) for folder in folders]
         jobs = {job for run in read for job in run.jobs}
         if jobs <= asked:  # else one was submitted meanwhile
             return [run.facts(queue) for run in read]
@@ -130,7 +182,7 @@ def _jobs_in(journal: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(job for row in begun if (job := job_of(row))))
 
 
-class _Read:
+class _RunFiles:
     """What the files of a run say."""
 
     def __init__(self, run: RunDir) -> None:
@@ -141,7 +193,7 @@ class _Read:
         self.starts = merge_starts(self.record.get("attempts", []), self.journal)
         self.jobs = _jobs_in(self.journal)
 
-    def facts(self, queue: dict[str, Job] | None) -> RunFacts:
+    def facts(self, queue: dict[str, SlurmJob] | None) -> RunFacts:
         """Puts it together with what Slurm says; None where it says nothing."""
         queued = sorted((queue[job] for job in self.jobs if queue and job in queue), key=lambda job: job.is_waiting)
         job = queued[0] if queued else None
@@ -179,7 +231,7 @@ class _Read:
             starts=self.starts,
         )
 
-    def _state(self, job: Job | None, owner: Owner | None, *, is_known: bool) -> str:
+    def _state(self, job: SlurmJob | None, owner: Owner | None, *, is_known: bool) -> str:
         last = self.starts[-1] if self.starts else None
         if job is not None and not job.is_waiting:
             return "ending" if job.state == "COMPLETING" else "running"

@@ -3,21 +3,24 @@
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from pretrain.errors import LaunchError
 
 TIMEOUT_S = 60.0
+
 RETRY_S = 3.0
+
 _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted",
          "Connection timed out", "Communication connection failure", "Unable to establish",
          "Unexpected message received")  # fmt: skip
+
 """The last is all that `scontrol requeue` says of a controller that is away (22.05)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolResult:
     """What a command said."""
 
     code: int
@@ -42,7 +45,9 @@ class Answer:
         return (named or lines[-1:] or [f"exit code {self.code}"])[0].rpartition("error: ")[2]
 
 
-def run_tool(arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Answer:
+def run_tool(
+    arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> ToolResult:
     """Runs a command of Slurm's; one that does not answer in time counts as a controller that is away.
 
     Raises:
@@ -57,11 +62,11 @@ def run_tool(arguments: Sequence[str], env: Mapping[str, str] | None = None, tim
             f"there is no {arguments[0]} on this machine", fix="submit from a login node of a Slurm cluster"
         ) from None
     except subprocess.TimeoutExpired:
-        return Answer(1, "", f"Socket timed out: no answer within {timeout_s:.0f} s")
-    return Answer(done.returncode, done.stdout, done.stderr)
+        return ToolResult(1, "", f"Socket timed out: no answer within {timeout_s:.0f} s")
+    return ToolResult(done.returncode, done.stdout, done.stderr)
 
 
-def ask(arguments: Sequence[str], patience_s: float = 60.0, env: Mapping[str, str] | None = None) -> Answer:
+def ask(arguments: Sequence[str], patience_s: float = 60.0, env: Mapping[str, str] | None = None) -> ToolResult:
     """Runs a command, again and again while the controller is away; returns the last answer."""
     deadline = time.monotonic() + patience_s
     while True:
@@ -111,3 +116,84 @@ def host_names(nodelist: str) -> list[str]:
     if answer.code:
         raise LaunchError(f"{nodelist!r} is no list of nodes: {answer.complaint}", where="scontrol")
     return answer.output.split()
+
+
+# What Slurm says of the jobs that a run folder names: one call of squeue, however many they are.
+
+
+QUEUE_TIMEOUT_S = 20.0
+
+_FIELDS = ("job", "element", "state", "reason", "nodes", "elapsed", "limit", "starts")
+
+_FORMAT = "%A|%i|%T|%r|%N|%M|%l|%S"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job that waits or runs.
+
+    Attributes:
+        job: Its id.
+        element: `job_task` of an array's element; else its id.
+        state: As Slurm writes it: PENDING, RUNNING, COMPLETING, ...
+        reason: Why it waits.
+        nodes: Those that it has, as Slurm writes them: n[1-4].
+        elapsed: Since it began.
+        limit: Its time limit.
+        starts: When it began, or may.
+    """
+
+    job: str
+    element: str
+    state: str
+    reason: str
+    nodes: str
+    elapsed: str
+    limit: str
+    starts: str
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no nodes yet."""
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+    def facts(self) -> dict[str, str]:
+        """Returns plain values, for JSON."""
+        return asdict(self)
+
+
+def find_jobs(jobs: Iterable[str]) -> dict[str, SlurmJob] | None:
+    """Asks Slurm for jobs and elements of arrays; those that have ended are not among what it returns.
+
+    Args:
+        jobs: Ids, `123` or `123_4`.
+
+    Returns:
+        Jobs by both their ids; None where Slurm is not here or does not answer, so that nothing is known.
+    """
+    asked = sorted(set(jobs))
+    if not asked:
+        return {}
+    command = ["squeue", "--noheader", "--array", f"--format={_FORMAT}", f"--jobs={','.join(asked)}"]
+    try:
+        answer = run_tool(command, timeout_s=QUEUE_TIMEOUT_S)
+    except LaunchError:  # not installed
+        return None
+    if answer.code:
+        # Of a single job that it has forgotten it says so; of several it lists the others.
+        return {} if "Invalid job id" in answer.error else None
+    return parse_jobs(answer.output)
+
+
+def parse_jobs(text: str) -> dict[str, SlurmJob]:
+    """Returns the jobs of squeue's answer by both their ids. Lines that it does not understand are left out."""
+    found: dict[str, SlurmJob] = {}
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split("|")]
+        if len(values) == len(_FIELDS):
+            job = SlurmJob(**dict(zip(_FIELDS, values, strict=True)))
+            # Elements of an array that wait still share the id of the array.
+            found |= {job.element: job} if "_" in job.element else {job.job: job}
+            if "_" in job.element and not job.is_waiting:
+                found[job.job] = job
+    return found

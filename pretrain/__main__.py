@@ -10,7 +10,7 @@ import sys
 from types import FrameType
 
 from pretrain.errors import EXIT_RESUME_ME
-from pretrain.utils.streams import guard_streams
+from pretrain.utils.process import guard_streams
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 

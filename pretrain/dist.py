@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pretrain.errors import ConfigError
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
 
 _of_this_process = contextlib.ExitStack()
 """What is kept until its end."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pretrain.rows import IGNORE_INDEX
 
-Moved = TypeVar("Moved", bound="Source | Batch")
+Moved = TypeVar("Moved", bound="SourceBatch | Batch")
 
 
 def _moved(value: Moved, device: torch.device) -> Moved:
@@ -61,7 +61,7 @@ class AttentionMask:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceBatch:
     """What the encoder of an encoder-decoder reads, one source a row, or packed like the targets.
 
     Attributes:
@@ -76,7 +76,7 @@ class Source:
     documents_BS: Tensor | None = None
     lengths_B: Tensor | None = None
 
-    def to(self, device: torch.device) -> "Source":
+    def to(self, device: torch.device) -> "SourceBatch":
         """Returns the source with its tensors on `device`, copied asynchronously from pinned memory."""
         return _moved(self, device)
 
@@ -107,7 +107,7 @@ class Batch:
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
     places_P: Tensor | None = None
-    source: Source | None = None
+    source: SourceBatch | None = None
     sample_ids: tuple[int, ...] = ()
 
     def num_targets(self) -> int:

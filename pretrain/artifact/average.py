@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.find import is_release
-from pretrain.artifact.normalize import NORMALIZE_KEY, find_normalize
-from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
-from pretrain.checkpoint.average import MeanReader
-from pretrain.checkpoint.layout import MANIFEST, MODEL_FILE, list_checkpoints, step_of
-from pretrain.checkpoint.weights import write_weights
+from pretrain.artifact.model_path import FORMAT, is_release, open_source
+from pretrain.artifact.open import NORMALIZE_KEY, find_normalize
+from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource
+from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, list_checkpoints, step_of
+from pretrain.checkpoint.load import MeanReader, write_weights
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir, new_folder, write_file, write_json
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
+class AverageReport:
     """What was averaged.
 
     Attributes:
@@ -38,7 +37,7 @@ class Averaged:
     arithmetic: str = "sums in float64, rounded to fp32 once"
 
 
-def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> Averaged:
+def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> AverageReport:
     """Writes a model folder with the mean of the fp32 master weights of checkpoints.
 
     Args:
@@ -52,7 +51,7 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
         DataError: Their tokenizers differ.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    chosen = [open_what(path) for path in _choose(whats, last)]
+    chosen = [open_source(path) for path in _choose(whats, last)]
     chosen.sort(key=lambda what: step_of(what.path) or 0)
     if adapters := next((what for what in chosen if what.merged is not None), None):
         fix = f"make models of them first: pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
@@ -62,7 +61,7 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
         raise ConfigError("the same checkpoint was named twice", where=str(twice), fix="name it once")
     files = _check_alike(chosen)
     reader = MeanReader(paths)
-    averaged = Averaged([str(what.path) for what in chosen], [step_of(path) for path in paths], len(reader.shapes))
+    averaged = AverageReport([str(what.path) for what in chosen], [step_of(path) for path in paths], len(reader.shapes))
     origin: dict[str, Any] = {
         "averaged": averaged.checkpoints,
         "steps": averaged.steps,
@@ -108,7 +107,7 @@ def _choose(whats: Sequence[Path], last: int | None) -> list[Path]:
     return found[-last:]
 
 
-def _check_alike(chosen: Sequence[What]) -> dict[str, bytes]:
+def _check_alike(chosen: Sequence[ModelSource]) -> dict[str, bytes]:
     """Compares models and tokenizers with the first; returns the tokenizer's files."""
     first = chosen[0]
     files = dict(first.load_tokenizer_files())

@@ -1,46 +1,173 @@
-"""Models in and out: a released model becomes a model folder, any model becomes a Hugging Face folder.
+"""An export gives the scores of what it was made of: both are run on the same tokens, before the folder has its name.
 
-    import   Hugging Face folder or name -> config, names and shapes compared -> weights one by one -> model folder
-    export   run, checkpoint or model folder -> weights one by one -> Hugging Face folder
+What -> our model, weights rounded as the export's are -> scores    compared: the largest difference, beside the
+folder -> the class of transformers that loads it      -> scores    largest score
 
-Both stream: no GPU is asked for, and not much more than one parameter is in memory at a time. A checkpoint of any ZeRO
-stage and world size is read by the ranges of its fragments. Where two models fit into memory, an export is then run
-beside what it was made of, and refused where scores differ (`check_export.py`).
+A weight that is in the wrong place, transposed or left out changes scores by more than rounding does by far.
 """
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from pretrain.artifact.check_export import check_scores
-from pretrain.artifact.find import is_release
-from pretrain.artifact.what import FORMAT, TOKENIZER_FOLDER, What, open_what
-from pretrain.checkpoint.layout import MODEL_FILE
-from pretrain.checkpoint.weights import write_weights
+import torch
+from torch import Tensor
+
+from pretrain.artifact.model_path import FORMAT, is_release, open_source
+from pretrain.artifact.open import load_model
+from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource
+from pretrain.checkpoint.format import MODEL_FILE
+from pretrain.checkpoint.load import write_weights
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import ModelConfig, SpecialTokens
 from pretrain.config.recurrent import RecurrentConfig
-from pretrain.errors import ConfigError
-from pretrain.interop.card import About
+from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.generation import load_generation_defaults
-from pretrain.interop.hub import fetch_release
-from pretrain.interop.labels import WORDS, labelled_by
-from pretrain.interop.read import Release, open_release
+from pretrain.interop.hub_files import fetch_release
+from pretrain.interop.label_names import WORDS, labelled_by
+from pretrain.interop.release import Release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
-from pretrain.interop.write import Written, write_release
+from pretrain.interop.write import About, ExportReport, write_release
+from pretrain.types import Batch, SourceBatch
 from pretrain.utils.io import make_dir, new_folder, write_file, write_json
 from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
 
+TOLERANCE = 1e-3
+
+"""Of the largest score: fp32 through many layers, summed in other orders; a lost bias of a trained model is more."""
+
+_ROWS, _LENGTH = 2, 32
+
+_MEMORY_INFO = Path("/proc/meminfo")
+
+
+def check_scores(what: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
+    """Runs both models, if there is memory for them, and says so where there is not.
+
+    Args:
+        what: What was exported.
+        folder: The export.
+        architecture: Class of transformers that loads it.
+        dtype: Of its weights.
+
+    Raises:
+        CheckpointError: transformers cannot load it, or its scores are others.
+    """
+    needed = 2 * 4 * sum(prod(shape) for shape in what.shapes.values())
+    if needed > (free := _available_bytes()):
+        log.warning(
+            "scores of the export were not compared: two models in fp32 take %.1f GiB, there are %.1f GiB",
+            needed / 2**30,
+            free / 2**30,
+        )
+        return
+    tokens = _probe(what)
+    ours, theirs = _our_scores(what, tokens, dtype), _their_scores(folder, architecture, tokens)
+    if theirs.dim() == 2:  # of a document: ours are at its first token
+        ours = ours[:, 0]
+    if ours.shape != theirs.shape:
+        raise _differ(what, f"{list(ours.shape)} scores became {list(theirs.shape)}")
+    difference, scale = float((ours - theirs).abs().max()), float(ours.abs().max())
+    if not difference <= TOLERANCE * scale:  # not a number is no match either
+        raise _differ(what, f"by up to {difference:.3g}, the largest is {scale:.3g}")
+
+
+def _differ(what: ModelSource, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"the export gives other scores than the model ({how}): nothing was written",
+        where=str(what.path),
+        fix="report it; --no-check writes it all the same",
+    )
+
+
+def _probe(what: ModelSource) -> Tensor:
+    """Returns ordinary tokens, int64 [B, T]: the same for the same model."""
+    size, special = what.config.vocab_size, what.config.special_tokens.model_dump().values()
+    assert size is not None
+    ordinary = torch.tensor([number for number in range(size) if number not in set(special)])
+    shape = (_ROWS, min(_LENGTH, what.config.max_seq_len))
+    return ordinary[torch.randint(len(ordinary), shape, generator=torch.Generator().manual_seed(0))]
+
+
+@torch.no_grad()
+def _our_scores(what: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns fp32 [B, T, V], padding of the vocabulary left out; without a head the last hidden states."""
+    read = what.read
+    rounded = replace(what, read=lambda name: read(name).to(dtype).float())
+    model = load_model(rounded, torch.device("cpu"))
+    source = SourceBatch(tokens_BT) if what.config.shape == "encoder+decoder" else None
+    found = model(Batch(tokens_BT, tokens_BT, source=source))
+    if found.logits_BTV is None:
+        return found.hidden_BTD
+    assert model.head is not None
+    return found.logits_BTV[..., : model.head.num_scores]
+
+
+@torch.no_grad()
+def _their_scores(folder: Path, architecture: str, tokens_BT: Tensor) -> Tensor:
+    """Returns what transformers gives. Raises: CheckpointError: It cannot load the folder."""
+    import transformers
+
+    bar, level = transformers.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    try:
+        model: Any = getattr(transformers, architecture).from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        )
+    except Exception as error:  # transformers raises nearly anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(
+            f"transformers cannot load the export: {reason}",
+            where=architecture,
+            fix="report it; --no-check writes it all the same",
+        ) from None
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bar:
+            transformers.logging.enable_progress_bar()
+    inputs = {"input_ids": tokens_BT, "attention_mask": torch.ones_like(tokens_BT)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens_BT
+    found = model.eval()(**inputs)
+    scores = getattr(found, "logits", None)
+    return (found.last_hidden_state if scores is None else scores).float()
+
+
+def _available_bytes() -> float:
+    """Returns the memory that is free, or can be made so; infinity where that is not known."""
+    try:
+        lines = _MEMORY_INFO.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), float("inf"))
+
+
+# Models in and out: a released model becomes a model folder, any model becomes a Hugging Face
+# folder.
+#
+#     import   Hugging Face folder or name -> config, names and shapes compared -> weights one by one -> model folder
+#     export   run, checkpoint or model folder -> weights one by one -> Hugging Face folder
+#
+# Both stream: no GPU is asked for, and not much more than one parameter is in memory at a time. A
+# checkpoint of any ZeRO stage and world size is read by the ranges of its fragments. Where two
+# models fit into memory, an export is then run beside what it was made of, and refused where scores
+# differ (`check_export.py`).
+
+
 _TOLD = ("step", "tokens", "loss")
+
 """Metrics that a card tells, besides those of validation; the rest are about the machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportReport:
     """What an import made.
 
     Attributes:
@@ -60,7 +187,7 @@ class Imported:
     not_honoured: list[str]
 
 
-def import_model(source: str, out: Path) -> Imported:
+def import_model(source: str, out: Path) -> ImportReport:
     """Writes a model folder of a released model: weights fp32 in the checkpoint format, config, tokenizer.
 
     Args:
@@ -78,7 +205,7 @@ def import_model(source: str, out: Path) -> Imported:
         return _fill(temporary, release, source)
 
 
-def _fill(folder: Path, release: Release, source: str) -> Imported:
+def _fill(folder: Path, release: Release, source: str) -> ImportReport:
     defaults, files = load_generation_defaults(release.folder), tokenizer_files(release.folder)
     config = _with_known_tokens(release.config, load_hub_tokenizer(release.folder).special_tokens if files else None)
     origin = {"imported_from": source, "model_type": release.family.model_type, "dtype": release.dtype}
@@ -94,7 +221,7 @@ def _fill(folder: Path, release: Release, source: str) -> Imported:
         for name, content in files:
             write_file(tokenizer / name, content)
     write_weights(folder, ((name, release.read(name)) for name in release.names()), origin)
-    return Imported(
+    return ImportReport(
         model_type=release.family.model_type,
         shape=release.config.shape,
         num_parameters=sum(math.prod(shape) for shape in release.shapes.values()),
@@ -115,7 +242,7 @@ def _with_known_tokens(config: ModelConfig, known: SpecialTokens | None) -> Mode
 
 def export_model(
     what: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
-) -> Written:
+) -> ExportReport:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
     Args:
@@ -130,7 +257,7 @@ def export_model(
         CheckpointError: No intact checkpoint; or transformers gives other scores, and nothing is left under `out`.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    described = open_what(what)
+    described = open_source(what)
     config = described.config
     if isinstance(config, RecurrentConfig):
         raise ConfigError(
@@ -160,7 +287,7 @@ def export_model(
     return written
 
 
-def _labels_words(what: What) -> bool:
+def _labels_words(what: ModelSource) -> bool:
     """Whether a classifier is known to have learned labels of words."""
     if what.run is not None:
         config = load_config(what.run.config, import_extensions=False)
@@ -168,7 +295,7 @@ def _labels_words(what: What) -> bool:
     return is_release(what.path) and labelled_by(what.path) == WORDS
 
 
-def _about(what: What, out: Path) -> About:
+def _about(what: ModelSource, out: Path) -> About:
     if what.run is None:
         return About(name=out.name, source=str(what.path.name))
     config = load_config(what.run.config, import_extensions=False)
@@ -176,7 +303,7 @@ def _about(what: What, out: Path) -> About:
     return About(name=config.run.name, source=source, run_config=dump_config(config), metrics=_last_metrics(what))
 
 
-def _last_metrics(what: What) -> dict[str, float]:
+def _last_metrics(what: ModelSource) -> dict[str, float]:
     """Returns the last value of each number in metrics.jsonl that says how good the model is."""
     found: dict[str, float] = {}
     for row in read_rows(what.run.metrics) if what.run is not None else ():

@@ -1,11 +1,9 @@
-"""A picture of attention maps: small multiples, layers down and heads across, or one large map.
+"""Tokens as labels of a picture: white space made visible, long ones cut, and nothing that no font can draw."""
 
-White is a weight of 0 and the darkest blue 1; what the mask forbids is grey and hatched, so that it is not taken for a
-weight that the model has learnt to be 0. Not here: sizes and places (`attention_layout.py`).
-"""
-
+import functools
 import io
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pretrain.attention_maps.attention import HeadMap
-from pretrain.attention_maps.layout import Box, Labels, Layout, Shape, font_points, plan_layout
-from pretrain.attention_maps.token_labels import columns, label, label_fonts
+from pretrain.attention_maps.figure_layout import Box, FigureLayout, Labels, SectionSize, font_points, plan_layout
+from pretrain.attention_maps.maps import HeadMap
 from pretrain.errors import ConfigError
+from pretrain.generate.constraints import Codec
 from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
@@ -25,25 +23,171 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
 
+
+SPACE = "\u2423"
+
+"""The open box: how a space is written where it has to be seen."""
+
+SENTENCEPIECE_SPACE = "\u2581"
+
+"""How the pieces of sentencepiece spell a space."""
+
+ELLIPSIS = "\u2026"
+
+LONGEST_COLUMNS = 12
+
+FONTS = (
+    "DejaVu Sans Mono",
+    "Noto Sans Mono",
+    "Noto Sans Mono CJK SC",
+    "Noto Sans Mono CJK JP",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "WenQuanYi Micro Hei Mono",
+    "WenQuanYi Zen Hei Mono",
+    "Droid Sans Fallback",
+    "IPAexGothic",
+    "IPAGothic",
+    "MS Gothic",
+    "Hiragino Sans",
+    "Arial Unicode MS",
+    "DejaVu Sans",
+    "Noto Sans",
+    "Noto Sans Arabic",
+    "Noto Sans Hebrew",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "FreeSans",
+    "Unifont",
+)
+
+"""Tried in this order for each character; the first and `DejaVu Sans` come with matplotlib."""
+
+REPLACEMENT = "\ufffd"
+
+"""What bytes that are not whole characters decode to."""
+
+MOST_PARTS = 8
+
+"""Tokens that are looked at for the rest of a character; it has at most four bytes, but tokens may straddle two."""
+
+
+def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
+    """Returns what each token stands for; the parts of a cut character as that character with `[1/3]`, `[2/3]` ...
+
+    Tokenizers of bytes cut the characters of a script that they were not trained on; such a token has no text itself.
+    """
+    shown = codec.tokens(list(ids))
+    start = 0
+    while start < len(ids):
+        end = _end_of_character(codec, ids, start)
+        if end - start > 1:
+            text = codec.decode(list(ids[start:end]))
+            text = text if len(text) <= 3 else text[:2] + ELLIPSIS
+            shown[start:end] = [f"{text}[{part}/{end - start}]" for part in range(1, end - start + 1)]
+        start = end
+    return shown
+
+
+def _end_of_character(codec: Codec, ids: Sequence[int], start: int) -> int:
+    """Returns where the tokens end that have to be decoded together; one further where nothing completes them."""
+    for end in range(start + 1, min(start + MOST_PARTS, len(ids)) + 1):
+        if REPLACEMENT not in codec.decode(list(ids[start:end])):
+            return end
+    return start + 1
+
+
+@functools.cache
+def label_fonts() -> list[str]:
+    """Returns those of `FONTS` that this machine has."""
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return [name for name in FONTS if name in installed]
+
+
+@functools.cache
+def _drawable_code_points() -> frozenset[int]:
+    from matplotlib import font_manager
+
+    found: set[int] = set()
+    for name in label_fonts():
+        path = font_manager.findfont(font_manager.FontProperties(family=[name]), fallback_to_default=False)
+        found |= font_manager.get_font(path).get_charmap().keys()
+    return frozenset(found)
+
+
+def is_drawable(character: str) -> bool:
+    """Whether some font of this machine has the character."""
+    return ord(character) in _drawable_code_points()
+
+
+def columns(text: str) -> int:
+    """Returns the width of a text in columns of a monospaced font: two for the wide characters of East Asia."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def label(token: str, drawable: Callable[[str], bool] = is_drawable) -> str:
+    r"""Returns what to write beside a row or column for a token.
+
+    Spaces, sentencepiece's too, become open boxes; other white space, control characters and what no font has become
+    escapes (`\n`, `\u0e01`); more than `LONGEST_COLUMNS` columns are cut. An empty token is written as two quotes.
+    """
+    if not token:
+        return '""'
+    shown = [_visible(character, drawable) for character in token]
+    text = "".join(shown)
+    if columns(text) <= LONGEST_COLUMNS:
+        return text
+    kept = ""
+    for piece in shown:
+        if columns(kept + piece) >= LONGEST_COLUMNS:
+            break
+        kept += piece
+    return kept + ELLIPSIS
+
+
+def _visible(character: str, drawable: Callable[[str], bool]) -> str:
+    if character in (" ", SENTENCEPIECE_SPACE):
+        return SPACE
+    is_blank = character.isspace() or unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
+    if is_blank or not drawable(character):
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+# A picture of attention maps: small multiples, layers down and heads across, or one large map.
+#
+# White is a weight of 0 and the darkest blue 1; what the mask forbids is grey and hatched, so that
+# it is not taken for a weight that the model has learnt to be 0. Not here: sizes and places
+# (`attention_layout.py`).
+
+
 FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+
 DPI = 150
 
 COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
+
 """White to dark blue in equal steps of CIELAB lightness, 100 to 16: equal lengths of the colour bar look equal."""
 
 GAMMA = 0.5
+
 """Colours follow the square root of a weight: over sixty tokens an even spread is 0.017, and still is to be seen."""
 
 FORBIDDEN_FACE, FORBIDDEN_HATCH, GRID, SMALL_PRINT = "#e4e4e4", "#c4c4c4", "#e9e9e9", "#606060"
+
 MAX_NUMBERED_TOKENS = 16
+
 """One map of at most this many tokens a side has its weights written in its cells."""
 
 _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
 """The same maps give the same bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class FigureSection:
     """Rows of maps over the same tokens.
 
     Attributes:
@@ -61,10 +205,10 @@ class Section:
     keys: list[str]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> SectionSize:
         """Its size."""
         widths = (max(map(columns, labels)) for labels in (self.queries, self.keys))
-        return Shape(len(self.rows), max(map(len, self.rows)), len(self.queries), len(self.keys), *widths)
+        return SectionSize(len(self.rows), max(map(len, self.rows)), len(self.queries), len(self.keys), *widths)
 
 
 def check_format(path: Path) -> str:
@@ -76,7 +220,7 @@ def check_format(path: Path) -> str:
     return FORMATS[path.suffix.lower()]
 
 
-def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[Section]:
+def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[FigureSection]:
     """Groups rows of maps by what they are of.
 
     Args:
@@ -89,11 +233,11 @@ def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) 
         heading = "cross-attention" if cross else f"{stack} self-attention"
         legend = f"a row: what one {'target ' if cross else ''}token attends to{' in the source' if cross else ''}"
         queries, keys = (list(map(label, tokens[name])) for name in (stack, "encoder" if cross else stack))
-        sections.append(Section(heading, legend, list(group), queries, keys))
+        sections.append(FigureSection(heading, legend, list(group), queries, keys))
     return sections
 
 
-def draw_attention(sections: Sequence[Section], path: Path) -> None:
+def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
     """Draws maps and writes the picture, whole or not at all.
 
     Args:
@@ -109,7 +253,7 @@ def draw_attention(sections: Sequence[Section], path: Path) -> None:
     write_file(path, content)
 
 
-def render_attention(sections: Sequence[Section], image_format: str) -> bytes:
+def render_attention(sections: Sequence[FigureSection], image_format: str) -> bytes:
     """Returns the picture of maps, in one of the formats. Raises: ConfigError, for more tokens than can be read."""
     layout = plan_layout([section.shape for section in sections])
     import matplotlib
@@ -123,7 +267,7 @@ def render_attention(sections: Sequence[Section], image_format: str) -> bytes:
     return content.getvalue()
 
 
-def draw_figure(sections: Sequence[Section], layout: Layout) -> "Figure":
+def draw_figure(sections: Sequence[FigureSection], layout: FigureLayout) -> "Figure":
     """Returns the picture. Not of pyplot: it draws with Agg, needs no display and is nowhere registered."""
     from matplotlib.figure import Figure
 
@@ -134,14 +278,14 @@ def draw_figure(sections: Sequence[Section], layout: Layout) -> "Figure":
     return figure
 
 
-def _add_axes(figure: "Figure", layout: Layout, box: Box) -> "Axes":
+def _add_axes(figure: "Figure", layout: FigureLayout, box: Box) -> "Axes":
     bottom = layout.height - box.top - box.height
     return figure.add_axes(
         (box.left / layout.width, bottom / layout.height, box.width / layout.width, box.height / layout.height)
     )
 
 
-def _draw_section(figure: "Figure", layout: Layout, number: int, section: Section) -> None:
+def _draw_section(figure: "Figure", layout: FigureLayout, number: int, section: FigureSection) -> None:
     x, top = layout.left / layout.width, layout.heading(number)
     figure.text(x, 1 - top / layout.height, section.heading, fontsize=10, fontweight="bold", va="top")
     figure.text(x, 1 - (top + 0.2) / layout.height, section.legend, fontsize=8, color=SMALL_PRINT, va="top")
@@ -211,14 +355,14 @@ def _write_weights(axes: "Axes", head: HeadMap) -> None:
                 axes.text(key, query, text, size=8, color=colour, ha="center", va="center")
 
 
-def _label_axes(axes: "Axes", section: Section, cell: float, labels: Labels) -> None:
+def _label_axes(axes: "Axes", section: FigureSection, cell: float, labels: Labels) -> None:
     style: dict[str, Any] = {"fontsize": font_points(cell), "fontfamily": label_fonts(), "parse_math": False}
     axes.set_yticks(range(len(section.queries)), section.queries, **style)
     axes.set_xticks(range(len(section.keys)), section.keys, rotation=90, **style)
     axes.tick_params(length=0, pad=2, labelleft=labels.left, labeltop=labels.top, labelbottom=labels.bottom)
 
 
-def _draw_colour_bar(figure: "Figure", layout: Layout) -> None:
+def _draw_colour_bar(figure: "Figure", layout: FigureLayout) -> None:
     from matplotlib.cm import ScalarMappable
 
     axes = _add_axes(figure, layout, layout.colour_bar())

@@ -1,41 +1,102 @@
-"""The checkpoints of a run: saved beside the training, found, verified, loaded. What is collective says so.
+"""Whether the checkpoints of a run will fit, known before its first step: arithmetic, and one trial write.
 
-    prepare   leftovers of dead attempts removed; room for what is going to be saved; a file written as a trial
-    begin     this rank's fragments copied to host memory  ->  a Save, whose phases the loop follows (`save.py`)
-    load      newest first: sizes and CRCs checked, a share of the files a rank  ->  bad: set aside, try the older one
-              ->  each rank reads the ranges it holds (`load.py`)
-
-Rank 0 decides and tells; no rank decides alone. DeepSpeed's own save and load are not used: they are not crash-safe and
-do not reshape.
+How large a checkpoint is, and how many there are at once: `pretrain/plan/course.py`.
 """
 
 import functools
 import logging
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pretrain import dist
-from pretrain.checkpoint.best import BestKeeper
-from pretrain.checkpoint.host_copy import HostCopy
-from pretrain.checkpoint.layout import NewerFormatError, list_folders, load_manifest
-from pretrain.checkpoint.leftovers import remove_leftovers
+from pretrain.checkpoint.agree import agree, nothing, wait_for_folder
+from pretrain.checkpoint.format import NewerFormatError, list_checkpoints, list_folders, load_manifest
 from pretrain.checkpoint.load import load_checkpoint
-from pretrain.checkpoint.preflight import check_room, try_writing
-from pretrain.checkpoint.retention import Retention
-from pretrain.checkpoint.save import Place, Save
-from pretrain.checkpoint.snapshot import Snapshot
+from pretrain.checkpoint.retention import BestKeeper, Retention, remove_leftovers
+from pretrain.checkpoint.save import Save, SaveTarget
+from pretrain.checkpoint.snapshot import HostCopy, Snapshot
 from pretrain.checkpoint.state import TrainState
-from pretrain.checkpoint.visible import wait_for_folder
-from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.types import FragmentStore
 from pretrain.utils.checksum import check_file
-from pretrain.utils.io import make_dir
+from pretrain.utils.io import make_dir, write_file
+
+
+def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> str | None:
+    """Returns why checkpoints do not fit, with the numbers; None where they do.
+
+    Args:
+        free: Bytes free on the file system.
+        existing: Bytes of the checkpoints there are, whose place the new ones take over time.
+        checkpoint: Bytes of one.
+        num_kept: How many there are going to be.
+    """
+    needed = checkpoint * num_kept
+    if needed <= free + existing:
+        return None
+    there = f", beside {existing:,} bytes of checkpoints that are there" if existing else ""
+    return (
+        f"{num_kept} checkpoints of {checkpoint:,} bytes (those that are kept, and the one being written) need "
+        f"{needed:,} bytes, and {free:,} are free{there}"
+    )
+
+
+def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
+    """Sees that checkpoints fit on the file system of an existing folder.
+
+    Args:
+        folder: Of checkpoints.
+        checkpoint: Bytes of one.
+        num_kept: How many there are going to be.
+
+    Raises:
+        DiskError: They do not.
+    """
+    try:
+        files = (file for path in list_checkpoints(folder) for file in path.iterdir())
+        problem = room_problem(
+            shutil.disk_usage(folder).free, sum(file.stat().st_size for file in files), checkpoint, num_kept
+        )
+    except OSError as error:
+        raise DiskError(f"cannot be looked at: {error.strerror}", where=str(folder), fix="fix permissions") from error
+    if problem is not None:
+        raise DiskError(
+            problem,
+            where=str(folder),
+            fix="free space, lower checkpoint.keep, or set run.dir to a larger file system",
+        )
+
+
+def try_writing(folder: Path) -> None:
+    """Writes a small file, durably, and removes it: quota, permission, and a read-only disk are met here, not later.
+
+    Raises:
+        DiskError: The disk refused.
+    """
+    trial = folder / ".trial"
+    write_file(trial, b"checkpoints are written here\n")
+    with suppress(OSError):
+        trial.unlink()
+
+
+# The checkpoints of a run: saved beside the training, found, verified, loaded. What is collective
+# says so.
+#
+#     prepare   leftovers of dead attempts removed; room for what is going to be saved; a file written as a trial
+#     begin     this rank's fragments copied to host memory  ->  a Save, whose phases the loop follows (`save.py`)
+#     load      newest first: sizes and CRCs checked, a share of the files a rank  ->  bad: set aside, try the older one
+#               ->  each rank reads the ranges it holds (`load.py`)
+#
+# Rank 0 decides and tells; no rank decides alone. DeepSpeed's own save and load are not used: they
+# are not crash-safe and do not reshape.
+
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +141,7 @@ class CheckpointManager:
         self._folder, self._world, self._host = folder, world, HostCopy()
         self._best = None if best is None else BestKeeper(folder, best)
         self._retention = Retention(folder, keep, keep_every_steps, self._best)
-        self._place = Place(folder, world, topology, fence, self._retention, token="")
+        self._place = SaveTarget(folder, world, topology, fence, self._retention, token="")
         self._in_flight: Save | None = None
 
     def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:

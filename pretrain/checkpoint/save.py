@@ -1,43 +1,85 @@
-"""A save, from the copy in host memory to the last old checkpoint that goes: four phases beside the training.
-
-    write    every rank: its file, with CRCs, fsynced             the ranks vote: one that failed, and nothing is
-                                                                  committed
-    commit   rank 0: ledger, manifest, fence, one rename          all are told
-    re-read  every rank: its file, from the disk again            all are told; what is not seen is no damage
-    retain   rank 0: what is beyond `keep` is removed
-
-Work is done in a thread, which calls no collective. Between two phases the ranks call `advance` together, when all of
-them have been heard to be done: a checkpoint is committed, or is not, at the same step for all.
-"""
+"""Work beside the loop: a function in a thread of its own, and what it came to."""
 
 import contextlib
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pretrain.checkpoint.check import check_complete
-from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name, unseen
+from pretrain.checkpoint.agree import agree, check_complete, nothing, wait_until_visible
+from pretrain.checkpoint.format import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name, unseen
 from pretrain.checkpoint.retention import Retention
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
-from pretrain.checkpoint.task import Task
-from pretrain.checkpoint.visible import wait_until_visible
-from pretrain.checkpoint.vote import agree, nothing
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
 from pretrain.utils.checksum import FileRecord, check_file
 from pretrain.utils.io import make_dir, publish_dir, remove_tree, write_json
 
+Result = TypeVar("Result")
+
+
+class SaveTask(Generic[Result]):
+    """Runs `work` in a daemon thread, which must not call a collective.
+
+    Args:
+        work: Called once.
+    """
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._result: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work())
+        except BaseException as error:  # for whoever asks for the result
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a result, or an error."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Returns when it is done, or when the time is over. Signals are handled meanwhile."""
+        self._thread.join(timeout_s)
+
+    def result(self) -> Result:
+        """Waits; returns what `work` returned, or raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+# A save, from the copy in host memory to the last old checkpoint that goes: four phases beside the
+# training.
+#
+#     write    every rank: its file, with CRCs, fsynced             the ranks vote: one that failed, and nothing is
+#                                                                   committed
+#     commit   rank 0: ledger, manifest, fence, one rename          all are told
+#     re-read  every rank: its file, from the disk again            all are told; what is not seen is no damage
+#     retain   rank 0: what is beyond `keep` is removed
+#
+# Work is done in a thread, which calls no collective. Between two phases the ranks call `advance`
+# together, when all of them have been heard to be done: a checkpoint is committed, or is not, at
+# the same step for all.
+
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Place:
+class SaveTarget:
     """Where a run saves.
 
     Attributes:
@@ -83,7 +125,7 @@ class Save:
 
     def __init__(
         self,
-        place: Place,
+        place: SaveTarget,
         snapshot: Snapshot,
         state: TrainState,
         before_commit: Callable[[], None],
@@ -132,8 +174,8 @@ class Save:
         """Waits for what this rank does now, whatever the others do; not collective."""
         self._task.wait(timeout_s)
 
-    def _run(self) -> Iterator[Task[Any]]:
-        writing = Task(self._write)
+    def _run(self) -> Iterator[SaveTask[Any]]:
+        writing = SaveTask(self._write)
         yield writing
         votes = self._or_discard(partial(agree, writing.result))
         if votes[0] is None:
@@ -141,11 +183,11 @@ class Save:
             self.is_committed = True
             return
         shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))  # alike on every rank
-        committing = Task(partial(self._commit, votes, shapes) if self._is_main else nothing)
+        committing = SaveTask(partial(self._commit, votes, shapes) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
         self.is_committed, self._place.shapes = True, shapes
-        reading = Task(self._read_again)
+        reading = SaveTask(self._read_again)
         yield reading
         try:
             unseen = next((text for text in agree(reading.result) if text), None)
@@ -153,7 +195,7 @@ class Save:
             self.is_committed = False
             agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
-        retaining = Task(partial(self._retain, unseen) if self._is_main else nothing)
+        retaining = SaveTask(partial(self._retain, unseen) if self._is_main else nothing)
         yield retaining
         agree(retaining.result)
 

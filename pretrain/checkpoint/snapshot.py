@@ -1,14 +1,118 @@
-"""What a rank saves of a step, copied to host memory: written and checked by a thread while training goes on."""
+"""A copy of training state in host memory, in buffers that the first save makes and every later one uses again.
 
+    take(tensors)  ->  on a CPU they are copied when it returns; on CUDA the copies are queued beside the step, to
+                       pinned memory, and nobody waits
+    hold()         ->  what is queued from here on (the next update) runs after the copies
+    ready()        ->  returns when the copies are done; for the thread that reads them
+    parts(i)       ->  the values of tensor i, as numpy arrays; content() has the bytes of all
+
+Buffers are cut in blocks, because pinned memory comes in powers of two: one buffer could cost twice the state.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pretrain.checkpoint.fragments import piece_key, write_pieces
-from pretrain.checkpoint.host_copy import HostCopy
 from pretrain.errors import CheckpointError
 from pretrain.types import FragmentStore
 from pretrain.utils.checksum import FileRecord
+
+BLOCK = 2**24
+
+"""Elements of a block: 64 MiB."""
+
+
+class HostCopy:
+    """A copy of the same tensors, save after save. Not for two saves at once.
+
+    Args:
+        block: Elements of a buffer.
+    """
+
+    def __init__(self, block: int = BLOCK) -> None:
+        self._block = block
+        self._buffers: list[Tensor] = []
+        self._places: list[tuple[int, int]] = []
+        self._sources: Sequence[Tensor] = ()
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what was taken last."""
+        return sum(4 * length for _, length in self._places)
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[Tensor]) -> None:
+        """Copies 1-D fp32 tensors, or begins to. They may be changed after `hold`."""
+        assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in tensors)
+        on_cuda = any(tensor.is_cuda for tensor in tensors)
+        self._reserve(sum(tensor.numel() for tensor in tensors), pinned=on_cuda)
+        if not on_cuda:
+            self._copy(tensors)
+            return
+        if self._stream is None:
+            self._stream, self._copied = torch.cuda.Stream(), torch.cuda.Event()
+        assert self._copied is not None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._copy(tensors)
+            self._copied.record(self._stream)
+        self._sources = tensors  # their memory must not be given to others before it is read
+
+    def _reserve(self, num_elements: int, *, pinned: bool) -> None:
+        sizes = [min(self._block, num_elements - start) for start in range(0, num_elements, self._block)]
+        same = [buffer.numel() for buffer in self._buffers] == sizes
+        if not same or any(buffer.is_pinned() != pinned for buffer in self._buffers[:1]):
+            self._buffers = []
+            self._buffers = [torch.empty(size, dtype=torch.float32, pin_memory=pinned) for size in sizes]
+
+    def _copy(self, tensors: Sequence[Tensor]) -> None:
+        self._places, start = [], 0
+        for tensor in tensors:
+            self._places.append((start, tensor.numel()))
+            done = 0
+            for part in self._cut(start, tensor.numel()):
+                part.copy_(tensor[done : done + part.numel()], non_blocking=True)
+                done += part.numel()
+            start += tensor.numel()
+
+    def _cut(self, start: int, length: int) -> Iterator[Tensor]:
+        """Yields the pieces of the buffers that hold `length` elements from `start` on."""
+        while length:
+            number, offset = divmod(start, self._block)
+            part = self._buffers[number][offset : offset + length]
+            yield part
+            start, length = start + part.numel(), length - part.numel()
+
+    def hold(self) -> None:
+        """Makes whatever is queued on the current stream from now on wait for the copies; the host does not wait."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+    def ready(self) -> None:
+        """Returns when everything is copied."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._sources = ()
+
+    def parts(self, number: int) -> Iterator[np.ndarray]:
+        """Yields the values of the tensor of this number, in order: views of the buffers, valid until `take`."""
+        for part in self._cut(*self._places[number]):
+            yield part.numpy()
+
+    def content(self) -> Iterator[memoryview]:
+        """Yields the bytes of all tensors, one after another."""
+        for buffer in self._buffers:
+            yield memoryview(buffer.numpy())
+
+
+# What a rank saves of a step, copied to host memory: written and checked by a thread while training
+# goes on.
 
 
 class Snapshot:

@@ -6,28 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from pretrain.cli.attention import attention_command
-from pretrain.cli.data import data_app
-from pretrain.cli.doctor import doctor_command
-from pretrain.cli.drill import drill_command
+from pretrain.cli.data import data_app, prepare_command
+from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
-from pretrain.cli.exchange import export_command, import_command
-from pretrain.cli.generate import generate_command
-from pretrain.cli.inspect import inspect_command
-from pretrain.cli.launch import launch_app
-from pretrain.cli.launch_jobs import cancel_command, logs_command, resubmit_command, status_command
+from pretrain.cli.launch import cancel_command, launch_app, logs_command, resubmit_command, status_command
+from pretrain.cli.model import attention_command, export_command, generate_command, import_command, inspect_command
 from pretrain.cli.plan import plan_command
-from pretrain.cli.prepare import prepare_command
-from pretrain.cli.report import report_command
-from pretrain.cli.rollback import rollback_command
-from pretrain.cli.runs import runs_command
-from pretrain.cli.train import config_command, train_command
+from pretrain.cli.run import config_command, report_command, rollback_command, runs_command, train_command
 from pretrain.config.start import READERS
 
 
 def _read_release(folder: Path) -> dict[str, Any]:
     """Returns the model of a Hugging Face folder, for configs that start from one."""
-    from pretrain.interop.read import open_release
+    from pretrain.interop.release import open_release
 
     return open_release(folder).config.model_dump(mode="json")
 

@@ -1,11 +1,90 @@
-"""The commands of `pretrain data`: verify, show, stats."""
+"""`pretrain prepare`: text, or the tokens of another system, to token shards."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pretrain.cli.options import Json
+from pretrain.cli.options import Json, UsageError
+
+
+def prepare_command(
+    context: typer.Context,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG [A.B=C]...]", help="A YAML file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(help="Files, folders, globs or URLs of text. None: this Python's standard library."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Entries of a trained tokenizer. Default: 8192.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="Field of a record that holds the text.")] = None,
+    max_document_bytes: Annotated[int | None, typer.Option(help="A longer text is refused. Default: 64 MiB.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="hash:F by document (default hash:0.01), or tail:F of each.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one a core.")] = None,
+    part: Annotated[str, typer.Option(metavar="I/N", help="This machine's share of the parts, from 1/N.")] = "1/1",
+    system: Annotated[
+        str | None, typer.Option("--from", help="Tokens of megatron, nanogpt, olmo or mds, which are not made again.")
+    ] = None,
+) -> None:
+    """Train a tokenizer and write token shards (webdataset tars with an index), by a config or by options.
+
+    Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
+    """
+    from pretrain.config.load import load_prepare, short_prepare
+    from pretrain.prepare.prepare import run_prepare
+    from pretrain.utils.log import setup_logging
+    from pretrain.utils.process import discard_refused_stdout
+
+    discard_refused_stdout()  # the result is on the disk
+    setup_logging(rank=0, world_size=1)
+    words = arguments or []
+    if system is not None:
+        print(_convert(system, output, [*(input or ()), *words], tokenizer, split, processes))
+        return
+    named = {
+        "output": output,
+        "tokenizer": tokenizer,
+        "vocab_size": vocab_size,
+        "text_field": text_field,
+        "max_document_bytes": max_document_bytes,
+        "split": split,
+    }
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if words and not input and (output is None or words[0].endswith((".yaml", ".yml"))):
+        if given:
+            name = next(iter(given))
+            raise typer.BadParameter(f"--{name.replace('_', '-')} does not go with CONFIG: write {name} there")
+        config = load_prepare(words[0], words[1:])
+    elif output is None:
+        raise UsageError("Missing option '--output'", context)
+    else:
+        # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
+        config = short_prepare(inputs=[*(input or ()), *words], **given)
+    print(run_prepare(config, part, processes))
+
+
+def _convert(
+    system: str, output: Path | None, inputs: list[str], tokenizer: str | None, split: str | None, processes: int | None
+) -> str:
+    """Re-shards the tokens of another system; returns what to say of it."""
+    from pretrain.prepare.convert.convert_job import ConvertOptions
+    from pretrain.prepare.prepare import run_convert
+
+    if output is None or tokenizer is None or not inputs:
+        raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
+    options = ConvertOptions(
+        output=output, kind=system, source=tuple(inputs), tokenizer=tokenizer, split=split or "auto"
+    )
+    return run_convert(options, processes)
+
+
+# The commands of `pretrain data`: verify, show, stats.
+
 
 data_app = typer.Typer(
     help="Look at shard folders, and prove them.\n\nExample: pretrain data verify data/quickstart",
@@ -13,11 +92,17 @@ data_app = typer.Typer(
 )
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="What `pretrain prepare` wrote, or its address.")]
+
 SeqLen = Annotated[int, typer.Option(min=1, help="Tokens of a row.")]
+
 SourceLen = Annotated[int | None, typer.Option(min=1, help="Pairs: tokens of a source row. Default: as --seq-len.")]
+
 Packing = Annotated[str | None, typer.Option(help="concat, bins or padded. Default: concat for text, else bins.")]
+
 Lanes = Annotated[int, typer.Option(min=1, help="As data.lanes.")]
+
 BlockSamples = Annotated[int, typer.Option(min=1, help="As data.block_samples.")]
+
 Seed = Annotated[int, typer.Option(min=0, help="Of the order.")]
 
 
@@ -41,8 +126,8 @@ def verify_command(
     """
     import json
 
-    from pretrain.datacheck.course import Order
-    from pretrain.datacheck.progress import show_progress
+    from pretrain.datacheck.progress_bar import show_progress
+    from pretrain.datacheck.reading import Order
     from pretrain.datacheck.verify import parse_world_sizes, print_proof, proof_facts, verify
 
     order = Order(seq_len, source_len, packing, lanes, block_samples, seed)
@@ -82,11 +167,10 @@ def show_command(
     """
     import json
 
-    from pretrain.datacheck.setup import Choice
-    from pretrain.datacheck.show import show
-    from pretrain.datacheck.show_text import print_rows
+    from pretrain.datacheck.setup import ReadingOptions
+    from pretrain.datacheck.show import print_rows, show
 
-    choice = Choice(position, rows, split, source, objective, seq_len, source_len, packing, seed)
+    choice = ReadingOptions(position, rows, split, source, objective, seq_len, source_len, packing, seed)
     shown = show(what, overrides or [], choice)
     if as_json:
         print(json.dumps(shown.facts(), indent=2))
@@ -108,10 +192,9 @@ def stats_command(
     """
     import json
 
-    from pretrain.datacheck.progress import show_progress
+    from pretrain.datacheck.progress_bar import show_progress
     from pretrain.datacheck.stats import count_data
-    from pretrain.datacheck.stats_figure import check_picture, draw_stats
-    from pretrain.datacheck.stats_text import print_stats, stats_facts
+    from pretrain.datacheck.stats_text import check_picture, draw_stats, print_stats, stats_facts
 
     if out is not None:
         check_picture(out)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrain.cli.options import Json, Overrides
+from pretrain.cli.options import Config, Json, Overrides
 
 if TYPE_CHECKING:
     from pretrain.doctor.check import Report
-    from pretrain.doctor.small import Asked
+    from pretrain.doctor.small import TrialOptions
 
 
 def doctor_command(
@@ -67,7 +67,7 @@ def doctor_command(
 
         raise typer.Exit(_tell(look(loaded, place, is_quick=True), as_json))
     from pretrain.doctor.check import exit_code
-    from pretrain.doctor.examine import examine
+    from pretrain.doctor.quick import examine
 
     report, is_told = examine(loaded, place)
     raise typer.Exit(_tell(report, as_json) if is_told else exit_code(report.checks))
@@ -75,7 +75,7 @@ def doctor_command(
 
 def _compared(path: Path) -> "Report":
     from pretrain.doctor.check import Report, read_reports
-    from pretrain.doctor.examine import compare_reports
+    from pretrain.doctor.quick import compare_reports
     from pretrain.errors import ConfigError
 
     try:
@@ -89,11 +89,11 @@ def _compared(path: Path) -> "Report":
     return Report(hosts, compare_reports(reports), reports[0].versions)
 
 
-def _selftest(asked: "Asked", as_json: bool) -> int:
+def _selftest(asked: "TrialOptions", as_json: bool) -> int:
     from pretrain.doctor.check import Report, exit_code, this_host
     from pretrain.doctor.selftest import run_selftest
     from pretrain.doctor.versions import own_versions
-    from pretrain.drill.progress import show_progress
+    from pretrain.drill.watch import show_progress
 
     with show_progress() as progress:
         checks = run_selftest(asked, progress.say if asked.place.rank == 0 else lambda text: None)
@@ -102,13 +102,13 @@ def _selftest(asked: "Asked", as_json: bool) -> int:
     return _tell(Report(this_host(), checks, own_versions()), as_json)
 
 
-def _calibrate(asked: "Asked", gpu: str | None, output: Path | None, as_json: bool) -> int:
+def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
     from pretrain.doctor.calibrate import calibrate, describe
-    from pretrain.drill.progress import show_progress
-    from pretrain.plan.calibration import calibration_folder, save_calibration
+    from pretrain.drill.watch import show_progress
+    from pretrain.plan.cluster import calibration_folder, save_calibration
     from pretrain.utils.io import remove_dir
 
     try:
@@ -142,7 +142,60 @@ def _tell(report: "Report", as_json: bool) -> int:
     else:
         from rich.console import Console
 
-        from pretrain.doctor.show import show_checks
+        from pretrain.doctor.check import show_checks
 
         show_checks(report.host, report.checks, Console(highlight=False))
     return exit_code(report.checks)
+
+
+# The command `pretrain drill`.
+
+
+def drill_command(
+    config: Config,
+    overrides: Overrides = None,
+    kills: Annotated[int, typer.Option(min=0, help="SIGKILLs in all.")] = 20,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes of a run.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what is killed and when.")] = 0,
+    target: Annotated[str, typer.Option(help="What a kill hits: rank, launcher, all (ranks at once) or any.")] = "rank",
+    steps: Annotated[int | None, typer.Option(min=1, help="Of the run. Default: as many as the kills need.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 5,
+    at_most: Annotated[
+        int | None, typer.Option(min=0, help="Kills of this call; the same command does the next ones, or exits 75.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for all of it. Default: the run's, with -drill.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Kill a short run of a config again and again, and see that it ends as one that nobody interrupted.
+
+    Both runs are in a folder of their own; ledger, weights and moments must be equal in bits, and nothing be left. The
+    exit code is 0 where they are, 1 where they are not.
+
+    Example: pretrain drill configs/run/quickstart.yaml --kills 20 --ranks 2
+    """
+    import json
+    from typing import cast, get_args
+
+    from pretrain.config.data import plan_batch
+    from pretrain.config.load import load_config
+    from pretrain.drill.drill import Drill, plan_steps
+    from pretrain.drill.watch import Target, show_progress
+    from pretrain.errors import EXIT_RESUME_ME
+    from pretrain.shards.dataset import check_local
+
+    if target not in get_args(Target):
+        raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")
+    loaded = load_config(config, overrides or [])
+    plan_batch(loaded.batch, ranks)
+    check_local(loaded.data)
+    folder = output or Path(loaded.run.dir) / f"{loaded.run.name}-drill"
+    last_step = min(steps, loaded.train.last_step) if steps else plan_steps(loaded, kills, every)
+    drill = Drill(loaded, folder, ranks, seed, cast(Target, target), last_step, every)
+    with show_progress() as progress:
+        verdict = drill.run(kills, at_most, progress)
+    if verdict is None:
+        facts = {"kills": drill.num_done, "of": kills}
+        print(json.dumps(facts) if as_json else f"{drill.num_done} of {kills} kills are done; the same command goes on")
+        raise typer.Exit(EXIT_RESUME_ME)
+    print(json.dumps(verdict.facts(), indent=2) if as_json else "\n".join(verdict.lines()))
+    raise typer.Exit(0 if verdict.passed else 1)

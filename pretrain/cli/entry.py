@@ -13,7 +13,7 @@ import typer
 from pretrain.cli.commands import app
 from pretrain.cli.options import UsageError
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
-from pretrain.utils.streams import discard_refused_stdout
+from pretrain.utils.process import discard_refused_stdout
 
 
 def main() -> None:

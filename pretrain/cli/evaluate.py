@@ -80,7 +80,7 @@ def evaluate_command(
         raise ConfigError("not clear what to evaluate on", fix="give --data, --tasks, or both --source and --reference")
     report: Any
     asked: Any
-    from pretrain.evaluate.ranks import joined_ranks
+    from pretrain.evaluate.distributed import joined_ranks
 
     with _interruptible(), joined_ranks(device) as (world, device):
         if tasks is not None:
@@ -90,10 +90,10 @@ def evaluate_command(
             asked = TaskChoice(names, task_path, num_fewshot, limit, batch_tokens)
             report = evaluate_tasks(what, asked, other=compare, resamples=resamples, device=device)
         elif source is None or reference is None:
-            from pretrain.evaluate.corpus import Choice
+            from pretrain.evaluate.corpus import CorpusOptions
             from pretrain.evaluate.held_out import evaluate_held_out
 
-            asked = Choice(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
+            asked = CorpusOptions(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
             report = evaluate_held_out(what, asked, other=compare, resamples=resamples, device=device)
         else:
             from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams

@@ -10,7 +10,7 @@ from pretrain.cli.options import Config, Json, Overrides
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
     from pretrain.plan.cluster import Cluster
-    from pretrain.plan.supply import Stored
+    from pretrain.plan.course import StoredData
 
 
 def plan_command(
@@ -42,13 +42,13 @@ def plan_command(
     from pretrain.config.load import load_config
     from pretrain.errors import ConfigError
     from pretrain.plan.course import MTBF_NODE_DAYS
-    from pretrain.plan.facts import Asked, plan_facts
+    from pretrain.plan.estimate import PlanOptions, plan_facts
     from pretrain.plan.sweep import parse_sweep
 
     loaded = load_config(config, overrides or [])
     if picture is not None and sweep is None:
         raise ConfigError("nothing to draw", where="--picture", fix="give --sweep nodes=1..512 too")
-    asked = Asked(
+    asked = PlanOptions(
         mfu=mfu,
         measured_tokens_s=None if measured is None else _tokens_s(measured),
         time_s=None if time is None else _seconds(time),
@@ -62,7 +62,7 @@ def plan_command(
     if refused and not (search or sweep):
         raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
     if picture is not None:
-        from pretrain.plan.picture import draw_sweep
+        from pretrain.plan.sweep import draw_sweep
 
         draw_sweep(facts["sweep"], picture)
     if as_json:
@@ -70,7 +70,7 @@ def plan_command(
     else:
         from rich.console import Console
 
-        from pretrain.plan.show import show_plan
+        from pretrain.plan.plan_table import show_plan
 
         show_plan(facts, Console(highlight=False))
 
@@ -80,8 +80,7 @@ def _cluster(
 ) -> "Cluster":
     """Returns the cluster that is asked for; where nothing is, the most GPUs of one node that divide the batch."""
     from pretrain.errors import ConfigError
-    from pretrain.plan.calibration import find_calibration, load_calibration
-    from pretrain.plan.cluster import Cluster, find_gpu
+    from pretrain.plan.cluster import Cluster, find_calibration, find_gpu, load_calibration
 
     measured = None if calibration is None else load_calibration(calibration)
     name = gpu or (measured.gpu if measured else None) or ("cpu" if config.engine.device == "cpu" else "h100")
@@ -96,9 +95,9 @@ def _cluster(
     return Cluster(nodes or 1, per_node, found, measured or find_calibration(name))
 
 
-def _stored(config: "RunConfig") -> "Stored | None":
+def _stored(config: "RunConfig") -> "StoredData | None":
     """Returns what the indexes of local shard folders say; None where one is not there, or is an address."""
-    from pretrain.plan.supply import Stored
+    from pretrain.plan.course import StoredData
     from pretrain.shards.dataset import open_dataset
     from pretrain.shards.index import INDEX_NAME, TOKEN_BYTES
 
@@ -107,7 +106,7 @@ def _stored(config: "RunConfig") -> "Stored | None":
         return None
     dataset = open_dataset(config.data)
     splits = [source.index.split("train") for source in dataset.sources]
-    return Stored(
+    return StoredData(
         tokens=sum(split.num_tokens for split in splits),
         shards=sum(len(split.shards) for split in splits),
         token_bytes=TOKEN_BYTES[dataset.index.dtype],

@@ -23,12 +23,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pretrain.config.base import Section
-from pretrain.config.find import find_config
+from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
 from pretrain.config.start import lay_over_start, names_a_model
-from pretrain.config.yaml_nodes import Located, parse_scalar, parse_yaml, read_with_includes, short
+from pretrain.config.yaml_nodes import LocatedTree, find_config, parse_scalar, parse_yaml, read_with_includes, short
 from pretrain.errors import ConfigError, PretrainError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -58,7 +58,7 @@ def load_section(section: type[SectionT], source: str | Path, overrides: Sequenc
     return parse_section(section, _read(source, overrides), str(source))
 
 
-def parse_section(section: type[SectionT], located: Located, source: str) -> SectionT:
+def parse_section(section: type[SectionT], located: LocatedTree, source: str) -> SectionT:
     """Checks values against a section. Raises: ConfigError, with one line for every problem found.
 
     Args:
@@ -73,14 +73,14 @@ def parse_section(section: type[SectionT], located: Located, source: str) -> Sec
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _read(source: str | Path, overrides: Sequence[str]) -> Located:
+def _read(source: str | Path, overrides: Sequence[str]) -> LocatedTree:
     located = read_with_includes(find_config(source))
     for override in overrides:
         _apply_override(located, override)
     return located
 
 
-def _apply_override(located: Located, override: str) -> None:
+def _apply_override(located: LocatedTree, override: str) -> None:
     key, separator, text = override.partition("=")
     shown = key + "=***" if _is_secret(key) else _URL.sub(r"\1\2", override)
     where = f"override {short(shown)}"
@@ -107,7 +107,7 @@ def _is_section(values: Any, path: str) -> bool:
     return isinstance(values, dict)
 
 
-def _lay_preset(located: Located, source: str) -> Located:
+def _lay_preset(located: LocatedTree, source: str) -> LocatedTree:
     values = dict(located.values)
     model, init = values.get("model", {}), values.get("init")
     start = init.get("from") if isinstance(init, dict) else None
@@ -123,7 +123,7 @@ def _lay_preset(located: Located, source: str) -> Located:
         except ConfigError as error:
             where = located.places.get("model.preset", source)
             raise ConfigError(error.what, where=where, fix=error.fix) from None
-    return Located(values, located.places)
+    return LocatedTree(values, located.places)
 
 
 def _import_extensions(names: Any, where: str) -> None:
@@ -153,7 +153,7 @@ def _check_allowed(names: list[str], where: str) -> None:
             raise ConfigError(f"resume.allow: there is no key {short(name)}", where=where, fix=fix)
 
 
-def _describe(detail: Any, located: Located, source: str, section: type[Section]) -> str:
+def _describe(detail: Any, located: LocatedTree, source: str, section: type[Section]) -> str:
     keys = [str(key) for key in detail["loc"]]
     path = ".".join(keys)
     where = next((located.places[name] for name in (path, *_parents(path)) if name in located.places), source)
@@ -175,6 +175,7 @@ def _describe(detail: Any, located: Located, source: str, section: type[Section]
 
 
 _NAMED_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=")
+
 """How a rule over several fields names them: `batch.seq_len=512`."""
 
 _FIXES = {
@@ -200,6 +201,7 @@ def _is_secret(key: str) -> bool:
 
 
 _URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
+
 """An address; what is in no group may be a secret: user and password, query and fragment."""
 
 _SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
@@ -266,6 +268,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
+
 _Dumper.add_representer(float, _Dumper.represent_float)
 
 
@@ -273,3 +276,64 @@ def dump_config(config: RunConfig) -> str:
     """Returns the resolved config as YAML that `load_config` reads back to an equal config."""
     values = config.model_dump(by_alias=True, mode="json")
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+
+
+# What `pretrain prepare` is told, as a file or as options, to one PrepareConfig.
+#
+# load_prepare   CONFIG [a.b=c ...]
+# short_prepare  --input ... --output ... --tokenizer ..., the short form
+
+
+TRAINED = ("bpe", "wordpiece", "unigram", "char")
+
+_PLACES = {
+    "split": "--split",
+    "inputs.0.text_field": "--text-field",
+    "inputs.0.max_document_bytes": "--max-document-bytes",
+    "tokenizer.vocab_size": "--vocab-size",
+}
+
+
+def load_prepare(source: str | Path, overrides: Sequence[str] = ()) -> PrepareConfig:
+    """Loads a YAML file with `a.b=c` items laid over it. Raises: ConfigError, with a line for every problem."""
+    return load_section(PrepareConfig, source, overrides)
+
+
+def short_prepare(
+    output: str | Path,
+    inputs: Sequence[str] = (),
+    *,
+    tokenizer: str = "bpe",
+    vocab_size: int | None = None,
+    text_field: str = "text",
+    max_document_bytes: int | None = None,
+    split: str = "hash:0.01",
+) -> PrepareConfig:
+    """Returns the config that the options of the short form stand for.
+
+    Args:
+        output: The shard folder.
+        inputs: Files, folders, globs and URLs. Empty: the running Python's standard library.
+        tokenizer: A kind that is trained, or what `tokenizer.path` takes.
+        vocab_size: Of a trained tokenizer; not of `char`.
+        text_field: Key of the text in a record.
+        max_document_bytes: A longer document or line is refused. None: the default of an input.
+        split: `hash:F` or `tail:F`.
+
+    Raises:
+        ConfigError: Values that cannot be.
+    """
+    is_trained = tokenizer in TRAINED
+    if vocab_size is not None and (not is_trained or tokenizer == "char"):
+        raise ConfigError(f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}", fix="leave it out")
+    chosen: dict[str, Any] = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
+    one: dict[str, Any] = {"path": list(inputs), "text_field": text_field}
+    if max_document_bytes is not None:
+        one["max_document_bytes"] = max_document_bytes
+    values: dict[str, Any] = {
+        "output": str(output),
+        "inputs": [one] if inputs else [],
+        "tokenizer": {**chosen, "vocab_size": vocab_size},
+        "split": split,
+    }
+    return parse_section(PrepareConfig, LocatedTree(values, dict(_PLACES)), "pretrain prepare")

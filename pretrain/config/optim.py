@@ -1,13 +1,110 @@
-"""`optim:` -- optimizer, decay, clipping and the learning-rate schedule."""
+"""`optim.schedule:` -- the learning rate over the steps, with its positions given by step or by token."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pretrain.config.base import Section, check_name
-from pretrain.config.schedule import ScheduleConfig
+
+_POSITIONS = ("warmup", "decay", "cooldown", "hold")
+
+_ONLY_OF = {"cooldown": "wsd", "hold": "inverse_sqrt"}
+
+_ENDLESS = ("constant", "inverse_sqrt")
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a pure function of the step.
+
+    Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. Tokens are those of whole batches,
+    `batch.global_tokens` a step, and the position is the first step that has them all.
+
+    Attributes:
+        kind: Shape after warm-up. `inverse_sqrt` is that of the 2017 Transformer, and with `hold` that of T5; `wsd` is
+            warm-up, stable, decay (Hu et al. 2024): its run can be prolonged from any checkpoint of the stable phase.
+        warmup_steps: Linear rise from 0.
+        warmup_tokens: The same, by token.
+        decay_steps: Where the final rate is reached. None: `train.steps`.
+        decay_tokens: The same, by token.
+        cooldown_steps: Length of the fall at the end, under `wsd`.
+        cooldown_tokens: The same, by token.
+        cooldown_shape: `1-sqrt` falls fast first and keeps more of the loss (Haegele et al. 2024).
+        hold_steps: Under `inverse_sqrt`, how long the peak is held: k in T5's 1 / sqrt(max(n, k)).
+        hold_tokens: The same, by token.
+        min_ratio: Learning rate over the peak at the end; under `inverse_sqrt` the least it falls to.
+    """
+
+    kind: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+    warmup_tokens: int | None = Field(default=None, ge=1)
+    decay_steps: int | None = Field(default=None, ge=1)
+    decay_tokens: int | None = Field(default=None, ge=1)
+    cooldown_steps: int | None = Field(default=None, ge=1)
+    cooldown_tokens: int | None = Field(default=None, ge=1)
+    cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
+    hold_steps: int | None = Field(default=None, ge=1)
+    hold_tokens: int | None = Field(default=None, ge=1)
+    min_ratio: float = Field(default=0.1, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScheduleConfig":
+        for name in _POSITIONS:
+            steps, tokens = getattr(self, f"{name}_steps"), getattr(self, f"{name}_tokens")
+            if steps and tokens:
+                raise ValueError(
+                    f"{name}_steps={steps} and {name}_tokens={tokens} say the same thing; keep one of them"
+                )
+        for name, kind in _ONLY_OF.items():
+            if self._is_given(name) and self.kind != kind:
+                raise ValueError(f"{name}_steps and {name}_tokens belong to kind={kind}, not {self.kind}; remove them")
+        if self._is_given("decay") and self.kind in _ENDLESS:
+            raise ValueError(f"decay_steps and decay_tokens mean nothing under kind={self.kind}; remove them")
+        if self.kind == "wsd" and not self._is_given("cooldown"):
+            raise ValueError("kind=wsd needs cooldown_steps or cooldown_tokens; a tenth of the run is usual")
+        if self.kind == "inverse_sqrt" and not (self._is_given("warmup") or self._is_given("hold")):
+            raise ValueError("kind=inverse_sqrt needs warmup_steps (the 2017 Transformer) or hold_steps=10000 (T5)")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ValueError(f"decay_steps={self.decay_steps} must exceed warmup_steps={self.warmup_steps}")
+        if self.decay_tokens is not None and self.decay_tokens <= (self.warmup_tokens or 0):
+            raise ValueError(f"decay_tokens={self.decay_tokens} must exceed warmup_tokens={self.warmup_tokens}")
+        return self
+
+    def _is_given(self, name: str) -> bool:
+        return bool(getattr(self, f"{name}_steps") or getattr(self, f"{name}_tokens"))
+
+    def in_steps(self, tokens_per_step: int) -> "ScheduleConfig":
+        """Returns the same schedule with every position as a number of steps, rounded up."""
+        changes: dict[str, Any] = {}
+        for name in _POSITIONS:
+            tokens = getattr(self, f"{name}_tokens")
+            if tokens is not None:
+                changes |= {f"{name}_steps": -(-tokens // tokens_per_step), f"{name}_tokens": None}
+        return self.model_copy(update=changes) if changes else self
+
+    def check_run(self, total_steps: int, tokens_per_step: int) -> None:
+        """Checks that the schedule fits a run. Raises: ValueError, that names keys from the root of the config."""
+        steps = self.in_steps(tokens_per_step)
+        end = steps.decay_steps or total_steps
+        if end <= steps.warmup_steps:
+            unit, value = ("steps", self.warmup_steps) if self.warmup_tokens is None else ("tokens", self.warmup_tokens)
+            raise ValueError(
+                f"optim.schedule.warmup_{unit}={value} must be less than the {end} steps of the schedule; "
+                f"lower it or raise train.steps"
+            )
+        cooldown = steps.cooldown_steps or 0
+        if steps.warmup_steps + cooldown > end:
+            unit = "steps" if self.cooldown_tokens is None else "tokens"
+            raise ValueError(
+                f"the warm-up of {steps.warmup_steps} steps and the cooldown of {cooldown} are longer than the {end} "
+                f"steps of the schedule; lower optim.schedule.cooldown_{unit} or raise train.steps"
+            )
+
+
+# `optim:` -- optimizer, decay, clipping and the learning-rate schedule.
+
 
 OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
+
 """Names of `OPTIMIZERS` in `optim/`. Modules under `extend` may add."""
 
 

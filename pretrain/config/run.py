@@ -1,20 +1,19 @@
-"""RunConfig: the whole config of a run, section by section, in the order in which data flows."""
+"""`guard:` -- what is watched besides the loss: spikes, and replicas that come to differ."""
+
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pretrain.config.base import Section
-from pretrain.config.best_rules import check_best
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
-from pretrain.config.guard import GuardConfig
-from pretrain.config.launch import LaunchConfig
 from pretrain.config.lengths import RowLengths, row_lengths
+from pretrain.config.model import ModelConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.recurrent import ModelSection
-from pretrain.config.tracking import ProfileConfig, TrackingConfig
-from pretrain.config.tracking_rules import check_tracking
+from pretrain.config.tracking import ProfileConfig, TrackingConfig, check_tracking
 from pretrain.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -22,8 +21,91 @@ from pretrain.config.train import (
     ResumeConfig,
     RunSection,
     TrainConfig,
+    check_best,
 )
-from pretrain.config.training_rules import check_training
+
+
+class GuardConfig(Section):
+    """What is watched, and what is done about it (docs/guard.md).
+
+    Attributes:
+        on_spike: What a loss far above the last ones leads to. `warn`: a line in the log, and a count in the metrics.
+            `skip`: the step is also dropped before it is applied. `rollback`: the run goes back to its newest
+            checkpoint and leaves out the samples since then.
+        spike_window: Last finite losses that a loss is compared with; half as many are needed before there is a spike.
+        spike_threshold: Robust standard deviations above their median that make a spike.
+        max_skips: Spikes in a row that `skip` drops; then the loss is held to have a new level, and training goes on.
+        max_rollbacks: Of one run, by themselves; one more ends it (exit code 77).
+        check_replicas_every: Steps between comparisons of the weights that ranks hold alike; before each checkpoint
+            too. 0: never.
+    """
+
+    on_spike: Literal["warn", "skip", "rollback"] = "warn"
+    spike_window: int = Field(default=128, ge=8, le=128)
+    spike_threshold: float = Field(default=8.0, gt=0)
+    max_skips: int = Field(default=10, ge=1)
+    max_rollbacks: int = Field(default=5, ge=1)
+    check_replicas_every: int = Field(default=1000, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> "GuardConfig":
+        for key, action in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
+            if key in self.model_fields_set and self.on_spike != action and getattr(self, key) != _DEFAULTS[key]:
+                raise ValueError(f"{key} has a meaning with on_spike={action} only; leave it out")
+        return self
+
+
+_DEFAULTS = {"max_skips": 10, "max_rollbacks": 5}
+
+
+# `launch:` -- what a job does when its cluster fails it.
+
+
+class LaunchConfig(Section):
+    """Jobs under Slurm (slurm/README.md). None of it changes what is computed, up to rounding.
+
+    Attributes:
+        elastic: Whether fewer nodes than were asked for will do: a job trains on as many of those that it gets as
+            divide the batch, the same samples each step.
+        max_idle_restarts: Restarts in a row without a new checkpoint that end the job for good.
+    """
+
+    elastic: bool = False
+    max_idle_restarts: int = Field(default=3, ge=1)
+
+
+# Rules between `optim`, `engine`, `model` and the length of a run.
+
+
+WHOLE_MATRIX_KINDS = {"adafactor", "muon"}
+
+"""Of `optim.kind`, those that read a matrix as one."""
+
+
+def check_training(
+    optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, tokens_per_step: int
+) -> None:
+    """Checks that the sections fit each other. Raises: ValueError, that names keys from the root of the config."""
+    optim.schedule.check_run(total_steps, tokens_per_step)
+    if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
+        raise ValueError(
+            f"optim.kind={optim.kind} steps whole matrices, which engine.offload_optimizer={engine.offload_optimizer} "
+            f"would have gathered and multiplied on the CPU; use engine.offload_optimizer=none or optim.kind=adamw"
+        )
+    if engine.precision == "fp16" and isinstance(model, ModelConfig) and _is_t5_style(model):
+        # Raffel et al. trained T5 in bf16; in fp16 its feed-forward layers and its scores exceed 65504.
+        raise ValueError(
+            "engine.precision=fp16 overflows in a T5-style model (model.init=t5 or scaled_attention=false): its "
+            "activations grow beyond what fp16 can hold; use engine.precision=bf16"
+        )
+
+
+def _is_t5_style(model: ModelConfig) -> bool:
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    return model.init == "t5" or not all(stack.scaled_attention for stack in stacks)
+
+
+# RunConfig: the whole config of a run, section by section, in the order in which data flows.
 
 
 class RunConfig(Section):

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.merge import merge
 from pretrain.errors import ConfigError
 
 Read = Callable[[Path], dict[str, Any]]
@@ -48,6 +47,8 @@ def lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     Raises:
         ConfigError: There is no model at `start`.
     """
+    from pretrain.config.yaml_nodes import merge
+
     base = _read(Path(start))
     base = {key: value for key, value in base.items() if key != "preset"}
     base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}

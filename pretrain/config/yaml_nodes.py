@@ -1,12 +1,6 @@
-"""Reads YAML into plain values that remember where each key stood.
+"""Laying one tree of values over another."""
 
-    file -> yaml nodes (with marks) -> plain dict + {dotted key: "file:line:column"}
-
-Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are booleans (so that
-`name: no` stays text) and `1e-4` is a number. An `include:` list of files, relative to the including file or built in,
-is merged first, in order, and the file's own keys go over them.
-"""
-
+import copy
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +8,61 @@ from typing import Any
 
 import yaml
 
-from pretrain.config.find import find_config, is_file
-from pretrain.config.merge import merge
 from pretrain.errors import ConfigError
 
+# Finds a config: a file of the user's, or one that comes with the package.
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def builtin_configs() -> Path:
+    """Returns the folder of the configs that come with the package (a checkout's, or the wheel's copy)."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package.parent / "configs", package / "configs"):
+        if folder.is_dir():
+            return folder
+    raise ConfigError("the package's own configs are missing", where=str(package), fix="reinstall pretrain")
+
+
+def find_config(source: str | Path) -> Path:
+    """Returns `source` if it is a file, else the built-in config of that name (such as `configs/run/x.yaml`)."""
+    path = Path(source)
+    if is_file(path) or path.is_absolute() or ".." in path.parts:
+        return path
+    name = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    built_in = builtin_configs() / name
+    return built_in if is_file(built_in) else path
+
+
+# Reads YAML into plain values that remember where each key stood.
+#
+#     file -> yaml nodes (with marks) -> plain dict + {dotted key: "file:line:column"}
+#
+# Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
+# booleans (so that `name: no` stays text) and `1e-4` is a number. An `include:` list of files,
+# relative to the including file or built in, is merged first, in order, and the file's own keys go
+# over them.
+
+
 MAX_FILE_BYTES = 1024 * 1024
+
 MAX_DIGITS = 100
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
+
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
 
 
 @dataclass
-class Located:
+class LocatedTree:
     """A tree of plain values and the place of each dotted key."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -117,7 +152,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         raise ConfigError("nested too deeply", where=name, fix="see configs/ for the shape") from None
 
 
-def read_yaml(path: Path) -> Located:
+def read_yaml(path: Path) -> LocatedTree:
     """Reads one file, without its includes.
 
     Raises:
@@ -137,10 +172,10 @@ def read_yaml(path: Path) -> Located:
     value, places = parse_yaml(text, str(path))
     if value is not None and not isinstance(value, dict):
         raise ConfigError("the top level must be `key: value` pairs", where=str(path), fix="see configs/")
-    return Located(value or {}, places)
+    return LocatedTree(value or {}, places)
 
 
-def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
+def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
     """Reads a file and everything it includes.
 
     Raises:
@@ -152,7 +187,7 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
     names = [includes] if isinstance(includes, str) else includes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError("include must be a file name or a list of them", where=where, fix="include: [../data/x.yaml]")
-    result = Located()
+    result = LocatedTree()
     opened = (*_open, path.resolve())
     for name in names:
         target = path.parent / name if is_file(path.parent / name) else find_config(name)
@@ -167,3 +202,12 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> Located:
     result.values = merge(result.values, own.values)
     result.places.update(own.places)
     return result
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of `base` with `over` laid on it key by key; lists and scalars are replaced, not joined."""
+    merged = copy.deepcopy(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if nested else copy.deepcopy(value)
+    return merged

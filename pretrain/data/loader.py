@@ -1,12 +1,4 @@
-"""Batches for the model: which rows this rank reads, assembled ahead of time.
-
-    step at position p  -->  global batch = positions [p, p + rows), but for those that the run skips (skips.py)
-    rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
-    stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
-
-The cursor of a run is one integer, the position of the next step that was not trained; it is the trainer's, and what
-was prefetched beyond it is forgotten. Deliberately not here: state to save, and any order of its own (order.py).
-"""
+"""Rows without the columns that are padding in all of them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,16 +9,82 @@ import torch
 from torch import Tensor
 
 from pretrain.config.data import BatchPlan
-from pretrain.data.crop import crop
-from pretrain.data.damage import count_skipped
-from pretrain.data.digest import digest_rows
-from pretrain.data.mixture_stream import merge_rows
+from pretrain.data.damage import NO_SKIPS, SkipRanges, count_skipped
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.skips import NO_SKIPS, SkipRanges
+from pretrain.data.source_streams import merge_rows
 from pretrain.rows import ModelRows, PairRows, TokenRows
-from pretrain.types import Batch, Source
+from pretrain.types import Batch, SourceBatch
+from pretrain.utils.rng import mix64
+
+
+def crop(rows: TokenRows | PairRows, multiple: int = 8) -> TokenRows | PairRows:
+    """Takes away the columns that are padding in every row, down to a multiple of `multiple` and at least that."""
+    if isinstance(rows, PairRows):
+        return PairRows(_crop_side(rows.source, multiple), _crop_side(rows.target, multiple))
+    return _crop_side(rows, multiple)
+
+
+def _crop_side(rows: TokenRows, multiple: int) -> TokenRows:
+    assert rows.num_tokens is not None, "rows of known length"
+    width = rows.tokens.shape[1]
+    longest = int(rows.num_tokens.max(initial=1))
+    kept = min(width, -(-min(longest, width - 1) // multiple) * multiple + 1)
+    row, column = np.divmod(rows.starts, width)
+    inside = column < kept
+    return TokenRows(
+        tokens=rows.tokens[:, :kept],
+        starts=row[inside] * kept + column[inside],
+        num_tokens=rows.num_tokens,
+        sample_ids=rows.sample_ids,
+        learned=None if rows.learned is None else rows.learned[:, :kept],
+        labels=None if rows.labels is None else rows.labels[:, :kept],
+    )
+
+
+# A digest of which samples a step trained on, equal for every world size.
+#
+#     each rank:  sum over its rows of mix64(sample id, row of the global batch), mod 2**64
+#     the step:   sum over the ranks, mod 2**64
+#
+# A sum commutes, so the cut into ranks and micro-batches does not matter; the row is mixed in, so
+# the order of the rows does. It detects mistakes, not adversaries. The engine's all-reduce adds
+# float64: `split64` makes two exact halves of a digest, `join64` puts their sums together.
+
+
+def digest_rows(sample_ids: np.ndarray, rows: np.ndarray) -> int:
+    """Returns the digest of some rows of a global batch, below 2**64.
+
+    Args:
+        sample_ids: Sample of each row, int64.
+        rows: Number of each row within the global batch, int64.
+    """
+    mixed = mix64(mix64(sample_ids.astype(np.uint64)) ^ rows.astype(np.uint64))
+    return int(mixed.sum(dtype=np.uint64))
+
+
+def split64(digest: int) -> tuple[float, float]:
+    """Returns the high and low 32 bits; float64 adds 2**21 ranks of them exactly."""
+    return float(digest >> 32), float(digest & 0xFFFFFFFF)
+
+
+def join64(high: float, low: float) -> int:
+    """Returns the digest whose halves, summed over the ranks, are `high` and `low`."""
+    return ((int(high) << 32) + int(low)) % 2**64
+
+
+# Batches for the model: which rows this rank reads, assembled ahead of time.
+#
+#     step at position p  -->  global batch = positions [p, p + rows), but for those that the run skips (skips.py)
+#     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
+#     stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
+#
+# The cursor of a run is one integer, the position of the next step that was not trained; it is the
+# trainer's, and what was prefetched beyond it is forgotten. Deliberately not here: state to save,
+# and any order of its own (order.py).
+
 
 RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+
 """Makes of rows what a model reads and predicts: an objective's part."""
 
 
@@ -250,7 +308,7 @@ class _BatchBuilder:
         made = self.make_rows(crop(rows) if self.crop else rows)
         source = None
         if made.source is not None:
-            source = Source(
+            source = SourceBatch(
                 tokens_BS=self._tensor(made.source.tokens),
                 positions_BS=self._optional(made.source.positions),
                 documents_BS=self._optional(made.source.documents),

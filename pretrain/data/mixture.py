@@ -1,24 +1,138 @@
-"""Which source each sample of a run comes from: a pure function of the weights, exact at every point.
+"""What each source of a mixture is due at every point of a run, and who comes next: exact, in whole numbers.
 
-    weights        -> whole numbers q_k that sum to P: source k gets q_k of every P samples
-    deal           -> after any i samples, source k has had its shares of these to within one (mixture_due.py)
-    stretches      -> the order repeats after P samples; what stands before, and up to P samples before a milestone,
-                      which look beyond it, are written out
-    position i     -> its stretch, and the place in that: its source, and how often that source came before
+    shares(t)     the sum of a source's share of each of the first t samples: straight lines, bent at milestones
+    a sample      the k-th of a source may come as soon as shares > k - 1, and is due where shares reach k
+    deal          of the samples that may come, the one that is due first; of equals, that of the first source
 
-So the n-th sample of a source is arithmetic, whatever came before: there is nothing to save. Deliberately not here:
-what a source's samples are (stream.py), and its epochs: those follow from the count.
+Then every source has had more than its shares less one, and fewer than its shares plus one, at every point. There is
+such a sequence whatever the shares (Tijdeman 1980): the samples that may only come in places i to j are never more than
+these places, and so (Hall) all find one, for which it is enough to take the most urgent first. That looks ahead: what
+is due behind a milestone goes by the weights that hold there.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
-from math import floor, lcm
+from math import ceil, floor, inf, lcm
+from typing import NamedTuple
 
 import numpy as np
 
-from pretrain.data.mixture_due import Shares, deal, rates_of
 from pretrain.errors import ConfigError
+
+NEVER = inf
+
+
+def rates_of(weights: Sequence[float]) -> list[Fraction]:
+    """Returns the share of one sample that each source has, by weights: the decimals that they are written as.
+
+    They sum to 1, or are all 0 where no source has a weight.
+    """
+    parts = [Fraction(str(weight)) for weight in weights]
+    total = sum(parts) or Fraction(1)
+    return [part / total for part in parts]
+
+
+class MixtureShares:
+    """The shares of all sources, by the samples before.
+
+    Args:
+        starts: First position of each stretch of weights, ascending from 0.
+        rates: Of each stretch, the share of one sample that each source has; they sum to 1.
+    """
+
+    def __init__(self, starts: Sequence[int], rates: Sequence[Sequence[Fraction]]) -> None:
+        self._starts, self._rates = list(starts), [list(row) for row in rates]
+        self._totals = [[Fraction(0)] * len(rates[0])]
+        for row, start, stop in zip(self._rates, self._starts, self._starts[1:], strict=False):
+            total = [before + rate * (stop - start) for before, rate in zip(self._totals[-1], row, strict=True)]
+            self._totals.append(total)
+        # Whole numbers from here on: places are told in units of 1 / scale, of which each is a multiple.
+        self._scale = lcm(*(rate.numerator for row in self._rates for rate in row if rate)) * lcm(
+            *(total.denominator for row in self._totals for total in row)
+        )
+        self._lines = [self._lines_of(source) for source in range(self.num_sources)]
+
+    def _lines_of(self, source: int) -> list[tuple[int, int, float, float]]:
+        """Returns (base, step, last due, last opening) of each stretch in which the source does not rest.
+
+        Its shares reach k at `base + k * step`; there up to the k `last due`, and beyond k up to `last opening`.
+        """
+        lines: list[tuple[int, int, float, float]] = []
+        for number, (start, rates) in enumerate(zip(self._starts, self._rates, strict=True)):
+            if not rates[source]:
+                continue
+            step = self._scale / rates[source]
+            base = start * self._scale - self._totals[number][source] * step
+            assert base.denominator == step.denominator == 1, "the scale holds all numerators and denominators"
+            last: tuple[float, float] = (NEVER, NEVER)
+            if number + 1 < len(self._starts):
+                total = self._totals[number + 1][source]
+                last = floor(total), ceil(total) - 1
+            lines.append((int(base), int(step), *last))
+        return lines
+
+    @property
+    def num_sources(self) -> int:
+        """How many."""
+        return len(self._rates[0])
+
+    def at(self, position: int) -> list[Fraction]:
+        """Returns the shares of all sources in the first `position` samples."""
+        number = bisect_right(self._starts, position) - 1
+        past = position - self._starts[number]
+        return [total + rate * past for total, rate in zip(self._totals[number], self._rates[number], strict=True)]
+
+    def due(self, source: int, count: int) -> float:
+        """Returns where the shares of a source reach `count`, in units of 1 / scale; NEVER if it rests to the end."""
+        for base, step, last, _ in self._lines[source]:
+            if count <= last:
+                return base + count * step
+        return NEVER
+
+    def opening(self, source: int, count: int) -> float:
+        """Returns how many samples there are when the shares first are more than `count`; or NEVER."""
+        for base, step, _, last in self._lines[source]:
+            if count <= last:
+                return (base + count * step) // self._scale + 1
+        return NEVER
+
+
+def deal(shares: MixtureShares, given: Sequence[int], start: int, stop: int) -> np.ndarray:
+    """Returns the source of each sample from `start` up to `stop`, int64 [stop - start].
+
+    Args:
+        shares: What is due.
+        given: Samples that each source has had before `start`, as `deal` has given them.
+        start: First position.
+        stop: The one after the last.
+    """
+    had, sources = list(given), range(shares.num_sources)
+    due = [shares.due(source, had[source] + 1) for source in sources]
+    opening = [shares.opening(source, had[source]) for source in sources]
+    order = np.empty(stop - start, dtype=np.int64)
+    for place in range(start + 1, stop + 1):
+        source = min((one for one in sources if opening[one] <= place), key=due.__getitem__)
+        order[place - start - 1] = source
+        had[source] += 1
+        due[source], opening[source] = shares.due(source, had[source] + 1), shares.opening(source, had[source])
+    return order
+
+
+# Which source each sample of a run comes from: a pure function of the weights, exact at every
+# point.
+#
+#     weights        -> whole numbers q_k that sum to P: source k gets q_k of every P samples
+#     deal           -> after any i samples, source k has had its shares of these to within one (mixture_due.py)
+#     stretches      -> the order repeats after P samples; what stands before, and up to P samples before a milestone,
+#                       which look beyond it, are written out
+#     position i     -> its stretch, and the place in that: its source, and how often that source came before
+#
+# So the n-th sample of a source is arithmetic, whatever came before: there is nothing to save.
+# Deliberately not here: what a source's samples are (stream.py), and its epochs: those follow from
+# the count.
+
 
 MAX_PERIOD = 1_000_000
 
@@ -61,7 +175,7 @@ class MixtureOrder:
         assert segments and segments[0][0] == 0 and all(a[0] < b[0] for a, b in pairwise(segments))
         starts = [start for start, _ in segments]
         counts = [period_counts(weights) for _, weights in segments]
-        self._shares = Shares(starts, [rates_of(weights) for _, weights in segments])
+        self._shares = MixtureShares(starts, [rates_of(weights) for _, weights in segments])
         self._starts: list[int] = []
         self._stretches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for start, stop, row in zip(starts, [*starts[1:], None], counts, strict=True):
@@ -131,3 +245,69 @@ class MixtureOrder:
             sources[mine] = chosen
             places[mine] = before[chosen] + periods * counts[-1][chosen] + counts[rest, chosen]
         return sources, places
+
+
+# Where the sources of a mixture that do not repeat end: from there on the others share what was
+# theirs.
+#
+#     weights by milestone, samples of each source  ->  the same weights, with a milestone more at each end
+#
+# A source ends at the last position up to which its shares (mixture_due.py) are no more than its
+# samples, so it gives all of them but for one at most. That is known before the run begins, and so
+# the order stays a pure function of the config.
+
+
+Segment = tuple[int, list[float]]
+
+"""First position, and weight of each source from there on."""
+
+
+class FiniteMixture(NamedTuple):
+    """A mixture whose sources end.
+
+    Attributes:
+        segments: Weights of each stretch, 0 for what has ended.
+        ends: First position from which on a source rests for good, by its number; of those that end.
+        end: First position for which there is no source any more; None: there always is one.
+    """
+
+    segments: list[Segment]
+    ends: dict[int, int]
+    end: int | None
+
+
+def end_sources(segments: Sequence[tuple[int, Sequence[float]]], supplies: Mapping[int, int]) -> FiniteMixture:
+    """Lets sources rest from where they end.
+
+    Args:
+        segments: (first position, weights) of each stretch, the first at 0, ascending.
+        supplies: Samples of each source that does not repeat, by its number.
+    """
+    found: list[Segment] = [(start, list(weights)) for start, weights in segments]
+    ends: dict[int, int] = {}
+    while True:
+        shares = MixtureShares([start for start, _ in found], [rates_of(weights) for _, weights in found])
+        over = {source: shares.opening(source, supplies[source]) for source in supplies.keys() - ends.keys()}
+        known = {source: int(place) - 1 for source, place in over.items() if place != NEVER}
+        if not known:
+            break
+        source = min(known, key=lambda one: (known[one], one))
+        ends[source] = known[source]
+        found = _rest(found, source, known[source])
+        # Behind a gap that no source fills, nothing is ever read.
+        found = found[: next((n + 1 for n, (_, weights) in enumerate(found) if not any(weights)), len(found))]
+    *rest, (last, weights) = found
+    return FiniteMixture(found, ends, None) if any(weights) else FiniteMixture(rest, ends, last)
+
+
+def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:
+    """Returns the segments with a source at rest from `position` on."""
+    starts = sorted({position, *(start for start, _ in segments)})
+    found: list[Segment] = []
+    for start in starts:
+        weights = list(next(row for first, row in reversed(segments) if first <= start))
+        if start >= position:
+            weights[source] = 0.0
+        found.append((start, weights))
+    assert all(a[0] < b[0] for a, b in pairwise(found))
+    return found

@@ -21,8 +21,7 @@ from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import TokenRows
 from pretrain.shards.index import DataIndex
-from pretrain.shards.shard_reader import ShardReader
-from pretrain.shards.shard_set import MAX_OPEN_SHARDS, ShardSet
+from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
 EPOCHS_KEPT = 4

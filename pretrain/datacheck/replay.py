@@ -20,9 +20,9 @@ import numpy as np
 from pretrain.config.data import BatchPlan
 from pretrain.data.order import random_bits, rank_bits
 from pretrain.data.prefetch import Prefetcher
-from pretrain.datacheck.course import MAX_MICRO, Course, Read
 from pretrain.datacheck.hash import RowHashes, TokenSums, hash_rows
-from pretrain.datacheck.progress import Tick
+from pretrain.datacheck.progress_bar import Tick
+from pretrain.datacheck.reading import MAX_MICRO, Read, ReadingPlan
 from pretrain.errors import DataError
 from pretrain.rows import PairRows
 
@@ -81,7 +81,7 @@ def choose_kills(num_steps: int, restarts: int, world_sizes: Sequence[int]) -> l
 
 
 def read_course(
-    course: Course, world_sizes: tuple[int, ...], *, limit: int, restarts: int, sums: TokenSums, tick: Tick
+    course: ReadingPlan, world_sizes: tuple[int, ...], *, limit: int, restarts: int, sums: TokenSums, tick: Tick
 ) -> Reading:
     """Reads the first `limit` rows of a course.
 
@@ -147,7 +147,7 @@ _NOTHING = _Part(np.empty(0, np.int64), 0, 0, RowHashes())
 class _Attempt:
     """The ranks of a run from a start to the next kill."""
 
-    def __init__(self, course: Course, world_size: int, cursor: int, limit: int, sums: TokenSums) -> None:
+    def __init__(self, course: ReadingPlan, world_size: int, cursor: int, limit: int, sums: TokenSums) -> None:
         self._course, self._cursor, self._limit, self._sums = course, cursor, limit, sums
         self._plan, self._world_size = plan_ranks(course.batch_rows, world_size), world_size
         self._read: Read = course.open()
@@ -174,7 +174,7 @@ class _Attempt:
 class _Account:
     """Which samples came, and the sums over them."""
 
-    def __init__(self, course: Course, world_sizes: tuple[int, ...]) -> None:
+    def __init__(self, course: ReadingPlan, world_sizes: tuple[int, ...]) -> None:
         self._where = f"{course.name}, world size {', '.join(map(str, world_sizes))}"
         self._course = course
         self._seen = np.zeros(course.num_samples, dtype=bool)

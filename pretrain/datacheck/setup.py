@@ -1,40 +1,73 @@
-"""What rows are shown of: the config of a run, or for a shard folder the one that its options say.
+"""Opens the data of a config to look at: folders of this machine, or addresses through its cache."""
 
-CONFIG, or a run  ->  its config, under the options of the command line       |
-DIR               ->  the objective and packing that suit its kind, likewise  |  ->  RunConfig
-"""
-
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.data import DataConfig
 from pretrain.config.load import load_config, parse_section
 from pretrain.config.objective import NEEDS
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
-from pretrain.config.yaml_nodes import Located
-from pretrain.datacheck.course import PADDED_ROWS, choose_packing
+from pretrain.config.yaml_nodes import LocatedTree
+from pretrain.data.source_streams import open_stores
+from pretrain.datacheck.reading import PADDED_ROWS, choose_packing
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
-from pretrain.shards.dataset import Dataset
+from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.shards.index import LABELLED
-from pretrain.shards.store import is_remote
+from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 
+
+@contextlib.contextmanager
+def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore]]]:
+    """Gives the sources of a config and where the shards of each are.
+
+    Raises:
+        DataError: A folder, an index or a file is missing, or not of the size that the index says; a tokenizer is not
+            the one that made the shards; or the sources do not go together.
+        DiskError: The cache cannot be used.
+        LaunchError: A package that reads such addresses is missing.
+    """
+    stores = open_stores(config, lambda: False)
+    try:
+        folders = {path: store.folder for path, store in zip(config.paths, stores, strict=True)}
+        dataset = open_dataset(config, folders.__getitem__)
+        for store in stores:
+            store.check()
+        check_tokenizers(dataset)
+        yield dataset, stores
+    finally:
+        for store in stores:
+            store.close()
+
+
+# What rows are shown of: the config of a run, or for a shard folder the one that its options say.
+#
+# CONFIG, or a run  ->  its config, under the options of the command line       |
+# DIR               ->  the objective and packing that suit its kind, likewise  |  ->  RunConfig
+
+
 SPLITS = ("train", "validation")
+
 DEFAULT_SEQ_LEN = 512
+
 """Of a shard folder, which has no config."""
 
 OBJECTIVE_OF = {"text": "causal", "pairs": "seq2seq", "records": "supervised", "classes": "classify", "tags": "tag"}
+
 """What a shard folder is shown for, by its kind."""
 
 MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
+
 """A model of each shape, which a config has to have; rows depend on the shape alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReadingOptions:
     """What the command line says; None: as the config, or the default.
 
     Attributes:
@@ -74,7 +107,7 @@ class Choice:
         return {key: value for key, value in values.items() if value is not None}
 
 
-def find_config_of(what: str, overrides: Sequence[str], choice: Choice) -> RunConfig | None:
+def find_config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RunConfig | None:
     """Returns the config of a run; None: `what` is a shard folder, or the address of one.
 
     Raises:
@@ -96,7 +129,7 @@ def find_config_of(what: str, overrides: Sequence[str], choice: Choice) -> RunCo
     return load_config(source, [*overrides, *(f"{key}={value}" for key, value in given.items())]) if given else config
 
 
-def folder_config(what: str, dataset: Dataset, choice: Choice) -> RunConfig:
+def folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunConfig:
     """Returns the config of a run that a shard folder could be read by.
 
     Args:
@@ -136,7 +169,7 @@ def folder_config(what: str, dataset: Dataset, choice: Choice) -> RunConfig:
         "train": {"steps": 10**6},
         **({} if choice.seed is None else {"seed": choice.seed}),
     }
-    return parse_section(RunConfig, Located(values, dict(OPTION_OF)), what)
+    return parse_section(RunConfig, LocatedTree(values, dict(OPTION_OF)), what)
 
 
 OPTION_OF: Mapping[str, str] = {
@@ -146,4 +179,5 @@ OPTION_OF: Mapping[str, str] = {
     "batch.source_len": "--source-len",
     "seed": "--seed",
 }
+
 """Where a key of a folder's config was written."""

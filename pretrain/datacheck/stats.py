@@ -1,11 +1,4 @@
-"""`pretrain data stats`: what a shard folder holds, counted over all of it.
-
-    members  -> lengths of documents, and how often each token occurs
-    lengths  -> percentiles, a histogram by powers of two, and how full rows are at the usual lengths
-    tokens   -> the most frequent, and how much of the vocabulary is used
-
-Not here: a terminal (data_stats_text.py) and a picture (data_stats_figure.py).
-"""
+"""How full rows are, and what packing costs the documents: measured on their lengths alone."""
 
 import os
 from collections.abc import Sequence
@@ -16,18 +9,91 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.config.data import DataConfig
-from pretrain.datacheck.open import open_data
-from pretrain.datacheck.packing import Packer, Packing
-from pretrain.datacheck.progress import StartPhase, Tick, no_progress, share_of
+from pretrain.data.bins import pack_documents, pack_pairs
+from pretrain.datacheck.progress_bar import StartPhase, Tick, no_progress, share_of
+from pretrain.datacheck.setup import open_data
 from pretrain.errors import DataError
 from pretrain.shards.index import DataIndex
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import load_tokenizer
 
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Rows of one length.
+
+    Attributes:
+        seq_len: T; of pairs also S.
+        concat_cut: Part of the documents that concat cuts, 0 to 1; its rows are always full. None: not text.
+        bins_full: Part of the rows of bins that is not padding, 0 to 1; of pairs, of the target rows.
+        bins_cut: Part of the documents that are longer than a row: cut, or, of pairs, left out.
+        bins_source_full: Of pairs: as `bins_full`, of the source rows.
+    """
+
+    seq_len: int
+    concat_cut: float | None
+    bins_full: float
+    bins_cut: float
+    bins_source_full: float | None
+
+
+class Packer:
+    """Packs the shards of a split into rows of one length.
+
+    Args:
+        seq_len: T; of pairs also S.
+        kind: Of the data.
+    """
+
+    def __init__(self, seq_len: int, kind: str) -> None:
+        self._seq_len, self._kind = seq_len, kind
+        self._documents = self._cut = self._too_long = self._rows = self._tokens = self._source_tokens = 0
+
+    def add(self, lengths: np.ndarray, sources: np.ndarray | None) -> None:
+        """Packs the documents of a shard."""
+        room = self._seq_len
+        ends = lengths.cumsum()
+        self._documents += len(lengths)
+        self._cut += int(((ends - lengths) // room != (ends - 1) // room).sum())
+        if sources is None:
+            bins = pack_documents(lengths, room)
+            self._too_long += int((lengths > room).sum())
+        else:
+            bins = pack_pairs(sources, lengths, room, room)
+            self._too_long += int(((lengths > room) | (sources > room)).sum())
+            self._source_tokens += int(sources[bins.document].sum())
+        self._rows += len(bins)
+        self._tokens += int(bins.length.sum())
+
+    def result(self) -> Packing:
+        """Returns what was found."""
+        room = max(self._rows * self._seq_len, 1)
+        return Packing(
+            seq_len=self._seq_len,
+            concat_cut=self._cut / self._documents if self._kind == "text" else None,
+            bins_full=self._tokens / room,
+            bins_cut=self._too_long / self._documents,
+            bins_source_full=self._source_tokens / room if self._kind == "pairs" else None,
+        )
+
+
+# `pretrain data stats`: what a shard folder holds, counted over all of it.
+#
+#     members  -> lengths of documents, and how often each token occurs
+#     lengths  -> percentiles, a histogram by powers of two, and how full rows are at the usual lengths
+#     tokens   -> the most frequent, and how much of the vocabulary is used
+#
+# Not here: a terminal (data_stats_text.py) and a picture (data_stats_figure.py).
+
+
 ROW_LENGTHS = (512, 1024, 2048, 4096)
+
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
 MAX_THREADS = 8
+
 MAX_PACKED_DOCUMENTS = 1_000_000
+
 """How full bins are is measured on the shards that hold the first documents, about so many: packing takes two
 microseconds a document and length."""
 
@@ -35,7 +101,7 @@ CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthStats:
     """How long documents are, on one side.
 
     Attributes:
@@ -90,7 +156,7 @@ class SplitStats:
     num_shards: int
     num_members: int
     num_bytes: int
-    lengths: dict[str, Lengths]
+    lengths: dict[str, LengthStats]
     token_counts: np.ndarray
     packing: list[Packing]
     num_packed: int
@@ -148,7 +214,7 @@ class _Shard:
 
 def _count_split(shards: ShardSet, row_lengths: Sequence[int], tick: Tick) -> SplitStats:
     index, split = shards.index, shards.split
-    merged: dict[str, Lengths] = {}
+    merged: dict[str, LengthStats] = {}
     token_counts, num_learned = np.zeros(index.vocab_size, dtype=np.int64), 0
     packers = {length: Packer(length, index.kind) for length in row_lengths}
     num_packed = 0
@@ -201,11 +267,11 @@ def _count_shard(shards: ShardSet, place: int, tick: Tick) -> _Shard:
     return _Shard({side: np.concatenate(found) for side, found in lengths.items()}, counts, num_learned)
 
 
-def _merge(before: Lengths | None, lengths: np.ndarray) -> Lengths:
+def _merge(before: LengthStats | None, lengths: np.ndarray) -> LengthStats:
     values, counts = np.unique(lengths, return_counts=True)
     if before is None:
-        return Lengths(values, counts.astype(np.int64))
+        return LengthStats(values, counts.astype(np.int64))
     merged, places = np.unique(np.concatenate((before.values, values)), return_inverse=True)
     totals = np.zeros(len(merged), dtype=np.int64)
     np.add.at(totals, places, np.concatenate((before.counts, counts)))
-    return Lengths(merged, totals)
+    return LengthStats(merged, totals)

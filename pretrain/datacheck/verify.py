@@ -14,13 +14,13 @@ from math import lcm
 from typing import Any
 
 from pretrain.config.data import DataConfig
-from pretrain.datacheck.course import Course, Order, train_course, validation_course
-from pretrain.datacheck.files import CheckedFiles, check_files
 from pretrain.datacheck.hash import TokenSums
-from pretrain.datacheck.open import open_data
-from pretrain.datacheck.print import print_whole
-from pretrain.datacheck.progress import StartPhase, no_progress
+from pretrain.datacheck.progress_bar import StartPhase, no_progress
+from pretrain.datacheck.reading import Order, ReadingPlan, train_course, validation_course
 from pretrain.datacheck.replay import Reading, read_course
+from pretrain.datacheck.setup import open_data
+from pretrain.datacheck.shard_files import CheckedFiles, check_files
+from pretrain.datacheck.stats_text import print_whole
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import DataIndex, data_hash
 
@@ -46,7 +46,7 @@ class Proof:
     index: DataIndex
     files: CheckedFiles
     order: Order
-    courses: list[tuple[Course, list[Reading]]]
+    courses: list[tuple[ReadingPlan, list[Reading]]]
 
     @property
     def is_whole(self) -> bool:
@@ -108,7 +108,12 @@ def verify(
 
 
 def _read_all(
-    course: Course, limit: int, world_sizes: tuple[int, ...], restarts: int, sums: TokenSums, start_phase: StartPhase
+    course: ReadingPlan,
+    limit: int,
+    world_sizes: tuple[int, ...],
+    restarts: int,
+    sums: TokenSums,
+    start_phase: StartPhase,
 ) -> list[Reading]:
     """Reads a course with each number of ranks, and once with another at each start."""
     teams: list[tuple[int, ...]] = [(size,) for size in dict.fromkeys(world_sizes)]
@@ -119,7 +124,7 @@ def _read_all(
     return readings
 
 
-def _compare(course: Course, readings: Sequence[Reading]) -> None:
+def _compare(course: ReadingPlan, readings: Sequence[Reading]) -> None:
     """Raises: DataError: Readings differ, or tokens are not those of the files."""
     first = readings[0]
     for other in readings[1:]:
@@ -132,7 +137,7 @@ def _compare(course: Course, readings: Sequence[Reading]) -> None:
             raise _error(course, first, "the tokens of its rows are not those of the shards")
 
 
-def _error(course: Course, reading: Reading, what: str) -> DataError:
+def _error(course: ReadingPlan, reading: Reading, what: str) -> DataError:
     return DataError(
         f"not exactly once: {what}",
         where=f"{course.name}, world size {_ranks(reading)}",
@@ -161,7 +166,7 @@ def proof_facts(proof: Proof) -> dict[str, Any]:
     }
 
 
-def _course_facts(course: Course, readings: Sequence[Reading]) -> dict[str, Any]:
+def _course_facts(course: ReadingPlan, readings: Sequence[Reading]) -> dict[str, Any]:
     return {
         "name": course.name,
         "samples": course.num_samples,
@@ -214,7 +219,7 @@ def print_proof(proof: Proof) -> None:
     print(f"exactly once: yes{'' if proof.is_whole else ', of the samples that were read'}")
 
 
-def _remarks(course: Course, readings: Sequence[Reading], kind: str) -> Iterator[str]:
+def _remarks(course: ReadingPlan, readings: Sequence[Reading], kind: str) -> Iterator[str]:
     what = "tokens of the targets that fit" if kind == "pairs" else "tokens of the split"
     if readings[0].num_rows == course.num_rows:
         yield f"{readings[0].num_tokens:,} tokens are owned by rows; the index has {course.num_tokens:,} {what}"

@@ -15,23 +15,22 @@ from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
-from pretrain.doctor.measure import Shape, measure
-from pretrain.doctor.small import Asked, small_overrides
+from pretrain.doctor.kernel_speed import KernelShape, measure
+from pretrain.doctor.selftest_job import read_metrics, run_command
+from pretrain.doctor.small import TrialOptions, small_overrides
 from pretrain.doctor.spawn import run_ranks
-from pretrain.doctor.trial import read_metrics, run_command
 from pretrain.errors import EXIT_OK, ConfigError
-from pretrain.plan.calibration import Calibration, fit_products
-from pretrain.plan.cluster import Cluster, find_gpu
+from pretrain.plan.cluster import Calibration, Cluster, find_gpu, fit_products
 from pretrain.plan.gpus import GPUS, Gpu, name_of_device
-from pretrain.plan.layout import Layout, task_of
-from pretrain.plan.rate import predict_rate
+from pretrain.plan.layout import ParallelLayout, task_of
+from pretrain.plan.search import predict_rate
 from pretrain.run.folder import RunDir
 
 _STEPS = 12
 _MEASURED_WITHIN_S = 600.0
 
 
-def shape_of(config: RunConfig, device: str) -> Shape:
+def shape_of(config: RunConfig, device: str) -> KernelShape:
     """Returns what of a config decides how fast its kernels are. Raises: ConfigError: it has no attention."""
     model = config.model
     if not isinstance(model, ModelConfig):
@@ -39,7 +38,7 @@ def shape_of(config: RunConfig, device: str) -> Shape:
     stack = model.last_stack
     length = config.lengths.target
     causal = model.decoder is not None
-    return Shape(device, config.engine.precision, stack.heads, stack.per_head_width, length, causal)
+    return KernelShape(device, config.engine.precision, stack.heads, stack.per_head_width, length, causal)
 
 
 def build_calibration(found: dict[str, Any], gpu_name: str | None) -> Calibration:
@@ -132,7 +131,7 @@ def describe(calibration: Calibration, found: dict[str, Any]) -> list[tuple[str,
 
 
 def calibrate(
-    asked: Asked, gpu_name: str | None, tell: Callable[[str], None]
+    asked: TrialOptions, gpu_name: str | None, tell: Callable[[str], None]
 ) -> tuple[Calibration, dict[str, Any]] | None:
     """Measures kernels on the ranks of this machine, or of a job, and times a step on one.
 
@@ -159,7 +158,9 @@ def calibrate(
         if asked.place.rank:
             return None
     else:
-        found = run_ranks("measure", asked.cluster.size, asdict(shape), _MEASURED_WITHIN_S)
+        found = run_ranks(
+            "pretrain.doctor.kernel_speed:measure_task", asked.cluster.size, asdict(shape), _MEASURED_WITHIN_S
+        )
     calibration = build_calibration(found, gpu_name)
     tell(f"{_STEPS} steps of a small run of the config")
     timed = _time_step(asked, calibration)
@@ -169,7 +170,7 @@ def calibrate(
     return with_step(calibration, *timed), found
 
 
-def _time_step(asked: Asked, calibration: Calibration) -> tuple[float, float] | None:
+def _time_step(asked: TrialOptions, calibration: Calibration) -> tuple[float, float] | None:
     """Returns seconds of a step on one rank, predicted and measured; None where the run fails."""
     one = Cluster(1, 1, GPUS[calibration.gpu], calibration)
     small = small_overrides(asked.loaded, one, asked.folder, "steps", _STEPS, asked.loaded.engine.zero_stage)
@@ -180,5 +181,5 @@ def _time_step(asked: Asked, calibration: Calibration) -> tuple[float, float] | 
         return None
     config = load_config(asked.config, overrides)
     batch = plan_batch(config.batch, 1)
-    layout = Layout(config.engine, batch.micro, batch.accumulation)
+    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
     return predict_rate(task_of(config), layout, one).step_s, measured

@@ -15,7 +15,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobTopology:
     """Ranks of a job.
 
     Attributes:
@@ -33,7 +33,7 @@ class Place:
     is_started: bool = False
 
 
-def find_place(environment: Mapping[str, str], ranks: int | None, *, is_quick: bool) -> Place:
+def find_place(environment: Mapping[str, str], ranks: int | None, *, is_quick: bool) -> JobTopology:
     """Returns this process's place.
 
     Args:
@@ -45,13 +45,13 @@ def find_place(environment: Mapping[str, str], ranks: int | None, *, is_quick: b
     if "WORLD_SIZE" in environment and not is_quick:
         size = _number(environment, "WORLD_SIZE") or 1
         local = _number(environment, "LOCAL_WORLD_SIZE") or size
-        return Place(_number(environment, "RANK"), size, local, local == size, size > 1)
+        return JobTopology(_number(environment, "RANK"), size, local, local == size, size > 1)
     tasks = _number(environment, "SLURM_NTASKS")
     if "SLURM_PROCID" in environment and tasks > 1 and not is_quick:
         local = max(1, tasks // nodes)
-        return Place(_number(environment, "SLURM_PROCID"), tasks, local, nodes == 1, True)
+        return JobTopology(_number(environment, "SLURM_PROCID"), tasks, local, nodes == 1, True)
     size = ranks or 0
-    return Place(0, size, size // nodes, nodes == 1)
+    return JobTopology(0, size, size // nodes, nodes == 1)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -6,12 +6,14 @@ A batch script runs it on every node before the ranks start: `pretrain doctor --
 """
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pretrain.config.data import plan_batch
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check, Report, this_host
-from pretrain.doctor.files import check_files
+from pretrain.doctor.filesystem import check_files
 from pretrain.doctor.machine import (
     ask_driver,
     check_compiler,
@@ -22,19 +24,18 @@ from pretrain.doctor.machine import (
     check_shared_memory,
     read_memory,
 )
-from pretrain.doctor.network import check_interfaces, check_loopback, check_name
-from pretrain.doctor.place import Place
-from pretrain.doctor.services import check_data, check_wandb
-from pretrain.doctor.versions import check_packages, own_versions
+from pretrain.doctor.place import JobTopology
+from pretrain.doctor.services import check_data, check_interfaces, check_loopback, check_name, check_wandb
+from pretrain.doctor.versions import check_packages, check_same, list_hosts, own_versions
 from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster, find_gpu
 from pretrain.plan.course import checkpoints_at_once
-from pretrain.plan.layout import Layout, task_of
+from pretrain.plan.layout import ParallelLayout, task_of
 from pretrain.plan.memory import state_bytes
-from pretrain.plan.state import host_bytes
+from pretrain.plan.state_memory import host_bytes
 
 
-def look(config: RunConfig | None, place: Place, *, is_quick: bool) -> Report:
+def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Report:
     """Looks at this host; about a third of a second.
 
     Args:
@@ -61,7 +62,7 @@ def look(config: RunConfig | None, place: Place, *, is_quick: bool) -> Report:
     return Report(host, checks, versions)
 
 
-def _host_bytes(config: RunConfig | None, place: Place) -> int:
+def _host_bytes(config: RunConfig | None, place: JobTopology) -> int:
     """Bytes that the ranks of this host keep in its memory; 0 where that is not known."""
     if config is None or not place.size:
         return 0
@@ -71,11 +72,11 @@ def _host_bytes(config: RunConfig | None, place: Place) -> int:
         return 0
     nodes = max(1, place.size // max(1, place.local_size))
     cluster = Cluster(nodes, place.size // nodes, find_gpu("cpu" if config.engine.device == "cpu" else "h100"))
-    layout = Layout(config.engine, batch.micro, batch.accumulation)
+    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
     return place.local_size * host_bytes(task_of(config), layout, cluster)
 
 
-def _checkpoint_room(config: RunConfig | None, place: Place) -> int:
+def _checkpoint_room(config: RunConfig | None, place: JobTopology) -> int:
     """Bytes that checkpoints will take more than they do now."""
     if config is None:
         return 0
@@ -85,7 +86,7 @@ def _checkpoint_room(config: RunConfig | None, place: Place) -> int:
     return size * max(0, checkpoints_at_once(config.checkpoint, config.train.last_step) - there)
 
 
-def _check_batch(config: RunConfig, place: Place) -> list[Check]:
+def _check_batch(config: RunConfig, place: JobTopology) -> list[Check]:
     if not place.size:
         return []
     try:
@@ -96,6 +97,78 @@ def _check_batch(config: RunConfig, place: Place) -> list[Check]:
     return [Check("batch", "pass", text)]
 
 
-def threads_of_a_rank(place: Place) -> int:
+def threads_of_a_rank(place: JobTopology) -> int:
     """Returns the CPU threads that a rank gets: an even share of the cores, as `pretrain launch local` has it."""
     return max(1, (os.cpu_count() or 1) // max(1, place.local_size))
+
+
+# The whole examination: every host by itself, then all ranks together.
+#
+# alone                     this host; then ranks are started here, which meet and end
+# a rank of torchrun, srun  one process of each host looks at it; then all meet, and every rank knows all
+
+
+_RANKS = 2
+
+
+def examine(config: RunConfig | None, place: JobTopology) -> tuple[Report, bool]:
+    """Looks at everything.
+
+    Returns:
+        What was found, the same on every rank, and whether this process is the one that tells it.
+
+    Raises:
+        LaunchError: This rank cannot meet the others.
+    """
+    from pretrain.doctor.rank_checks import meet, start_ranks
+
+    engine = config.engine if config else None
+    folder = Path(config.run.dir) / config.run.name if config else Path("runs")
+    if not place.is_started:
+        size = place.size or _default_ranks(config)
+        # The batch is looked at where the user has said how many ranks there will be.
+        report = look(config, replace(place, local_size=size), is_quick=False)
+        return replace(report, checks=[*report.checks, *start_ranks(size, engine, folder)]), True
+    from pretrain import dist
+
+    world = dist.read_world()
+    mine = look(config, place, is_quick=False) if world.local_rank == 0 else None
+    checks, reports = meet(world, engine, folder, mine)
+    hosts = ", ".join(dict.fromkeys(report.host for report in reports))
+    return Report(hosts, [*merge_reports(reports), *checks], reports[0].versions), world.is_main
+
+
+def _default_ranks(config: RunConfig | None) -> int:
+    """As many as there are GPUs; else two, where the config lets two run."""
+    if config is not None and config.engine.kind == "single":
+        return 1
+    if config is None or config.engine.device != "cpu":
+        gpus, _ = ask_driver()
+        if gpus:
+            return len(gpus)
+    return _RANKS
+
+
+def merge_reports(reports: Sequence[Report]) -> list[Check]:
+    """Returns the checks of several hosts as one list: what passes everywhere once, the rest with the hosts' names."""
+    merged: list[Check] = []
+    for name in dict.fromkeys(check.name for report in reports for check in report.checks):
+        found = [(report.host, check) for report in reports for check in report.checks if check.name == name]
+        bad: dict[Check, list[str]] = {}
+        for host, check in found:
+            if check.status != "pass" and host not in bad.setdefault(check, []):
+                bad[check].append(host)
+        if not bad:
+            same = len({check.detail for _, check in found}) == 1
+            host, first = found[0]
+            more = "" if same else f"{host}: "
+            merged.append(
+                replace(first, detail=more + first.detail + ("" if same else f"; {len(found) - 1} more pass"))
+            )
+        merged += [replace(check, detail=f"{list_hosts(hosts)}: {check.detail}") for check, hosts in bad.items()]
+    return merged
+
+
+def compare_reports(reports: Sequence[Report]) -> list[Check]:
+    """Returns what the quick looks at several hosts say together, their versions compared."""
+    return [*merge_reports(reports), check_same([(report.host, report.versions) for report in reports])]

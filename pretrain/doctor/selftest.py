@@ -15,9 +15,17 @@ from pathlib import Path
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check
-from pretrain.doctor.selftest_job import kill_in_job, say_done, wait_for_others
-from pretrain.doctor.small import Asked, small_overrides
-from pretrain.doctor.trial import Trial, end_of, rank_environment, run_command, start_command
+from pretrain.doctor.selftest_job import (
+    Trial,
+    end_of,
+    kill_in_job,
+    rank_environment,
+    run_command,
+    say_done,
+    start_command,
+    wait_for_others,
+)
+from pretrain.doctor.small import TrialOptions, small_overrides
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import AuditRow, read_audit
@@ -32,7 +40,7 @@ _MUON_FP32 = 1e-4
 """Muon's iteration works in bf16 whatever the precision."""
 
 
-def run_selftest(asked: Asked, tell: Callable[[str], None]) -> list[Check]:
+def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check]:
     """Runs the stages and the drill; returns the verdicts. Minutes: each run imports torch.
 
     Args:
@@ -64,12 +72,12 @@ def tolerance_of(config: RunConfig) -> float:
     return TOLERANCES[config.engine.precision]
 
 
-def _overrides(asked: Asked, name: str, steps: int, *more: str) -> list[str]:
+def _overrides(asked: TrialOptions, name: str, steps: int, *more: str) -> list[str]:
     small = small_overrides(asked.loaded, asked.cluster, asked.folder, name, steps, zero_stage=0)
     return [*asked.overrides, *small, *more]
 
 
-def _run_stage(asked: Asked, stage: int, tell: Callable[[str], None]) -> tuple[Check, list[AuditRow]]:
+def _run_stage(asked: TrialOptions, stage: int, tell: Callable[[str], None]) -> tuple[Check, list[AuditRow]]:
     name = f"stage {stage}"
     overrides = _overrides(asked, f"stage-{stage}", STEPS, "engine.kind=deepspeed", f"engine.zero_stage={stage}")
     if stage < 3:
@@ -127,7 +135,7 @@ def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float)
     return Check(name, "pass", text)
 
 
-def _run_drill(asked: Asked) -> Check:
+def _run_drill(asked: TrialOptions) -> Check:
     name, folder = "kill and resume", asked.folder / "drill"
     overrides = _overrides(asked, "drill", DRILL_STEPS)
     options = ["--kills", "1", "--ranks", str(asked.cluster.size), "--steps", str(DRILL_STEPS)]

@@ -1,33 +1,114 @@
-"""Kill and resume over the ranks of a job, on several nodes: every rank starts a rank of its own, three times.
+"""Small runs of the user's config through the command line, as a user starts them; what they leave is read."""
 
-golden    to its end
-killed    the last rank's is killed once a checkpoint is behind it; the others notice, and end by themselves
-again     the same command resumes, to its end; then the two ledgers must be equal in bits
-"""
-
+import json
+import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pretrain.doctor.check import Check
-from pretrain.doctor.small import Asked
-from pretrain.doctor.trial import WITHIN_S, end_of, rank_environment, start_command
+from pretrain.doctor.small import TrialOptions
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare
 from pretrain.utils.io import write_file
+from pretrain.utils.log import redact
+
+WITHIN_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a command ended.
+
+    Attributes:
+        exit_code: Of it.
+        output: What it printed on stdout.
+        error: The first error that it printed; empty where it printed none.
+    """
+
+    exit_code: int
+    output: str
+    error: str
+
+
+def run_command(arguments: Sequence[str], log: Path, within_s: float = WITHIN_S) -> Trial:
+    """Runs `pretrain ARGUMENTS`, its messages in `log`. Raises: subprocess.TimeoutExpired."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    return end_of(start_command(arguments, log, environment), log, within_s)
+
+
+def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `pretrain ARGUMENTS`, its messages in `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pretrain", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            env={**environment, "WANDB_MODE": "disabled"},
+        )
+
+
+def rank_environment(turn: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the environment of a rank that this rank starts, to meet those that the others start.
+
+    Args:
+        turn: Counts the runs of a job, from 1: each has a port of its own.
+        environment: Of this rank.
+    """
+    kept = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+    return kept | {"MASTER_PORT": str(int(environment["MASTER_PORT"]) + turn)}
+
+
+def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN_S) -> Trial:
+    """Waits for a command. Raises: subprocess.TimeoutExpired: it is killed."""
+    try:
+        output, _ = process.communicate(timeout=within_s)
+    finally:
+        process.kill()
+        process.wait()
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.strip().removeprefix("error: ") for line in said if line.strip().startswith("error: ")]
+    error = errors[0] if errors else (said[-1].strip() if said and process.returncode else "")
+    return Trial(process.returncode, output.decode(errors="replace"), redact(error))
+
+
+def read_metrics(run: RunDir) -> list[dict[str, Any]]:
+    """Returns the rows of metrics.jsonl; none where there is no such file."""
+    if not run.metrics.is_file():
+        return []
+    return [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+# Kill and resume over the ranks of a job, on several nodes: every rank starts a rank of its own,
+# three times.
+#
+# golden    to its end
+# killed    the last rank's is killed once a checkpoint is behind it; the others notice, and end by themselves
+# again     the same command resumes, to its end; then the two ledgers must be equal in bits
+
 
 STEPS, EVERY, KILL_AT = 24, 4, 9
+
 DONE_WITHIN_S = 120.0
+
 _FIRST_TURN = 10
+
 _POLL_S = 0.01
+
 _DONE_POLL_S = 0.5
+
 _NAME = "kill and resume"
 
 
-def kill_in_job(asked: Asked, small: Callable[..., list[str]]) -> Check:
+def kill_in_job(asked: TrialOptions, small: Callable[..., list[str]]) -> Check:
     """Trains, kills, resumes and compares, as one rank of the job; rank 0's verdict counts.
 
     Args:
@@ -59,12 +140,12 @@ def kill_in_job(asked: Asked, small: Callable[..., list[str]]) -> Check:
     return Check(_NAME, "pass", f"{where}, {STEPS} steps; the ledgers are equal in bits")
 
 
-def say_done(asked: Asked) -> None:
+def say_done(asked: TrialOptions) -> None:
     """Says to the other ranks that this one reads nothing more in the folder."""
     write_file(_done(asked, asked.place.rank), b"")
 
 
-def wait_for_others(asked: Asked) -> bool:
+def wait_for_others(asked: TrialOptions) -> bool:
     """Waits until all ranks read nothing more in the folder; returns whether they do within 2 minutes."""
     deadline = time.monotonic() + DONE_WITHIN_S
     while not all(_done(asked, rank).exists() for rank in range(asked.place.size)):
@@ -74,7 +155,7 @@ def wait_for_others(asked: Asked) -> bool:
     return True
 
 
-def _done(asked: Asked, rank: int) -> Path:
+def _done(asked: TrialOptions, rank: int) -> Path:
     return asked.folder / f"rank-{rank}.done"
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pretrain.config.run import RunConfig
 from pretrain.doctor.machine import ask_driver, read_memory
-from pretrain.doctor.place import Place
+from pretrain.doctor.place import JobTopology
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS, name_of_device
-from pretrain.plan.layout import Layout, task_of
-from pretrain.plan.state import memory_limit, rank_memory
+from pretrain.plan.layout import ParallelLayout, task_of
+from pretrain.plan.state_memory import memory_limit, rank_memory
 
 _SHARE = 0.6
 """Of the memory that the small run may be predicted to take: it must not fail for want of it."""
@@ -22,7 +22,7 @@ ACCUMULATION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrialOptions:
     """What is tried.
 
     Attributes:
@@ -39,12 +39,12 @@ class Asked:
     loaded: RunConfig
     cluster: Cluster
     folder: Path
-    place: Place
+    place: JobTopology
 
 
 def ask(
-    config: str, overrides: list[str], loaded: RunConfig, ranks: int | None, folder: Path | None, place: Place
-) -> Asked:
+    config: str, overrides: list[str], loaded: RunConfig, ranks: int | None, folder: Path | None, place: JobTopology
+) -> TrialOptions:
     """Says what is tried: on the ranks of this machine, or of the job that this process is a rank of.
 
     Args:
@@ -68,7 +68,7 @@ def ask(
     if not gpus and (total := read_memory()[0]):
         gpu = replace(gpu, memory_gib=total / local / 2**30)
     own = Path(loaded.run.dir) / f".doctor-{token}"
-    return Asked(config, overrides, loaded, Cluster(nodes, local, gpu), folder or own, place)
+    return TrialOptions(config, overrides, loaded, Cluster(nodes, local, gpu), folder or own, place)
 
 
 def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[str, int]:
@@ -87,7 +87,7 @@ def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[s
     while True:
         update = {name: stack.model_copy(update={"layers": layers[name]}) for name, stack in stacks.items()}
         small = config.model_copy(update={"model": config.model.model_copy(update=update)})
-        needed = rank_memory(task_of(small), Layout(engine, config.batch.micro, ACCUMULATION), cluster).total
+        needed = rank_memory(task_of(small), ParallelLayout(engine, config.batch.micro, ACCUMULATION), cluster).total
         if needed <= _SHARE * memory_limit(cluster) or max(layers.values()) == 1:
             return layers
         layers = {name: max(1, count // 2) for name, count in layers.items()}

@@ -1,6 +1,7 @@
-"""Starts ranks on this machine that do one thing and end; rank 0's answer comes back.
+"""Starts ranks of this machine for one task of the doctor, and brings rank 0's answer back.
 
-run_ranks("meet", 2, {...})  ->  python -m pretrain.doctor.spawn meet {...} OUTPUT, twice  ->  JSON in OUTPUT
+run_ranks("module:task", 2, {...})  ->  python -m pretrain.doctor.spawn module:task {...} OUTPUT, twice
+                                    ->  JSON in OUTPUT
 """
 
 import json
@@ -9,23 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pretrain import dist
-from pretrain.dist import World
 from pretrain.errors import EXIT_OK, LaunchError, PretrainError
-from pretrain.utils.port import reserved_port
-from pretrain.utils.streams import guard_streams
+from pretrain.utils.net import reserved_port
+from pretrain.utils.process import guard_streams
 
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
     """Runs `task` on so many ranks; returns what rank 0 has to say.
 
     Args:
-        task: Key of `_tasks`.
+        task: Function of (world, arguments), as "module:name".
         num_ranks: Processes.
         arguments: JSON values, for each of them.
         within_s: They are killed after it.
@@ -65,20 +65,13 @@ def _start(command: list[str], rank: int, size: int, port: int, log: Path) -> su
         )
 
 
-def _tasks() -> dict[str, Callable[[World, dict[str, Any]], Any]]:
-    from pretrain.doctor.measure import measure_task
-    from pretrain.doctor.ranks import meet_task
-
-    return {"meet": meet_task, "measure": measure_task}
-
-
 def main() -> None:
     """The process of a rank."""
     guard_streams()
     task, arguments, output = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
     world, code = dist.read_world(), EXIT_OK
     try:
-        answer = _tasks()[task](world, arguments)
+        answer = resolve_name(task)(world, arguments)
         if world.is_main:
             part = output.with_suffix(".part")
             part.write_text(json.dumps(answer), encoding="utf-8")

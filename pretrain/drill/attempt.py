@@ -1,8 +1,7 @@
-"""One attempt at a run of the drill: launched as a user launches it, and killed at its moment, or left to end.
+"""Which processes belong to a drill, by /proc: those that carry its mark in their environment, ranks among them.
 
-    launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait until everything of it is gone
-
-A launcher dies with the drill: the kernel is asked for that, so that not even `kill -9` of the drill leaves anything.
+A mark is inherited by whatever a launcher, its ranks and their workers start, and survives the death of a parent, so
+that what is left behind is found wherever it hangs in the tree.
 """
 
 import os
@@ -10,30 +9,121 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from pretrain.drill.folder import DrillFolder, Pace
-from pretrain.drill.plan import Kill
-from pretrain.drill.processes import MARK, find_ranks, kill, marked, wait_until_gone
-from pretrain.drill.watch import Watch, last_row, newest_step
-from pretrain.errors import EXIT_OK
+from pretrain.drill.drill_folder import DrillFolder, Pace
+from pretrain.drill.watch import Kill, Watch, last_row, newest_step
+from pretrain.errors import EXIT_OK, LaunchError
 from pretrain.utils.io import make_dir
-from pretrain.utils.orphan import die_with
+from pretrain.utils.process import die_with
+
+MARK = "PRETRAIN_DRILL"
+
+_POLL_S = 0.02
+
+
+def check_platform() -> None:
+    """Raises LaunchError where there is no /proc."""
+    if not sys.platform.startswith("linux"):
+        raise LaunchError("the drill finds its processes in /proc, which only Linux has", fix="run it on Linux")
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Returns the command line of every live process that carries `mark`, by process id."""
+    return {pid: _command_of(pid) for pid in _pids() if f"{MARK}={mark}".encode() in _environment_of(pid)}
+
+
+def find_ranks(launcher: int, mark: str) -> dict[int, int]:
+    """Returns the process id of each rank that a launcher has started so far, by rank.
+
+    What a rank has forked carries the same RANK: the rank is the one whose parent does not.
+    """
+    found: dict[int, int] = {}
+    waiting = [launcher]
+    while waiting:
+        for child in _children_of(waiting.pop()):
+            environment = _environment_of(child)
+            ranks = [item[5:] for item in environment if item.startswith(b"RANK=")]
+            if ranks and f"{MARK}={mark}".encode() in environment:
+                found[int(ranks[0])] = child
+            else:
+                waiting.append(child)
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    """Sends SIGKILL to each; one that has just ended is as good."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_until_gone(mark: str, timeout_s: float) -> dict[int, str]:
+    """Waits until no process carries `mark`; returns those that still do after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while left := marked(mark):
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(_POLL_S)
+    return {}
+
+
+def _pids() -> Iterator[int]:
+    yield from (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    """The environment that a process was started with; empty where it is another user's, a zombie, or gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has just ended: its children are another's, or gone
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+# One attempt at a run of the drill: launched as a user launches it, and killed at its moment, or
+# left to end.
+#
+#     launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait until everything of it is gone
+#
+# A launcher dies with the drill: the kernel is asked for that, so that not even `kill -9` of the
+# drill leaves anything.
+
 
 POLL_S = 0.004
+
 GONE_WITHIN_S = 10.0
+
 END_WITHIN_S = 60.0
+
 STEPS_SPREAD = 2
+
 """Kills in steps fall into so many intervals of checkpoints: before the next commit and after it."""
+
 SAVE_SPREAD = 2.0
+
 """Those in a save into so many times the longest save seen: after the commit, it is read again and old ones go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptOutcome:
     """How an attempt ended.
 
     Attributes:
@@ -61,7 +151,7 @@ class Ended:
     left: list[str]
 
 
-class Attempts:
+class DrillAttempts:
     """Attempts at the two runs of a drill.
 
     Args:
@@ -73,7 +163,7 @@ class Attempts:
     def __init__(self, folder: DrillFolder, mark: str, num_ranks: int) -> None:
         self._folder, self._mark, self._num_ranks = folder, mark, num_ranks
 
-    def complete(self, name: str, tell: Callable[[int], None]) -> Ended:
+    def complete(self, name: str, tell: Callable[[int], None]) -> AttemptOutcome:
         """Runs `name` to its end; `tell` hears of steps."""
 
         def wait(process: subprocess.Popen[bytes], watch: Watch) -> bool:
@@ -85,7 +175,7 @@ class Attempts:
 
         return self._run(name, wait)
 
-    def killed(self, name: str, plan: Kill, pace: Pace, every_steps: int) -> Ended:
+    def killed(self, name: str, plan: Kill, pace: Pace, every_steps: int) -> AttemptOutcome:
         """Runs `name` until the moment of a kill, unless it ends before."""
 
         def wait(process: subprocess.Popen[bytes], watch: Watch) -> bool:
@@ -114,7 +204,7 @@ class Attempts:
             time.sleep(POLL_S)
         return False
 
-    def _run(self, name: str, wait: Callable[[subprocess.Popen[bytes], Watch], bool]) -> Ended:
+    def _run(self, name: str, wait: Callable[[subprocess.Popen[bytes], Watch], bool]) -> AttemptOutcome:
         run = self._folder.run(name)
         watch = Watch(run)
         try:
@@ -129,7 +219,7 @@ class Attempts:
             wait_until_gone(self._mark, GONE_WITHIN_S)
         exit_code = process.wait()
         now = time.monotonic()
-        return Ended(
+        return AttemptOutcome(
             exit_code=exit_code,
             is_killed=is_killed and exit_code != EXIT_OK,
             saved=(watch.saved, newest_step(run)),

@@ -13,14 +13,21 @@ from pathlib import Path
 
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
-from pretrain.drill.attempt import STEPS_SPREAD, Attempts, Ended
-from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, open_state
-from pretrain.drill.leftovers import find_leases, find_shared_memory, find_temporary, list_shared_memory
-from pretrain.drill.plan import Kill, Target, plan_kill
-from pretrain.drill.processes import check_platform
-from pretrain.drill.progress import Progress
-from pretrain.drill.verdict import Verdict, judge
-from pretrain.drill.watch import newest_step
+from pretrain.drill.attempt import STEPS_SPREAD, AttemptOutcome, DrillAttempts, check_platform
+from pretrain.drill.drill_folder import (
+    GOLDEN,
+    KILLED,
+    DrillFolder,
+    DrillSettings,
+    Pace,
+    find_leases,
+    find_shared_memory,
+    find_temporary,
+    list_shared_memory,
+    open_state,
+)
+from pretrain.drill.verdict import DrillVerdict, judge
+from pretrain.drill.watch import DrillProgress, Kill, Target, newest_step, plan_kill
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, LaunchError
 from pretrain.utils.io import remove_dir, write_file
 
@@ -66,10 +73,10 @@ class Drill:
     ) -> None:
         check_platform()
         self._folder = DrillFolder(folder)
-        self._settings = Settings(dump_config(config), ranks, seed, target, steps, every_steps)
+        self._settings = DrillSettings(dump_config(config), ranks, seed, target, steps, every_steps)
         self._state = open_state(self._folder, self._settings)
         self._save()  # from now on the folder is known as a drill's
-        self._attempts = Attempts(self._folder, secrets.token_hex(8), ranks)
+        self._attempts = DrillAttempts(self._folder, secrets.token_hex(8), ranks)
         for name in (GOLDEN, KILLED):
             write_file(self._folder.config(name), dump_config(self._config_of(config, name)).encode())
 
@@ -91,7 +98,7 @@ class Drill:
             changes["engine"] = config.engine.model_copy(update={"deterministic": True})
         return config.model_copy(update=changes)
 
-    def run(self, kills: int, at_most: int | None, progress: Progress) -> Verdict | None:
+    def run(self, kills: int, at_most: int | None, progress: DrillProgress) -> DrillVerdict | None:
         """Does what is left to do; returns the verdict, or None where kills are left for another call.
 
         Args:
@@ -125,7 +132,7 @@ class Drill:
         left = find_temporary(self._folder, run) + find_shared_memory(shared_memory) + find_leases(run)
         return judge(self._folder, self._state, left)
 
-    def _run_golden(self, progress: Progress) -> Pace:
+    def _run_golden(self, progress: DrillProgress) -> Pace:
         run = self._folder.run(GOLDEN)
         if run.path.exists():
             remove_dir(run.path)  # it was interrupted: not golden
@@ -146,7 +153,7 @@ class Drill:
         lines = self._folder.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
         return " | ".join(lines[-3:])
 
-    def _note_end(self, ended: Ended) -> None:
+    def _note_end(self, ended: AttemptOutcome) -> None:
         """Notes an attempt that nobody killed; one that did not end well means that the run cannot go on."""
         self._state.killed_s += ended.wall_s
         if ended.exit_code != EXIT_OK:
@@ -155,7 +162,7 @@ class Drill:
             self._state.problems.append(f"after {self.num_done} kills: {text}")
             self._save()
 
-    def _kill_once(self, total: int, progress: Progress) -> None:
+    def _kill_once(self, total: int, progress: DrillProgress) -> None:
         """Kills once, and notes what came of it; tries again where the run had ended before."""
         state, settings = self._state, self._settings
         assert state.pace is not None
@@ -188,7 +195,7 @@ class Drill:
         self._state.save(self._folder)
 
 
-def _problems(ended: Ended) -> list[str]:
+def _problems(ended: AttemptOutcome) -> list[str]:
     """Returns what is wrong with an attempt that was killed."""
     before, after = ended.saved
     found = [f"process left: {command}" for command in ended.left]
@@ -203,7 +210,7 @@ def _problems(ended: Ended) -> list[str]:
     return found
 
 
-def _entry(kill: Kill, ended: Ended) -> dict[str, object]:
+def _entry(kill: Kill, ended: AttemptOutcome) -> dict[str, object]:
     """What is kept of a kill."""
     return {
         "number": kill.number,

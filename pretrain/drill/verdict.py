@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pretrain.checkpoint.layout import list_checkpoints, load_manifest
+from pretrain.checkpoint.format import list_checkpoints, load_manifest
 from pretrain.checkpoint.state import TrainState
-from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, State
+from pretrain.drill.drill_folder import GOLDEN, KILLED, DrillFolder, State
 from pretrain.tracking.audit import compare
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DrillVerdict:
     """The facts of a finished drill; durations in seconds.
 
     Attributes:
@@ -71,7 +71,7 @@ class Verdict:
         return [*rows, f"FAILED: {len(self.problems)} problems", *(f"  {text}" for text in self.problems)]
 
 
-def judge(folder: DrillFolder, state: State, left: list[str]) -> Verdict:
+def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
     """Compares the two complete runs.
 
     Args:
@@ -84,7 +84,7 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> Verdict:
     assert state.pace is not None
     kills = state.kills
     starts = [kill["first_step_s"] for kill in kills if kill["first_step_s"] is not None] or [state.pace.start_s]
-    return Verdict(
+    return DrillVerdict(
         passed=not problems,
         problems=problems,
         kills=len(kills),

@@ -1,13 +1,124 @@
-"""What a run folder tells while a run goes on: its last step, what is committed, whether it saves."""
+"""What the drill kills and when: a pure function of (seed, number), so that it can be done in parts, and again."""
 
+import contextlib
 import json
+import random
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, get_args
 
-from pretrain.checkpoint.layout import list_checkpoints, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
+from pretrain.utils.log import stderr_console
+
+Phase = Literal["start-up", "steps", "save"]
+
+Target = Literal["rank", "launcher", "all", "any"]
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+_PHASE_WEIGHTS = (1, 2, 1)
+
+_TARGET_WEIGHTS = {"rank": 4, "launcher": 1, "all": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One SIGKILL, or several at once.
+
+    Attributes:
+        number: Of the drill, from 0.
+        phase: What the attempt is doing then: it starts, it trains, it saves.
+        moment: How far into that, in [0, 1).
+        jitter: How far into the step, in [0, 1).
+        target: A rank, the launcher, or all ranks at once.
+        victim: Which rank, in [0, 1) of the number of ranks.
+    """
+
+    number: int
+    phase: Phase
+    moment: float
+    jitter: float
+    target: str
+    victim: float
+
+    def rank_of(self, num_ranks: int) -> int:
+        """Returns the rank that is killed, of so many."""
+        return int(self.victim * num_ranks)
+
+    def describe(self, num_ranks: int) -> str:
+        """Returns what is killed, for people."""
+        return {"rank": f"rank {self.rank_of(num_ranks)}", "all": "all ranks"}.get(self.target, "the launcher")
+
+
+def plan_kill(seed: int, number: int, target: Target = "rank") -> Kill:
+    """Returns a kill of the drill with this seed; the same whatever was killed before.
+
+    Args:
+        seed: Of the drill.
+        number: Which kill, from 0.
+        target: What is killed; `any` draws one of the three, a rank in two cases of three.
+    """
+    rng = random.Random(f"{seed}/{number}")
+    (phase,) = rng.choices(PHASES, _PHASE_WEIGHTS)
+    moment, jitter, victim = rng.random(), rng.random(), rng.random()
+    (drawn,) = rng.choices(list(_TARGET_WEIGHTS), list(_TARGET_WEIGHTS.values()))
+    return Kill(number, phase, moment, jitter, drawn if target == "any" else target, victim)
+
+
+# What a drill says while it goes on: a bar in a terminal, plain lines anywhere else; all of it on
+# stderr.
+
+
+class DrillProgress:
+    """Lines, and the bar of what is being done."""
+
+    def __init__(self, console: Any, bar: Any) -> None:
+        self._console, self._bar = console, bar
+        self._task: Any = None
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, what: str, total: int) -> None:
+        """Shows how far `what` is, from now on."""
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(what, total=total)
+
+    def reach(self, done: int) -> None:
+        """So much is done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+
+@contextlib.contextmanager
+def show_progress() -> Iterator[DrillProgress]:
+    """Gives a progress whose bar vanishes at the end."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield DrillProgress(console, None)
+        return
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        yield DrillProgress(console, bar)
+
+
+# What a run folder tells while a run goes on: its last step, what is committed, whether it saves.
+
 
 _TAIL_BYTES = 4096
 

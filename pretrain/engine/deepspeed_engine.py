@@ -1,4 +1,4 @@
-"""The DeepSpeed engine: ZeRO 0 to 3 behind accelerate. Steps here; where the state lies is in `zero_state.py`."""
+"""The DeepSpeed config of a run, as a pure function."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,17 +10,110 @@ from torch import Tensor, nn
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.engine.deepspeed_config import clips_itself
-from pretrain.engine.drop import dropping
 from pretrain.engine.engine import Update
-from pretrain.engine.loss_scale import never_raise
-from pretrain.engine.moments import set_optimizer_step
-from pretrain.engine.replicated import clip_or_drop
-from pretrain.engine.working import working_weights
-from pretrain.engine.zero_state import build_zero_state
+from pretrain.engine.replicated import clip_or_drop, set_optimizer_step, working_weights
+from pretrain.engine.zero_state import build_zero_state, never_raise, read_loss_scale, set_loss_scale
 from pretrain.errors import LaunchError
 from pretrain.model.block import Block
+from pretrain.plan.memory import plan_buckets
 from pretrain.types import Batch
+
+NEVER = 2**31
+
+
+def deepspeed_config(
+    config: EngineConfig, device: str, grad_clip: float, plan: BatchPlan, num_parameters: int
+) -> dict[str, Any]:
+    """Returns the dictionary for `deepspeed.initialize`, on `cuda` or `cpu`.
+
+    Buckets are sized from the model: DeepSpeed's defaults (5e8 elements) take 1-2 GB whatever the model. The
+    accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundaries, micro-batch by micro-batch.
+    """
+    buckets = plan_buckets(num_parameters, config.zero_stage)
+    zero: dict[str, Any] = {
+        "stage": config.zero_stage,
+        "reduce_bucket_size": buckets.reduce_bucket_size,
+        "allgather_bucket_size": buckets.allgather_bucket_size,
+        "contiguous_gradients": True,
+        "overlap_comm": False,
+    }
+    if config.zero_stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
+        }
+    # Pinned memory is what a GPU copies from; without one there is nothing to copy to.
+    host = {"device": "cpu", "pin_memory": device == "cuda"}
+    if config.offload_optimizer == "cpu":
+        zero["offload_optimizer"] = host
+    if config.offload_params == "cpu":
+        zero["offload_param"] = host
+    return {
+        "train_micro_batch_size_per_gpu": plan.micro,
+        "gradient_accumulation_steps": plan.accumulation,
+        # Stage 0 in fp32 is a bare torch optimizer, which DeepSpeed clips without telling the norm: clipped by us.
+        "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
+        "bf16": {"enabled": config.precision == "bf16"},
+        # A loss scale of 0 is a dynamic one. The rest are DeepSpeed's defaults, written down.
+        "fp16": {
+            "enabled": config.precision == "fp16",
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+        },
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        # torch's fused AdamW runs on the host, and needs no compiler there.
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": NEVER,
+    }
+
+
+def clips_itself(config: EngineConfig) -> bool:
+    """Returns whether our engine clips and checks the gradient, because DeepSpeed's optimizer does not."""
+    return config.zero_stage == 0 and config.precision == "fp32"
+
+
+# Makes a DeepSpeed optimizer throw a step's gradient away: its own way out for a gradient that is
+# not finite.
+#
+#     ZeRO 1, 2         the norm of the gradient is said to be infinite
+#     ZeRO 3            the norms of its groups are
+#     stage 0, bf16     the check for overflow is said to have found one
+#
+# Weights and moments stay, buffers are cleared, and no collective is left half-way: every rank
+# drops the same step. The loss scale of fp16, which would be halved, is put back.
+
+
+INFINITE = float("inf")
+
+
+@contextlib.contextmanager
+def dropping(optimizer: Any) -> Iterator[None]:
+    """Within, the next step of `DeepSpeedEngine.optimizer` changes nothing."""
+    scale = read_loss_scale(optimizer)
+    owner, name, answer = _way_out(optimizer)
+    setattr(owner, name, lambda *arguments, **named: answer)
+    try:
+        yield
+    finally:
+        delattr(owner, name)  # the class's own shows again
+        set_loss_scale(optimizer, scale)
+
+
+def _way_out(optimizer: Any) -> tuple[Any, str, Any]:
+    """Returns whose method decides that a gradient is not finite, its name, and the answer that says so."""
+    if hasattr(optimizer, "overflow_checker"):
+        return optimizer.overflow_checker, "has_overflow", True
+    if hasattr(optimizer, "_get_norm_groups"):
+        return optimizer, "_get_norm_groups", [INFINITE]
+    return optimizer, "scaled_global_norm", INFINITE
+
+
+# The DeepSpeed engine: ZeRO 0 to 3 behind accelerate. Steps here; where the state lies is in
+# `zero_state.py`.
 
 
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:

@@ -17,15 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.data import BatchPlan
-from pretrain.config.engine import EngineConfig
-from pretrain.dist import World
-from pretrain.engine.frozen import CompleteState
-from pretrain.errors import LaunchError
 from pretrain.types import Batch, FragmentStore
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,50 +90,3 @@ class Engine(Protocol):
     def working_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, live tensor) of what the forward pass reads on this rank; at ZeRO 3 this rank's shares."""
         ...
-
-
-def build_engine(
-    module: nn.Module,
-    names: dict[int, str],
-    optimizer: torch.optim.Optimizer,
-    accelerator: "Accelerator",
-    config: EngineConfig,
-    grad_clip: float,
-    plan: BatchPlan,
-    world: World,
-    *,
-    saves_frozen: bool = True,
-) -> Engine:
-    """Wraps a module and its optimizer.
-
-    Args:
-        module: Its `forward(batch)` returns the sum of the losses, a scalar, and what is shown of it, float64 [2].
-        names: Name of each of its parameters in checkpoints, by `id(parameter)`.
-        optimizer: Over its parameters.
-        accelerator: From `start_accelerator`.
-        config: What was asked for.
-        grad_clip: Largest global gradient norm; 0: no clipping.
-        plan: How a global batch is cut.
-        world: This process's place.
-        saves_frozen: Parameters that need no gradient are of its state too, as weights without moments.
-
-    Raises:
-        LaunchError: What was built is not what `config` asks for.
-    """
-    from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
-    from pretrain.engine.torch_engine import TorchEngine
-
-    if accelerator.num_processes != world.size:
-        raise LaunchError(
-            f"accelerate sees {accelerator.num_processes} processes, the launcher started {world.size}",
-            fix="start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed",
-        )
-    engine: DeepSpeedZeroEngine | TorchEngine
-    if config.kind == "deepspeed":
-        engine = DeepSpeedZeroEngine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
-    else:
-        engine = TorchEngine(module, names, optimizer, accelerator, config, grad_clip, world)
-    frozen = [(names[id(p)], p) for p in module.parameters() if saves_frozen and not p.requires_grad]
-    if frozen:
-        engine.state = CompleteState(engine.state, frozen, world)
-    return engine

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.engine.replicated import ReplicatedState, clip_or_drop
-from pretrain.engine.working import working_weights
+from pretrain.engine.replicated import ReplicatedState, clip_or_drop, working_weights
 from pretrain.errors import LaunchError
 from pretrain.types import Batch, FragmentStore
 

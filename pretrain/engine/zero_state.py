@@ -1,12 +1,7 @@
-"""Where DeepSpeed keeps master weights and moments at each ZeRO stage, as fragments.
+"""The dynamic loss scale of fp16 (Micikevicius et al. 2018, 3.2), for checkpoints.
 
-    stage 0, fp32   the parameters themselves                                     whole on every rank
-    stage 0, bf16   optimizer.fp32_groups, beside optimizer.fp16_groups           whole on every rank
-    stage 1, 2      a flat partition a group; where each parameter's part lies in it, by _hp_mapping
-    stage 3         every parameter cut evenly over the ranks, padded at its end
-
-This file, `drop.py` and `deepspeed_engine.py` are the only ones that touch what DeepSpeed does not promise to keep;
-`tests/integration/test_deepspeed_private.py` fails when one of them moves.
+DeepSpeed's scaler is a few numbers, the same on every rank and at ZeRO 1, 2 and 3. Without them, a run that goes on
+would meet the overflows of its first steps again.
 """
 
 from collections.abc import Iterator
@@ -16,11 +11,51 @@ import torch
 from torch import Tensor
 
 from pretrain.dist import World
-from pretrain.engine.loss_scale import read_loss_scale, set_loss_scale
-from pretrain.engine.moments import place_cut, set_optimizer_step, state_fragments
-from pretrain.engine.replicated import ReplicatedState
-from pretrain.optim.pieces import Piece, Span
+from pretrain.engine.replicated import ReplicatedState, place_cut, set_optimizer_step, state_fragments
+from pretrain.optim.pieces import Span, WeightPiece
 from pretrain.types import Fragment, FragmentStore
+
+FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+"""Of DeepSpeed's DynamicLossScaler."""
+
+
+def _scaler(optimizer: Any) -> Any:
+    scaler = getattr(optimizer, "loss_scaler", None)
+    return scaler if getattr(scaler, "dynamic", False) else None
+
+
+def read_loss_scale(optimizer: Any) -> dict[str, float]:
+    """Returns the state of the scale of a DeepSpeed optimizer; empty where it is fixed."""
+    scaler = _scaler(optimizer)
+    return {} if scaler is None else {f"loss_scale.{name}": getattr(scaler, name) for name in FIELDS}
+
+
+def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
+    """Sets what `read_loss_scale` returned; nothing where the scale is fixed, or was."""
+    scaler = _scaler(optimizer)
+    if scaler is not None:
+        for name in FIELDS:
+            setattr(scaler, name, values.get(f"loss_scale.{name}", getattr(scaler, name)))
+
+
+def never_raise(optimizer: Any) -> None:
+    """At the least scale DeepSpeed raises an exception of no type; without it such a step is skipped like others, and
+    `optim.max_bad_steps` of them end the run."""
+    scaler = _scaler(optimizer)
+    if scaler is not None:
+        scaler.raise_error_at_min_scale = False
+
+
+# Where DeepSpeed keeps master weights and moments at each ZeRO stage, as fragments.
+#
+#     stage 0, fp32   the parameters themselves                                     whole on every rank
+#     stage 0, bf16   optimizer.fp32_groups, beside optimizer.fp16_groups           whole on every rank
+#     stage 1, 2      a flat partition a group; where each parameter's part lies in it, by _hp_mapping
+#     stage 3         every parameter cut evenly over the ranks, padded at its end
+#
+# This file, `drop.py` and `deepspeed_engine.py` are the only ones that touch what DeepSpeed does
+# not promise to keep; `tests/integration/test_deepspeed_private.py` fails when one of them moves.
 
 
 def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> FragmentStore:
@@ -64,7 +99,7 @@ class _Replicated(ReplicatedState):
 class _Partitioned:
     """State that the ranks share: what lies on this one is in `pieces`."""
 
-    def __init__(self, engine: Any, pieces: list[Piece], masters: list[Any], rank: int) -> None:
+    def __init__(self, engine: Any, pieces: list[WeightPiece], masters: list[Any], rank: int) -> None:
         self._zero, self._base, self._pieces = engine.optimizer, engine.basic_optimizer, pieces
         place_cut(self._base, masters, pieces, rank)
 
@@ -97,7 +132,7 @@ class _PartitionedGroups(_Partitioned):
                 if mapping is not None:
                     place, offset = mapping.hp_fragment_address, mapping.lp_fragment_address.start
                     span = Span(names[id(parameter)], slot, offset, place.start, place.numel)
-                    pieces.append(Piece(span, tuple(parameter.shape), master))
+                    pieces.append(WeightPiece(span, tuple(parameter.shape), master))
         super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()
@@ -123,7 +158,7 @@ class _PartitionedParameters(_Partitioned):
             length = min(share, parameter.ds_numel - offset)
             if length > 0:
                 span = Span(names[id(parameter)], slot, offset, start, length)
-                pieces.append(Piece(span, tuple(parameter.ds_shape), masters[slot]))
+                pieces.append(WeightPiece(span, tuple(parameter.ds_shape), masters[slot]))
         super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.what import What
+from pretrain.artifact.source import ModelSource
 from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.load import load_config
@@ -21,7 +21,7 @@ from pretrain.data.loader import ValidationLoader
 from pretrain.data.source_streams import open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.evaluation_log import Data
-from pretrain.evaluate.labels import check_labels
+from pretrain.evaluate.label_scores import check_labels
 from pretrain.objective import build_rows
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
@@ -36,7 +36,7 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CorpusOptions:
     """What the command line says of the data; None: not said.
 
     Attributes:
@@ -92,7 +92,7 @@ class HeldOut:
     tokens_per_byte: float
 
 
-def settle(what: What, choice: Choice) -> Setting:
+def settle(what: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns how rows are made for a model.
 
     Raises:
@@ -158,7 +158,7 @@ class Corpus:
     """
 
     def __init__(
-        self, setting: Setting, choice: Choice, model: AnyModelConfig, *, rank: int = 0, world_size: int = 1
+        self, setting: Setting, choice: CorpusOptions, model: AnyModelConfig, *, rank: int = 0, world_size: int = 1
     ) -> None:
         stores = open_stores(setting.data, lambda: False)
         folders = {path: store.folder for path, store in zip(setting.data.paths, stores, strict=True)}
@@ -221,7 +221,7 @@ class Corpus:
                     fix="give other data",
                 )
 
-    def check_model(self, what: What) -> None:
+    def check_model(self, what: ModelSource) -> None:
         """Refuses data whose tokens or labels are not those of a model. Raises: DataError, ConfigError."""
         index, folder = self._dataset.index, self._dataset.sources[0].folder
         if self.labels:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pretrain.artifact.what import What
-from pretrain.checkpoint.layout import MANIFEST, load_manifest
+from pretrain.artifact.source import ModelSource
+from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import DiskError
 from pretrain.run.folder import RunDir, package_versions
 from pretrain.utils.io import append_line
@@ -45,7 +45,7 @@ class Subject:
     sha256: str
 
 
-def find_subject(what: What) -> Subject | None:
+def find_subject(what: ModelSource) -> Subject | None:
     """Returns the checkpoint of a run; None for a model that is no run's.
 
     To be asked before it is measured: a run that goes on may have removed it after.

@@ -16,10 +16,10 @@ import torch
 
 from pretrain.artifact.open import Artifact
 from pretrain.errors import ConfigError
-from pretrain.evaluate.ranks import collect, deal
+from pretrain.evaluate.distributed import collect, deal
 from pretrain.evaluate.translate import plan_batches
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.decode import stream
+from pretrain.generate.sampling import stream
 from pretrain.types import Batch
 
 _TemplateLM: Any = importlib.import_module("lm_eval.api.model").TemplateLM

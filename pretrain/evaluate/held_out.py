@@ -1,37 +1,138 @@
-"""A model's loss and scores on prepared data, source by source, and beside another model's.
-
-What -> Setting -> Corpus -> every batch once, a share of them on each rank -> a report for each source, and for all
-"""
+"""What an evaluation on prepared data has found, as lines and as facts."""
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pretrain.artifact.open import open_artifact
-from pretrain.artifact.what import What
+from pretrain.artifact.source import ModelSource
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.evaluate.bootstrap import RESAMPLES
-from pretrain.evaluate.corpus import Choice, Corpus, HeldOut, settle
-from pretrain.evaluate.evaluation_log import find_subject
-from pretrain.evaluate.held_out_report import HeldOutReport, SourceLoss
-from pretrain.evaluate.label_scores import Answers, compare_labels, score_labels
-from pretrain.evaluate.labels import read_answers, sum_documents
-from pretrain.evaluate.loss import LossReport, evaluate_loss, pool
-from pretrain.evaluate.ranks import current, open_together
-from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, sum_rows
+from pretrain.evaluate.bootstrap import RESAMPLES, Difference
+from pretrain.evaluate.corpus import Corpus, CorpusOptions, HeldOut, settle
+from pretrain.evaluate.distributed import current, open_together
+from pretrain.evaluate.evaluation_log import Data, Subject, find_subject
+from pretrain.evaluate.label_scores import (
+    Answers,
+    LabelScores,
+    compare_labels,
+    read_answers,
+    score_labels,
+    sum_documents,
+)
+from pretrain.evaluate.row_loss import LossReport, ModelLoss, RowSums, compare_rows, evaluate_loss, pool, sum_rows
 from pretrain.objective import build_loss
 from pretrain.types import Batch
 from pretrain.utils.log import stderr_console
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """What a model is worth on a source.
+
+    Attributes:
+        source: Its name; `all`: that of all.
+        report: Of the model.
+        bits_per_byte: None: not every token is predicted, or the text's size is not known.
+        left_out: Pairs that are longer than a row.
+        labels: Scores of a classifier; None: tokens are predicted.
+        baseline: Of the model that it is compared with.
+        differences: The model's scores less the baseline's, by name.
+    """
+
+    source: str
+    report: LossReport
+    bits_per_byte: float | None
+    left_out: int
+    labels: LabelScores | None = None
+    baseline: LossReport | None = None
+    differences: dict[str, Difference] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values."""
+        facts = {**_facts(self.report), "bits_per_byte": self.bits_per_byte, "left_out": self.left_out}
+        if self.labels is not None:
+            facts["labels"] = self.labels.facts()
+        if self.baseline is not None:
+            facts["baseline"] = _facts(self.baseline)
+            facts["differences"] = {name: asdict(found) for name, found in self.differences.items()}
+        return facts
+
+    def lines(self, baseline: str | None) -> list[str]:
+        """Returns what is printed. `baseline`: its name."""
+        report, indent = self.report, " " * 15
+        bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
+        left_out = f"  ({self.left_out:,} pairs longer than a row)" if self.left_out else ""
+        lines = [
+            f"  {self.source:<12} loss {report.loss:.4f}  perplexity {report.perplexity:.3f}{bits}  "
+            f"accuracy {report.accuracy:.4f}  {report.num_targets:,} targets{left_out}"
+        ]
+        if self.labels is not None:
+            lines += [indent + line for line in self.labels.lines()]
+        if self.baseline is not None:
+            lines.append(f"{indent}against {baseline}")
+        return lines + [f"{indent}  {name:<9} {found.line()}" for name, found in self.differences.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutReport:
+    """Losses by source, the last of all.
+
+    Attributes:
+        model: As it was given.
+        baseline: The same of the model that it is compared with.
+        objective: Kinds of what is predicted.
+        split: What was read.
+        losses: By source.
+        data: The sources.
+        subject: The checkpoint; None: the model is no run's.
+    """
+
+    model: str
+    baseline: str | None
+    objective: str
+    split: str
+    losses: list[SourceLoss]
+    data: list[Data]
+    subject: Subject | None
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values."""
+        named = {"kind": "loss", "model": self.model, "objective": self.objective, "split": self.split}
+        if self.baseline is not None:
+            named["baseline"] = self.baseline
+        return {**named, "sources": {loss.source: loss.facts() for loss in self.losses}}
+
+    def lines(self) -> list[str]:
+        """Returns what is printed."""
+        lines = [f"{self.model}: {self.objective}, {self.split}"]
+        return lines + [line for found in self.losses for line in found.lines(self.baseline)]
+
+
+def _facts(report: LossReport) -> dict[str, Any]:
+    return {
+        "loss": report.loss,
+        "perplexity": report.perplexity,
+        "accuracy": report.accuracy,
+        "targets": report.num_targets,
+        "correct": report.num_correct,
+    }
+
+
+# A model's loss and scores on prepared data, source by source, and beside another model's.
+#
+# What -> Setting -> Corpus -> every batch once, a share of them on each rank -> a report for each
+# source, and for all
+
 
 ALL = "all"
 
 
 def evaluate_held_out(
-    what: Path, choice: Choice, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
+    what: Path, choice: CorpusOptions, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
 ) -> HeldOutReport:
     """Measures a model on every token of a split, once. Collective: all ranks return the same.
 
@@ -78,7 +179,7 @@ class _Named(NamedTuple):
     path: Path
 
 
-def _check_fits(what: What, objective: ObjectiveConfig, longest: int) -> None:
+def _check_fits(what: ModelSource, objective: ObjectiveConfig, longest: int) -> None:
     """Refuses a baseline that cannot read the same rows. Raises: ConfigError."""
     for task in objective.tasks:
         if what.config.shape not in NEEDS[task.kind].shapes:

@@ -20,8 +20,8 @@ import numpy as np
 from pretrain.artifact.open import open_artifact
 from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference, compare_means
+from pretrain.evaluate.distributed import current, open_together
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject
-from pretrain.evaluate.ranks import current, open_together
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.normalize import find_normalize
-from pretrain.artifact.open import Artifact, open_artifact
-from pretrain.artifact.what import What
+from pretrain.artifact.open import Artifact, find_normalize, open_artifact
+from pretrain.artifact.source import ModelSource
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import ConfigError
+from pretrain.evaluate.distributed import current, open_together
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject, hash_lines
-from pretrain.evaluate.lines import read_parallel, write_texts
-from pretrain.evaluate.measure import RESAMPLES, Hypotheses, Measure, Paired, Scored
-from pretrain.evaluate.ranks import current, open_together
-from pretrain.evaluate.translate import BATCH_TOKENS, Translations, encode_sources, translate
-from pretrain.generate.options import Options
+from pretrain.evaluate.translate import (
+    BATCH_TOKENS,
+    Translations,
+    encode_sources,
+    read_parallel,
+    translate,
+    write_texts,
+)
+from pretrain.evaluate.translation_metrics import RESAMPLES, Hypotheses, Measure, MetricScore, PairedComparison
+from pretrain.generate.generation_options import Options
 from pretrain.prepare.normalize import build_normalizers
 
 
@@ -67,7 +72,7 @@ class TranslationTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class TranslationSet:
     """A model's translations with one beam size.
 
     Attributes:
@@ -100,8 +105,8 @@ class TranslationReport:
         subject: The checkpoint; None: the model is no run's.
     """
 
-    systems: list[tuple[Decoded, list[Scored]]]
-    compared: list[Paired]
+    systems: list[tuple[TranslationSet, list[MetricScore]]]
+    compared: list[PairedComparison]
     data: list[Data]
     subject: Subject | None
 
@@ -149,7 +154,7 @@ class TranslationReport:
         return lines
 
 
-def _names(paired: Paired) -> tuple[str, str]:
+def _names(paired: PairedComparison) -> tuple[str, str]:
     return paired.baseline, paired.system
 
 
@@ -196,12 +201,12 @@ def evaluate_translation(
 
 def _decode(
     path: Path,
-    what: What,
+    what: ModelSource,
     task: TranslationTask,
     texts: Sequence[str],
     normalize: NormalizeConfig | None,
     device: str,
-) -> list[Decoded]:
+) -> list[TranslationSet]:
     """Translates with one model, called by its path as it was given, once for each beam size."""
     artifact = open_artifact(what.path, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
@@ -220,7 +225,7 @@ def _run(
     sources: Sequence[Sequence[int]],
     task: TranslationTask,
     normalize: NormalizeConfig | None,
-) -> Decoded:
+) -> TranslationSet:
     method = options.method(artifact.model, artifact.generation)
     beams = int(getattr(method, "num_beams", 1))
     found = translate(
@@ -232,7 +237,7 @@ def _run(
         batch_tokens=task.batch_tokens,
         label=f"{path.name}, beam {beams}",
     )
-    return Decoded(str(path), beams, found, normalize)
+    return TranslationSet(str(path), beams, found, normalize)
 
 
 def parse_beams(text: str | None) -> tuple[int, ...]:

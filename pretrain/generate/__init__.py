@@ -2,16 +2,15 @@
 
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.decode import Continuation, Drawn, generate, stream
-from pretrain.generate.sampling import GREEDY, RowSeeds, Sampling, sample
+from pretrain.generate.sampling import GREEDY, Continuation, RowSeeds, SampledToken, Sampling, generate, sample, stream
 
 __all__ = [
     "GREEDY",
     "Beams",
     "Constraints",
     "Continuation",
-    "Drawn",
     "RowSeeds",
+    "SampledToken",
     "Sampling",
     "beam_search",
     "generate",

@@ -20,8 +20,14 @@ from torch import Tensor
 
 from pretrain.errors import ConfigError
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.decode import Continuation
-from pretrain.generate.incremental_decoder import Feed, Prompts, check_prompts, group_rows, new_token_limits
+from pretrain.generate.incremental_decoder import (
+    IncrementalDecoder,
+    Prompts,
+    check_prompts,
+    group_rows,
+    new_token_limits,
+)
+from pretrain.generate.sampling import Continuation
 from pretrain.model import LanguageModel
 
 MAX_LENGTH_PENALTY = 10.0
@@ -168,7 +174,7 @@ def _run(
 ) -> None:
     """Runs the searches of one batch until each is done."""
     longest = max(search.limit for search in searches)
-    feed = Feed(model, prompts, longest, sees_prompt_whole=constraints.sees_prompt_whole)
+    feed = IncrementalDecoder(model, prompts, longest, sees_prompt_whole=constraints.sees_prompt_whole)
     # At least `num_beams` candidates do not end, if each beam had all ends among its best.
     num_candidates = (1 + max(1, len(constraints.eos_ids))) * beams.num_beams
     logits_BV, num_new, width = feed.start(), 0, 1

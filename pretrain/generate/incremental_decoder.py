@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.model import LanguageModel
-from pretrain.types import Batch, Source
+from pretrain.types import Batch, SourceBatch
 
 Prompts = Sequence[Sequence[int]]
 """Token ids, one prompt a row: what a decoder continues, or the source of an encoder-decoder."""
@@ -24,7 +24,7 @@ PADDING = -1
 """Document number of padding."""
 
 
-class Feed:
+class IncrementalDecoder:
     """The rows of one batch, and the cache of what they have read.
 
     Args:
@@ -41,7 +41,7 @@ class Feed:
         self, model: LanguageModel, prompts: Prompts, max_new_tokens: int, *, sees_prompt_whole: bool = False
     ) -> None:
         self._model, self._device = model, model.embedding.weight.device
-        self._source: Source | None = None
+        self._source: SourceBatch | None = None
         self._documents_B1: Tensor | None = None
         self._positions_B1: Tensor | None = None
         if model.encoder is not None:
@@ -104,13 +104,13 @@ class Feed:
         tokens_B1 = torch.full((rows, 1), start, device=self._device)
         return Batch(tokens_B1, tokens_B1)
 
-    def _pad_sources(self, prompts: Prompts) -> Source:
+    def _pad_sources(self, prompts: Prompts) -> SourceBatch:
         longest = max(len(prompt) for prompt in prompts)
         tokens_BS = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
         if all(len(prompt) == longest for prompt in prompts):
-            return Source(tokens_BS.to(self._device))
+            return SourceBatch(tokens_BS.to(self._device))
         lengths_B = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
-        return Source(tokens_BS.to(self._device), lengths_B=lengths_B.to(self._device))
+        return SourceBatch(tokens_BS.to(self._device), lengths_B=lengths_B.to(self._device))
 
     def _pad_prompts(self, prompts: Prompts) -> Batch:
         longest = max(len(prompt) for prompt in prompts)

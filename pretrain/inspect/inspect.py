@@ -8,7 +8,7 @@ from pretrain.inspect.describe import describe, print_facts, verify
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InspectOptions:
     """What to say of a path beside its facts.
 
     Attributes:
@@ -24,7 +24,7 @@ class Asked:
     as_json: bool = False
 
 
-def inspect(path: Path, asked: Asked) -> None:
+def inspect(path: Path, asked: InspectOptions) -> None:
     """Prints what is at `path`.
 
     Raises:
@@ -41,7 +41,7 @@ def inspect(path: Path, asked: Asked) -> None:
         facts["verified"] = f"every byte of {len(found)} checkpoint{'s'[: len(found) != 1]} is as it was written"
     tensors = []
     if asked.tensors or asked.stats:
-        from pretrain.inspect.tensors import list_tensors, print_tensors
+        from pretrain.inspect.tensor_list import list_tensors, print_tensors
 
         tensors = list_tensors(path, asked.stats)
         if asked.as_json:

@@ -7,10 +7,16 @@ pretraining reads, and beside labels of words: `BertForMaskedLM` and `BertForTok
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.affine import affine
-from pretrain.interop.family import Family, Weight
+from pretrain.interop.family import Family, Weight, affine
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, build_config, refusal
-from pretrain.interop.labels import TEXTS, WORDS, find_classifier, label_weights, read_label_head, write_label_names
+from pretrain.interop.label_names import (
+    TEXTS,
+    WORDS,
+    find_classifier,
+    label_weights,
+    read_label_head,
+    write_label_names,
+)
 
 _HEAD, _POOLER, _WORDS = "cls.predictions", "bert.pooler.dense", "bert.embeddings.word_embeddings.weight"
 

@@ -1,17 +1,32 @@
-"""What a family of Hugging Face models is: a config.json and named tensors, and how they correspond to ours.
-
-    config.json, names  -> read_config  -> ModelConfig  -> weights -> [Weight(ours, theirs), ...]
-    ModelConfig         -> write_config -> config.json
-
-A family is data and pure functions over a dict. It sees no tensor, no file and no model of transformers: `convert` does
-the arithmetic of one `Weight`, `read` and `write` stream over files. So a model of any size converts shard by shard.
-"""
+"""Name and shape of every parameter of a model, without its storage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
+from pretrain.config.recurrent import AnyModelConfig
+from pretrain.model import build_model
+
+
+def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each parameter by name, tied ones once; builds the model on the meta device for it."""
+    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+# What a family of Hugging Face models is: a config.json and named tensors, and how they correspond
+# to ours.
+#
+#     config.json, names  -> read_config  -> ModelConfig  -> weights -> [Weight(ours, theirs), ...]
+#     ModelConfig         -> write_config -> config.json
+#
+# A family is data and pure functions over a dict. It sees no tensor, no file and no model of
+# transformers: `convert` does the arithmetic of one `Weight`, `read` and `write` stream over files.
+# So a model of any size converts shard by shard.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +85,18 @@ class Family:
     ignored: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+
+
+# The weights of a linear layer or norm, which theirs may hold in several parts.
+
+
+def affine(ours: str, *theirs: tuple[str, int], bias: bool) -> list[Weight]:
+    """Returns the entries of one module of ours.
+
+    Args:
+        ours: Name of our module.
+        *theirs: Name and rows of each module of theirs, stacked in this order.
+        bias: It has a bias beside its weight.
+    """
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return [Weight(f"{ours}.{kind}", tuple((f"{name}.{kind}", rows) for name, rows in theirs)) for kind in kinds]

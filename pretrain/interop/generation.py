@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.interop.fields import Fields
-from pretrain.interop.files import CONFIG, GENERATION, read_object
+from pretrain.interop.fields import CONFIG, GENERATION, Fields, read_object
 
 _SAMPLING: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
 _OTHER: dict[str, Any] = {

@@ -1,8 +1,4 @@
-"""LLaMA 2 and 3, Mistral, Qwen 2 and Qwen 3: one layout of tensors, four readings of config.json.
-
-RMSNorm before each sub-layer, rotary positions, a gated feed-forward layer. They differ in which projections have a
-bias, in windows, and in norms of queries and keys.
-"""
+"""Rotary parameters of a config.json, in the spellings of transformers 4 (`rope_theta`, `rope_scaling`) and 5."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +7,61 @@ from typing import Any
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.interop.family import Family, Weight
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, build_config, refusal
-from pretrain.interop.rope import read_rope, write_rope
+
+DEFAULT_THETA = 10000.0
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def read_rope(fields: Fields, max_seq_len: int) -> tuple[float, dict[str, Any] | None]:
+    """Returns the base period and the scaling (values of `RotaryScaling`) of one rotary embedding for all layers.
+
+    Raises:
+        ConfigError: A kind of scaling, or a part of a head that is not rotated, which ours cannot do.
+    """
+    key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
+    rope = Fields(fields.section(key))
+    if _LAYER_TYPES & rope.values.keys():
+        raise refusal(key, rope.values, "one rotary embedding for all layers can be represented")
+    for holder in (fields, rope):
+        holder.only("partial_rotary_factor", 1.0, "a part of each head would not be rotated")
+    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, {"kind": "linear", "factor": rope.number("factor")}
+    if kind != "llama3":
+        raise refusal(f"{key}.rope_type", kind, "only default, linear and llama3 can be represented")
+    length = rope.integer("original_max_position_embeddings", max_seq_len)
+    return theta, {
+        "kind": "llama3",
+        "factor": rope.number("factor"),
+        "original_max_seq_len": fields.integer("original_max_position_embeddings", length),
+        "low_freq_factor": rope.number("low_freq_factor"),
+        "high_freq_factor": rope.number("high_freq_factor"),
+    }
+
+
+def write_rope(stack: StackConfig) -> dict[str, Any]:
+    """Returns `rope_theta` and `rope_scaling`: the older spelling, which every version reads."""
+    scaling = stack.rope_scaling
+    if scaling is None:
+        return {"rope_theta": stack.rope_theta, "rope_scaling": None}
+    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        values |= {
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_seq_len,
+        }
+    return {"rope_theta": stack.rope_theta, "rope_scaling": values}
+
+
+# LLaMA 2 and 3, Mistral, Qwen 2 and Qwen 3: one layout of tensors, four readings of config.json.
+#
+# RMSNorm before each sub-layer, rotary positions, a gated feed-forward layer. They differ in which
+# projections have a bias, in windows, and in norms of queries and keys.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +86,7 @@ class _Dialect:
 
 
 _COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "head_dim": None}
+
 _LLAMA = _Dialect(
     "llama",
     "Llama",
@@ -46,6 +97,7 @@ _LLAMA = _Dialect(
     },
     windows="none",
 )  # fmt: skip
+
 _MISTRAL = _Dialect(
     "mistral",
     "Mistral",
@@ -56,11 +108,14 @@ _MISTRAL = _Dialect(
     },
     windows="all",
 )  # fmt: skip
+
 _QWEN_SIZES = _COMMON | {
     "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
     "bos": None, "eos": None,
 }  # fmt: skip
+
 _QWEN2 = _Dialect("qwen2", "Qwen2", _QWEN_SIZES, windows="listed", qkv_bias=True)
+
 _QWEN3 = _Dialect("qwen3", "Qwen3", _QWEN_SIZES | {"head_dim": 128}, windows="listed", qk_norm=True)
 
 

@@ -7,8 +7,7 @@ where both stacks say `sinusoid: halves` and the head says `bias: true`.
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.affine import affine
-from pretrain.interop.family import Family, Weight
+from pretrain.interop.family import Family, Weight, affine
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, build_config, refusal
 
 _WORDS = "model.shared.weight"

@@ -7,10 +7,9 @@ that are fewer than 65 away, which is how ours counts.
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.affine import affine
-from pretrain.interop.family import Family, Weight
+from pretrain.interop.family import Family, Weight, affine
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, build_config, refusal
-from pretrain.interop.labels import TEXTS, find_classifier, label_weights, read_label_head, write_label_names
+from pretrain.interop.label_names import TEXTS, find_classifier, label_weights, read_label_head, write_label_names
 
 _WORDS = "model.embeddings.tok_embeddings.weight"
 _FULL, _SLIDING = "full_attention", "sliding_attention"

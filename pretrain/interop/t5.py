@@ -9,8 +9,7 @@ alike, so a head that is tied and not divided, or the other way round, is not ex
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.affine import affine
-from pretrain.interop.family import Family, Weight
+from pretrain.interop.family import Family, Weight, affine
 from pretrain.interop.fields import ACTIVATIONS, THEIR_ACTIVATIONS, Fields, build_config, refusal
 
 _GATED = {"gelu": "gated-gelu_python", "gelu_tanh": "gated-gelu", "silu": "gated-silu", "relu": "gated-relu"}

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
-from pretrain.interop.files import CONFIG, TOKENIZER_FILES
+from pretrain.interop.fields import CONFIG, TOKENIZER_FILES
 
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")

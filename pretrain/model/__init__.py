@@ -1,8 +1,7 @@
 """The models. Start with `transformer.py`; what it is compared with is in `recurrent/`."""
 
-from pretrain.model.build import LanguageModel, build_model
-from pretrain.model.cache import KVCache
-from pretrain.model.init import init_weights
+from pretrain.model.attention import KVCache
+from pretrain.model.build import LanguageModel, build_model, init_weights
 from pretrain.model.recurrent.recurrent import Recurrent
 from pretrain.model.transformer import Transformer
 

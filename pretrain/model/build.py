@@ -1,16 +1,132 @@
-"""Builds the model that a config describes, of whichever kind."""
+"""Initial weights, each a pure function of (seed, parameter name): the same for any order, sharding or world size.
 
+    normal   N(0, init_std), the end of each residual branch scaled down      GPT-2, BERT, LLaMA
+    xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
+    t5       normal by fan-in, with what unscaled attention needs             T5
+
+Biases are 0 and norm weights 1 under each. A matrix that fuses several (queries, keys and values; gate and up) is drawn
+part by part, since its fans are those of its parts. Recurrent models have a way of their own: `recurrent/init.py`.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import overload
 
 import torch
+from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
 from pretrain.model.recurrent.recurrent import Recurrent, build_recurrent
+from pretrain.model.recurrent.stacks import draw_recurrent
 from pretrain.model.transformer import Transformer, build_transformer
 
+_RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
+
+_TABLES = ("embedding.weight", "token_type.weight", "position.weight")
+
+_QUERIES = ("attention.qkv.weight", "cross.query.weight")
+
+
+def _stack_of(name: str, config: ModelConfig) -> StackConfig:
+    """The stack that a parameter belongs to; what is outside of both takes the last one."""
+    stack = config.encoder if name.startswith("encoder.") else None
+    return stack or config.last_stack
+
+
+def _draw_normal(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    """`init_std`; under `init_scaled`, over the root of the number of residual branches where one ends (GPT-2, 2.3).
+
+    The variance of the residual stream then does not grow with depth. A block has two branches, in a decoder that reads
+    an encoder three.
+    """
+    std = config.init_std
+    if config.init_scaled and name.endswith(_RESIDUAL_OUTPUTS):
+        reads_encoder = name.startswith("decoder.") and config.encoder is not None
+        std = config.init_std / math.sqrt((3 if reads_encoder else 2) * _stack_of(name, config).layers)
+    weight.normal_(0.0, std, generator=generator)
+
+
+def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
+    """The matrices that a parameter is made of, as views of its rows, in order."""
+    kv_rows = stack.num_kv_heads * stack.per_head_width
+    if name.endswith("attention.qkv.weight"):
+        return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])
+    if name.endswith(("cross.key_value.weight", "feedforward.gate_up.weight")):
+        return weight.chunk(2)
+    return (weight,)
+
+
+def _draw_xavier(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    """Variance 2 / (fan-in + fan-out), uniform (Glorot and Bengio 2010); tables and head N(0, 1/D) (tensor2tensor)."""
+    stack = _stack_of(name, config)
+    if name.endswith(_TABLES) or name == "head.weight":
+        weight.normal_(0.0, stack.width**-0.5, generator=generator)
+        return
+    for part in _fused_parts(name, weight, stack):
+        bound = math.sqrt(6 / sum(part.shape))
+        part.uniform_(-bound, bound, generator=generator)
+
+
+def _draw_t5(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    """Variance 1 / fan-in, 1 for what is added to the stream, 1/D for a bias by distance (Mesh TensorFlow).
+
+    Queries of attention that does not divide its scores by sqrt(H) are drawn smaller by that root.
+    """
+    stack = _stack_of(name, config)
+    if name.endswith(_TABLES):
+        is_bias = name.endswith("position.weight") and stack.position == "relative"
+        weight.normal_(0.0, stack.width**-0.5 if is_bias else 1.0, generator=generator)
+        return
+    for number, part in enumerate(_fused_parts(name, weight, stack)):
+        std = part.shape[1] ** -0.5
+        if number == 0 and name.endswith(_QUERIES) and not stack.scaled_attention:
+            std *= stack.per_head_width**-0.5
+        part.normal_(0.0, std, generator=generator)
+
+
+_DRAWS = {"normal": _draw_normal, "xavier": _draw_xavier, "t5": _draw_t5}
+
+
+def seeded_by_name(name: str, seed: int) -> torch.Generator:
+    """Returns the generator of one parameter."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: int) -> Tensor:
+    """Draws one parameter, fp32, on the CPU."""
+    generator = seeded_by_name(name, seed)
+    weight = torch.empty(shape, dtype=torch.float32, device="cpu")
+    if isinstance(config, RecurrentConfig):
+        draw_recurrent(name, weight, config, generator)
+    elif len(shape) == 1:
+        weight.fill_(0.0 if name.endswith(".bias") else 1.0)
+    else:
+        _DRAWS[config.init](name, weight, config, generator)
+    return weight
+
+
+def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:
+    """Draws every parameter of a model."""
+    fill_weights(model, partial(initial_weight, config=config, seed=seed))
+
+
+@torch.no_grad()
+def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
+    """Overwrites every parameter of `model` in place, one at a time; costs one fp32 copy of the largest."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(draw(name, parameter.shape))
+
+
+# Builds the model that a config describes, of whichever kind.
+
+
 LanguageModel = Transformer | Recurrent
+
 """What is trained, and what generates."""
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.model import ModelConfig
-from pretrain.model.feedforward import ACTIVATIONS
-from pretrain.model.norm import build_norm
+from pretrain.model.block import ACTIVATIONS, build_norm
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
 """`loss(hidden_BTD, weight_VD, bias_V)`, from what the last linear map of a head reads, its weight and its bias."""

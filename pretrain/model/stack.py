@@ -1,26 +1,76 @@
-"""A stack: blocks, with what they share -- positions, masks, norms and dropout of the input and output."""
+"""Activation checkpointing: what a block keeps for its backward pass, and what it computes again (Chen et al. 2016).
 
+none        everything that autograd saves
+full        the block's input; all else is computed again
+selective   the block's input and the results of matrix products and attention; the cheap rest is computed again
+every: n    only each n-th block is checkpointed
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import StackConfig
+from pretrain.model.attention import KVCache
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.block import Block, Memory
-from pretrain.model.cache import KVCache
-from pretrain.model.norm import build_norm
+from pretrain.model.block import Block, Memory, build_norm
 from pretrain.model.position import build_position
-from pretrain.model.recompute import Recompute
 from pretrain.types import AttentionMask
+
+_KEPT_OPERATIONS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    if operation in _KEPT_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Recompute:
+    """Runs blocks under one of the modes.
+
+    Args:
+        mode: `none`, `full` or `selective`.
+        every: Blocks number 0, n, 2n ... are checkpointed.
+        draws_noise: Blocks have dropout, whose random numbers must come again in the second run.
+    """
+
+    def __init__(self, mode: str, every: int, *, draws_noise: bool) -> None:
+        self._mode, self._every, self.draws_noise = mode, every, draws_noise
+
+    def run(self, number: int, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Runs block `number` of a stack. Without gradients nothing is kept in any mode."""
+        if self._mode == "none" or number % self._every or not torch.is_grad_enabled():
+            return block(*arguments)
+        options: dict[str, Any] = {}
+        if self._mode == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=self.draws_noise, **options)
+
+
+# A stack: blocks, with what they share -- positions, masks, norms and dropout of the input and
+# output.
+
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Rows(NamedTuple):
+class StackRows(NamedTuple):
     """What a stack knows of its rows besides their embeddings; each may be None.
 
     Attributes:
@@ -38,7 +88,7 @@ class Rows(NamedTuple):
     token_types_BT: Tensor | None = None
 
 
-class Encoded(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What an encoder hands to a decoder.
 
     Attributes:
@@ -49,7 +99,7 @@ class Encoded(NamedTuple):
 
     hidden_BSD: Tensor | None
     length: int
-    rows: Rows
+    rows: StackRows
 
 
 class Stack(nn.Module):
@@ -101,7 +151,7 @@ class Stack(nn.Module):
         self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
 
     def forward(
-        self, x_BTD: Tensor, rows: Rows, encoded: Encoded | None = None, cache: KVCache | None = None
+        self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
     ) -> Tensor:
         """Maps embeddings to hidden states, [B, T, D] to the same.
 
@@ -125,14 +175,14 @@ class Stack(nn.Module):
             x_BTD = self.recompute.run(number, block, x_BTD, masks[window], rotation, memory, layer_cache)
         return self.norm(x_BTD)
 
-    def _token_types(self, x_BTD: Tensor, rows: Rows) -> Tensor:
+    def _token_types(self, x_BTD: Tensor, rows: StackRows) -> Tensor:
         assert self.token_type is not None
         if rows.token_types_BT is not None:
             return self.token_type(rows.token_types_BT)
         return self.token_type(torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device))
 
     def _prepare_masks(
-        self, x_BTD: Tensor, rows: Rows, cache: KVCache | None, bias: DistanceBias | None
+        self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None, bias: DistanceBias | None
     ) -> dict[int | None, Any]:
         """Prepares one mask for each window that some layer has."""
         num_rows, queries, _ = x_BTD.shape
@@ -154,7 +204,7 @@ class Stack(nn.Module):
             for window in dict.fromkeys(self.windows)
         }
 
-    def _prepare_memory(self, x_BTD: Tensor, rows: Rows, encoded: Encoded | None) -> Memory | None:
+    def _prepare_memory(self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None) -> Memory | None:
         if encoded is None or self.cross_backend is None:
             return None
         num_rows, queries, _ = x_BTD.shape

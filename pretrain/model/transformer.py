@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.model.cache import KVCache
+from pretrain.model.attention import KVCache
 from pretrain.model.heads import LabelHead, Pooler, average_documents, build_head
-from pretrain.model.stack import Encoded, Rows, Stack
-from pretrain.types import Batch, ModelOutput, Source
+from pretrain.model.stack import EncoderOutput, Stack, StackRows
+from pretrain.types import Batch, ModelOutput, SourceBatch
 
 
 class Transformer(nn.Module):
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
                 first step only.
             logits: Whether to run the head; an objective does so itself, without ever holding all logits.
         """
-        rows = Rows(batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT)
+        rows = StackRows(batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT)
         encoded = None
         if self.encoder is not None and self.decoder is not None:
             assert batch.source is not None, "a model of two stacks needs a source"
@@ -111,13 +111,13 @@ class Transformer(nn.Module):
             hidden_BTD = self.pooler(hidden_BTD.flatten(0, 1)[:, None]).view_as(hidden_BTD)
         return hidden_BTD
 
-    def _encode(self, source: Source, *, skip: bool) -> Encoded:
-        rows = Rows(source.positions_BS, source.documents_BS, source.lengths_B)
+    def _encode(self, source: SourceBatch, *, skip: bool) -> EncoderOutput:
+        rows = StackRows(source.positions_BS, source.documents_BS, source.lengths_B)
         length = source.tokens_BS.shape[1]
         if skip:
-            return Encoded(None, length, rows)
+            return EncoderOutput(None, length, rows)
         assert self.encoder is not None
-        return Encoded(self.encoder(self._embed(source.tokens_BS), rows), length, rows)
+        return EncoderOutput(self.encoder(self._embed(source.tokens_BS), rows), length, rows)
 
 
 def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool) -> Transformer:

@@ -2,16 +2,13 @@
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.causal import build_causal, build_supervised
+from pretrain.objective.causal import build_causal, build_prefix, build_supervised
 from pretrain.objective.contract import Loss, LossOutput, ObjectiveKind, RowContext, RowMaker
 from pretrain.objective.fim import build_fim
-from pretrain.objective.labels import build_labels
-from pretrain.objective.masked import build_masked
-from pretrain.objective.mixed import mix
-from pretrain.objective.prefix import build_prefix
+from pretrain.objective.masked import build_labels, build_masked
+from pretrain.objective.mixed import build_ul2, mix
 from pretrain.objective.seq2seq import build_seq2seq
 from pretrain.objective.span import build_span
-from pretrain.objective.ul2 import build_ul2
 
 OBJECTIVES: dict[str, ObjectiveKind] = {
     "causal": ObjectiveKind(build_causal),

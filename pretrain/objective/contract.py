@@ -10,9 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from torch import Tensor
+
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.objective.loss import TokenLoss, linear_cross_entropy
 from pretrain.rows import ModelRows, PairRows, TokenRows, Vocabulary
+from pretrain.types import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +56,7 @@ class LossOutput(NamedTuple):
 
 
 RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+
 Loss = Callable[[Model, "Batch"], LossOutput]
 
 
@@ -76,7 +81,6 @@ class RowContext:
 
 def token_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of objectives that predict tokens."""
-    from pretrain.objective.token_loss import build_token_loss
 
     return build_token_loss(config)
 
@@ -92,3 +96,41 @@ class ObjectiveKind:
 
     build_rows: Callable[[TaskConfig, RowContext], RowMaker]
     build_loss: Callable[[ObjectiveConfig], Loss] = token_loss
+
+
+# The loss of every objective that predicts tokens or labels: cross-entropy at the positions that
+# have a target.
+
+
+def build_token_loss(config: ObjectiveConfig) -> Loss:
+    """Returns the loss with the smoothing and the z-loss of a config."""
+
+    def loss(model: Model, batch: Batch) -> LossOutput:
+        return sum_token_loss(model, batch, config.label_smoothing, config.z_loss)
+
+    return loss
+
+
+def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossOutput:
+    """Sums the cross-entropy of every target. Positions without one (IGNORE_INDEX) add nothing.
+
+    Where `batch.places_P` names the few positions that have a target, the head reads these only.
+    """
+    hidden_BTD, targets_BT = model(batch, logits=False).hidden_BTD, batch.targets_BT
+    if batch.places_P is not None:
+        hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.places_P)
+        targets_BT = targets_BT.flatten().index_select(0, batch.places_P)
+
+    def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> TokenLoss:
+        return linear_cross_entropy(
+            hidden,
+            weight,
+            targets_BT,
+            vocab_size=model.head.num_scores,
+            bias_V=bias,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            soft_cap=model.head.soft_cap,
+        )
+
+    return LossOutput(*model.head(hidden_BTD, head_loss))

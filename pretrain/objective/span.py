@@ -1,33 +1,58 @@
-"""Span corruption (Raffel et al. 2020, 3.1.4), for an encoder and a decoder.
+"""Which tokens of a row span corruption takes out: `random_spans_noise_mask` of Raffel et al. 2020, for many rows.
 
-    row      Thank you for inviting me to your party last week
-    source   Thank you <X> me to your party <Y> </s>             what is left, a sentinel for each span
-    target   <X> for inviting <Y> last week </s>                 the spans, each behind its sentinel
-
-Every row of a run has the same lengths (config/lengths.py): nothing is padding, nothing is cropped. A denoiser that is
-a prefix language model takes out the end of a row, and puts no sentinel.
-
-With a document mask source and target of a document see each other only, and its sentinels begin anew. A span that
-reaches into the next document is the first one's, and what it holds of the next has no loss. Rows that are not full
-(the last of a validation split, damaged ones) end with a document of padding, number -1.
+row tokens  =  kept, noise, kept, noise, ...      num_spans of each, all at least one token long, noise last
+lengths of the kept, and of the noise, are uniform among the ways of cutting them so
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.config.lengths import corruption_of
+from pretrain.config.lengths import Corruption, corruption_of
 from pretrain.config.objective import DenoiserConfig, SpanConfig, TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.contract import RowContext, RowMaker
 from pretrain.objective.documents import inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
-from pretrain.objective.spans import draw_noise
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
+from pretrain.utils.rng import draw_uniform
+
+
+def draw_noise(found: Corruption, row_len: int, seed: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Returns which tokens are taken out, bool [B, row_len]; exactly `num_noise` a row, in `num_spans` spans."""
+    kept = _cut(row_len - found.num_noise, found.num_spans, "kept spans", seed, sample_ids)
+    noise = _cut(found.num_noise, found.num_spans, "noise spans", seed, sample_ids)
+    lengths = np.stack((kept, noise), axis=2).reshape(len(sample_ids), -1)
+    is_noise = np.tile(np.arange(2 * found.num_spans) % 2 == 1, len(sample_ids))
+    return np.repeat(is_noise, lengths.reshape(-1)).reshape(len(sample_ids), row_len)
+
+
+def _cut(count: int, parts: int, purpose: str, seed: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Returns lengths [B, parts], each at least 1, that add up to `count`; all such are equally likely."""
+    numbers = draw_uniform(purpose, seed, sample_ids, count - 1)
+    cuts = np.sort(np.argsort(numbers, axis=1, kind="stable")[:, : parts - 1], axis=1) + 1
+    ends = np.concatenate((cuts, np.full((len(sample_ids), 1), count)), axis=1)
+    return np.diff(ends, axis=1, prepend=0)
+
+
+# Span corruption (Raffel et al. 2020, 3.1.4), for an encoder and a decoder.
+#
+#     row      Thank you for inviting me to your party last week
+#     source   Thank you <X> me to your party <Y> </s>             what is left, a sentinel for each span
+#     target   <X> for inviting <Y> last week </s>                 the spans, each behind its sentinel
+#
+# Every row of a run has the same lengths (config/lengths.py): nothing is padding, nothing is
+# cropped. A denoiser that is a prefix language model takes out the end of a row, and puts no
+# sentinel.
+#
+# With a document mask source and target of a document see each other only, and its sentinels begin
+# anew. A span that reaches into the next document is the first one's, and what it holds of the next
+# has no loss. Rows that are not full (the last of a validation split, damaged ones) end with a
+# document of padding, number -1.
 
 
 @dataclass(frozen=True, slots=True)
-class Corrupted:
+class CorruptedRows:
     """Rows whose spans were taken out.
 
     Attributes:
@@ -79,7 +104,7 @@ def check_tokens(span: SpanConfig, context: RowContext) -> None:
         )
 
 
-def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted:
+def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> CorruptedRows:
     """Takes spans out of the first `context.lengths.row` tokens of each row.
 
     The same for a row whatever rows are beside it: noise depends on the seed and its sample id.
@@ -105,7 +130,7 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
     if isinstance(span, DenoiserConfig) and span.mode is not None:
         mode[:] = context.vocabulary.named[span.mode]
     end, first, last = np.full((num_rows, 1), context.vocabulary.eos), documents[:, :1], documents[:, -1:]
-    return Corrupted(
+    return CorruptedRows(
         source=np.concatenate((mode, left_tokens[left].reshape(num_rows, -1), end), axis=1),
         target=np.concatenate((out, end), axis=1),
         source_documents=np.concatenate(
@@ -116,7 +141,7 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
     )
 
 
-def for_two_stacks(found: Corrupted, sample_ids: np.ndarray, start_id: int) -> ModelRows:
+def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) -> ModelRows:
     """Returns rows of an encoder, and of a decoder that begins each document with `start_id`."""
     inputs = np.empty_like(found.target)
     inputs[:, 1:] = found.target[:, :-1]

@@ -1,12 +1,116 @@
-"""From decay groups to a torch optimizer.
+"""Adafactor (Shazeer and Stern 2018), with which T5 was trained: `optim.kind: adafactor`.
 
-Not here: clipping, skipping of non-finite steps, and loss scaling, which are the engine's.
+The variance of a matrix's gradient is kept as its row and column means: R + C numbers instead of R x C. There is no
+first moment. The step of a matrix is relative to its own root mean square, so `optim.lr` is a fraction: T5's is
+`lr: 1e-2` under `schedule: {kind: inverse_sqrt, hold_steps: 10000}`, with no decay. The paper bounds that fraction by
+1 / sqrt(step), and so does torch: an `lr` of 1e-2 that is held for longer than 10,000 steps meets the bound there.
 """
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from pretrain.config.optim import OptimConfig
+from pretrain.errors import LaunchError
 from pretrain.optim.groups import ParameterGroup
+from pretrain.optim.matrices import WholeGroup, WholeOptimizer
+
+_ROOT_FLOOR = 1e-18
+
+"""torch's epsilon 1. It bounds the root of the variance from below, and the mean of the row factors as well.
+
+torch's default, 1e-7, is as large as the gradients of a big model; the paper's 1e-30 becomes 0 when torch squares it.
+"""
+
+
+def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
+    """Builds torch's Adafactor over all parameters.
+
+    State, once a first step has been taken: a row and a column of variances a matrix, one variance an element of a
+    vector.
+    """
+    options = config.adafactor
+    whole = [
+        WholeGroup(
+            group,
+            partial(
+                torch.optim.Adafactor,
+                lr=config.lr,
+                beta2_decay=-options.decay_rate,
+                eps=(_ROOT_FLOOR, options.min_scale),
+                d=options.clip_threshold,
+                weight_decay=config.weight_decay if group.decays else 0.0,
+            ),
+            config.lr,
+            group.lr_ratio,
+        )
+        for group in groups
+    ]
+    return WholeOptimizer(whole, None)
+
+
+# Muon for the hidden matrices, AdamW for the rest: `optim.kind: muon`.
+#
+# Muon (Jordan et al. 2024) moves a matrix by its momentum with all singular values made equal, by a
+# few Newton-Schulz iterations in bf16. That means something for a matrix between two hidden states,
+# and not for a look-up table, an output head, a norm or a bias: these take AdamW, at `optim.lr`. A
+# fused weight is stepped matrix by matrix (`blocks.py`).
+
+
+HEAD_PART = "head"
+
+"""Part of parameter names that marks what belongs to the output head."""
+
+
+def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
+    """Returns the hidden matrices of a group, and the rest of it."""
+
+    def is_hidden(name: str, blocks: tuple[tuple[int, ...], ...]) -> bool:
+        return group.decays and len(blocks[0]) == 2 and HEAD_PART not in name.split(".")
+
+    rest = group.select(group.name, lambda name, blocks: not is_hidden(name, blocks))
+    return group.select(group.name.replace("decay", "matrix"), is_hidden), rest
+
+
+def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
+    """Builds torch's Muon over the decaying matrices of the stacks, and AdamW over everything else.
+
+    State, once a first step has been taken: one momentum a matrix, two moments for each other parameter.
+
+    Raises:
+        LaunchError: This torch has no Muon.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise LaunchError(
+            f"optim.kind=muon needs torch 2.9 or newer, this is {torch.__version__}",
+            fix="install one, or use optim.kind=adamw",
+        )
+    muon = config.muon
+    matrices, rest = [], []
+    for group in groups:
+        hidden, others = split_hidden(group)
+        matrices += [hidden] if hidden.names else []
+        rest += [others] if others.names else []
+    decay = config.weight_decay if muon.weight_decay is None else muon.weight_decay
+    make = partial(
+        torch.optim.Muon,
+        lr=muon.lr,
+        weight_decay=decay,
+        momentum=muon.momentum,
+        nesterov=muon.nesterov,
+        ns_steps=muon.ns_steps,
+        adjust_lr_fn=muon.adjust_lr_fn,
+    )
+    whole = [WholeGroup(group, make, muon.lr, muon.lr / config.lr * group.lr_ratio) for group in matrices]
+    return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)
+
+
+# From decay groups to a torch optimizer.
+#
+# Not here: clipping, skipping of non-finite steps, and loss scaling, which are the engine's.
 
 
 def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
@@ -41,6 +145,65 @@ def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch
 
 def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     """Builds the optimizer that `config.kind` names, by the registry of this folder."""
-    from pretrain.optim import OPTIMIZERS
 
     return OPTIMIZERS[config.kind](groups, config, device)
+
+
+# How much state an optimizer is going to keep, known before there is any: for the room that
+# checkpoints take.
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """What an optimizer keeps, step counts aside.
+
+    Attributes:
+        elements: fp32 numbers.
+        tensors: That they are saved in, by a rank that has all.
+    """
+
+    elements: int
+    tensors: int
+
+
+def state_size(groups: Sequence[ParameterGroup], kind: str) -> StateSize:
+    """Returns the size of the state of an optimizer over some groups.
+
+    Args:
+        groups: Of all that is trained.
+        kind: `optim.kind`; one that is not known here counts as AdamW.
+    """
+    sizes = list(_SIZES.get(kind, _adamw)(groups))
+    return StateSize(sum(sizes), len(sizes))
+
+
+def _adamw(groups: Iterable[ParameterGroup]) -> list[int]:
+    """Two moments a parameter."""
+    parameters = [sum(map(math.prod, blocks)) for group in groups for blocks in group.blocks]
+    return [*parameters, *parameters]
+
+
+def _muon(groups: Iterable[ParameterGroup]) -> list[int]:
+    """One momentum a hidden matrix, two moments for each other parameter."""
+    split = [split_hidden(group) for group in groups]
+    momenta = [math.prod(shape) for hidden, _ in split for blocks in hidden.blocks for shape in blocks]
+    return [*momenta, *_adamw(rest for _, rest in split)]
+
+
+def _adafactor(groups: Iterable[ParameterGroup]) -> list[int]:
+    """A row and a column a matrix, one variance an element of a vector."""
+    shapes = [shape for group in groups for blocks in group.blocks for shape in blocks]
+    factors = [(shape[0], shape[1]) if len(shape) == 2 else (math.prod(shape),) for shape in shapes]
+    return [size for factor in factors for size in factor]
+
+
+_SIZES: dict[str, Callable[[Iterable[ParameterGroup]], list[int]]] = {
+    "adamw": _adamw,
+    "adafactor": _adafactor,
+    "muon": _muon,
+}
+
+
+OPTIMIZERS = {"adamw": build_adamw, "adafactor": build_adafactor, "muon": build_muon}
+
+"""Builder of each `optim.kind`: (groups, OptimConfig, device) -> torch.optim.Optimizer."""

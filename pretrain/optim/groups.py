@@ -1,8 +1,8 @@
-"""Which parameters decay: matrices do; norms, biases and embeddings do not. And which are trained slower.
+"""The matrices that a fused weight is made of. An optimizer that reads a matrix as one must see these, not the fusion.
 
-Decay pulls a matrix towards zero against a loss that hardly sees its scale. It has no such use for a gain or a shift,
-and it would shrink the embedding of a rare token between the few steps that train it. An output head that shares the
-embedding's weight is one parameter with it, and does not decay either. A table of learned positions is an embedding.
+A layer that runs queries, keys and values as one product, or a gate and what it gates, still has several matrices, each
+with its own spectrum, rows and columns. Muon's author found it better to take queries, keys and values apart (Jordan et
+al. 2024), and Adafactor's factors (Shazeer and Stern 2018) were those of separate matrices in T5.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,12 +10,54 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pretrain.optim.blocks import block_rows
+_HALVES = frozenset({"key_value", "gate_up"})
+
+"""Layers whose rows are two matrices of equal height."""
+
+_GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
+
+"""Matrices in each weight of torch's recurrent modules."""
+
+
+def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
+    """Returns the rows of each matrix of a parameter, from the top; one number where it is not fused.
+
+    Args:
+        model: The model, its parameters in their true shapes.
+        name: Of a parameter.
+    """
+    parameter = model.get_parameter(name)
+    rows = parameter.shape[0] if parameter.ndim else 1
+    owner_name, _, _ = name.rpartition(".")
+    parent_name, _, layer = owner_name.rpartition(".")
+    owner, parent = model.get_submodule(owner_name), model.get_submodule(parent_name)
+    if parameter.ndim != 2:
+        return (rows,)
+    if layer == "qkv" and hasattr(parent, "kv_heads"):
+        heads = (parent.heads, parent.kv_heads, parent.kv_heads)
+        blocks = tuple(int(number) * int(parent.head_width) for number in heads)
+    else:
+        parts = 2 if layer in _HALVES else _GATES.get(type(owner), 1)
+        blocks = (rows // parts,) * parts
+    assert sum(blocks) == rows, f"{name}: {blocks} are not {rows} rows"
+    return blocks
+
+
+# Which parameters decay: matrices do; norms, biases and embeddings do not. And which are trained
+# slower.
+#
+# Decay pulls a matrix towards zero against a loss that hardly sees its scale. It has no such use
+# for a gain or a shift, and it would shrink the embedding of a rare token between the few steps
+# that train it. An output head that shares the embedding's weight is one parameter with it, and
+# does not decay either. A table of learned positions is an embedding.
+
 
 EMBEDDING_PARTS = frozenset({"embedding", "position"})
+
 """Parts of parameter names that mark a look-up table whose module is not nn.Embedding."""
 
 _ABOVE = frozenset({"head", "pooler"})
+
 """First parts of the names of what reads the last block."""
 
 

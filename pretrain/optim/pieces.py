@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """A piece of a parameter's fp32 master weight, as it lies on this rank.
 
     Attributes:
@@ -54,7 +54,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MatrixBlock:
     """A matrix, or a vector, that an optimizer reads as one.
 
     Attributes:
@@ -76,7 +76,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockPart:
     """What one rank keeps of a block.
 
     Attributes:
@@ -88,7 +88,7 @@ class Part:
         length: Number of elements.
     """
 
-    block: Block
+    block: MatrixBlock
     keeper: int
     owner: int
     start: int
@@ -96,16 +96,16 @@ class Part:
     length: int
 
 
-def blocks_of(name: str, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+def blocks_of(name: str, shapes: Sequence[tuple[int, ...]]) -> list[MatrixBlock]:
     """Returns the blocks of a parameter that is made of matrices of these shapes, one below the other."""
     blocks, offset = [], 0
     for number, shape in enumerate(shapes):
-        blocks.append(Block(name, number, offset, shape))
+        blocks.append(MatrixBlock(name, number, offset, shape))
         offset += prod(shape)
     return blocks
 
 
-def plan_parts(blocks: Sequence[Block], ranks: Sequence[Sequence[Span]]) -> list[list[Part]]:
+def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -> list[list[BlockPart]]:
     """Returns the parts of each block, by rank, with an owner for each block.
 
     Args:
@@ -129,5 +129,5 @@ def plan_parts(blocks: Sequence[Block], ranks: Sequence[Sequence[Span]]) -> list
         keeper, *_, most = max(kept_parts, key=lambda part: (part[3], -part[0]))
         owner = keeper if 2 * most >= block.length else min(range(len(load)), key=lambda rank: (load[rank], rank))
         load[owner] += block.length
-        planned.append([Part(block, rank, owner, *place) for rank, *place in kept_parts])
+        planned.append([BlockPart(block, rank, owner, *place) for rank, *place in kept_parts])
     return planned

@@ -10,7 +10,7 @@ Not here: setting it on an optimizer. The loop multiplies `optim.lr` by the fact
 
 import math
 
-from pretrain.config.schedule import ScheduleConfig
+from pretrain.config.optim import ScheduleConfig
 
 
 def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) -> float:

@@ -1,15 +1,143 @@
-"""The machines that a run is planned for."""
+"""What was measured on a device, in place of what is assumed of all devices like it.
+
+    pretrain doctor --calibrate CONFIG   writes ~/.cache/pretrain/calibration/GPU.json (under XDG_CACHE_HOME, if set)
+    pretrain plan CONFIG --gpu GPU       reads it, as whatever plans for that GPU does
+
+Shares of peaks and bandwidths, and the memory that is not for tensors. With a calibration, a layout that is predicted
+not to fit is refused; without, it is warned of.
+"""
 
 import difflib
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from pretrain.errors import ConfigError
-from pretrain.plan.calibration import Calibration
-from pretrain.plan.constants import CONSTANTS, Constants
-from pretrain.plan.gpus import GPUS, Gpu
+from pretrain.plan.gpus import CONSTANTS, GPUS, Constants, Gpu, GpuEfficiency
 from pretrain.plan.roofline import Network
+from pretrain.utils.io import make_dir, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Of one kind of device.
+
+    Attributes:
+        gpu: Its name in `GPUS`.
+        device: As the driver calls it.
+        host: Where it was measured.
+        measured: When, ISO.
+        versions: Of torch, CUDA and the like.
+        products: Share of the peak that products of wide matrices reach.
+        half_width: Width at which they reach half of it.
+        attention: The same of attention, all pairs counted.
+        memory_share: Of the bandwidth of memory.
+        link_share: Of the links within a node; None: one rank has measured.
+        network_share: Of the network; None: one node has.
+        efficiency: What a step reaches of what its kernels alone would take; the four shares count times it.
+        overhead_bytes: Of a process before its first tensor.
+        group_bytes: More, once it speaks to others; None: one rank has measured.
+        memory_bytes: That a rank may take: of its GPU; on CPUs, of a machine, whose ranks share it.
+    """
+
+    gpu: str
+    device: str
+    host: str
+    measured: str
+    versions: dict[str, str]
+    products: float
+    half_width: float
+    attention: float
+    memory_share: float
+    link_share: float | None
+    network_share: float | None
+    efficiency: float
+    overhead_bytes: int
+    group_bytes: int | None
+    memory_bytes: int
+
+    def constants(self, gpu: Gpu, base: Constants = CONSTANTS) -> Constants:
+        """Returns the constants of the roofline for this device; what was not measured stays as it is."""
+        shares = GpuEfficiency(self.products * self.efficiency, self.half_width, self.attention * self.efficiency)
+        return replace(
+            base,
+            shares={**base.shares, gpu.generation: shares},
+            memory_share=self.memory_share * self.efficiency,
+            link_share=base.link_share if self.link_share is None else self.link_share,
+            network_share=base.network_share if self.network_share is None else self.network_share,
+        )
+
+
+def fit_products(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Returns `products` and `half_width` of shares of the peak, by width: share = products w / (w + half_width).
+
+    Its reciprocal is linear in 1 / w: least squares of that. Where shares do not grow with width, the half width is 0
+    and the share is the largest.
+
+    Args:
+        measured: Width and share, of two widths at least.
+    """
+    xs, ys = [1 / width for width, _ in measured], [1 / share for _, share in measured]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    slope /= sum((x - mean_x) ** 2 for x in xs)
+    start = mean_y - slope * mean_x
+    if slope <= 0 or start <= 0:
+        return max(share for _, share in measured), 0.0
+    return 1 / start, slope / start
+
+
+def calibration_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns where calibrations are kept."""
+    cache = environment.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "pretrain" / "calibration"
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Writes it. Raises: DiskError."""
+    make_dir(path.parent)
+    write_json(path, asdict(calibration))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Reads one. Raises: ConfigError: It is not there, or it is none."""
+    fix = "measure anew with `pretrain doctor --calibrate CONFIG`, or remove it"
+    try:
+        found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"is no calibration: {error}", where=str(path), fix=fix) from None
+    shares = (found.products, found.attention, found.memory_share, found.efficiency)
+    if not all(isinstance(share, float) and share > 0 for share in shares):
+        raise ConfigError("is no calibration: a share is not above 0", where=str(path), fix=fix)
+    return found
+
+
+def find_calibration(name: str, folder: Path | None = None) -> Calibration | None:
+    """Returns what was measured on a GPU, by the name that `--gpu` takes; None where nothing was.
+
+    Args:
+        name: Of the GPU.
+        folder: Of calibrations. None: the user's.
+
+    Raises:
+        ConfigError: There is a file, and it is none, or of another GPU.
+    """
+    path = (folder or calibration_folder()) / f"{name.lower()}.json"
+    if not path.is_file():
+        return None
+    found = load_calibration(path)
+    if found.gpu != name.lower():
+        raise ConfigError(f"was measured on {found.gpu}, not {name}", where=str(path), fix="give the other --gpu")
+    return found
+
+
+# The machines that a run is planned for.
+
 
 OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
+
 """Whether gradients travel while the backward pass goes on, by `engine.kind`: as `deepspeed_config` sets it."""
 
 

@@ -1,13 +1,81 @@
-"""What GPUs can do, as plain data; dense bf16 peaks, without sparsity.
-
-Sources: the makers' data sheets (NVIDIA V100, A100, A10, A40, L4, L40S, RTX 4090, H100 and H200 SXM, GH200, B200; AMD
-MI250X, MI300X). Peaks and bandwidths are theirs; `usable_gib` is what a driver leaves of the memory, about 1.5% less
-than is sold. NVLink is one direction, all links of a GPU; where there is none, PCIe. The network is a GPU's share of
-what such nodes are usually sold with: 400 Gb/s a GPU with H100 and later (DGX H100), 200 Gb/s with A100 (DGX A100).
-"""
+"""What of a peak is reached: constants of the roofline, fitted on published runs (docs/plan.md prints the errors)."""
 
 import re
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEfficiency:
+    """Of a generation of GPUs.
+
+    Attributes:
+        products: Share of the peak that products of wide matrices reach.
+        half_width: Width at which they reach half of that share.
+        attention: Share of the peak that attention reaches, all pairs counted, whether a mask hides them or not.
+    """
+
+    products: float
+    half_width: float
+    attention: float
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of all.
+
+    Attributes:
+        shares: By generation.
+        passes: How often elementwise kernels move what a block keeps: written, read, and the same for gradients.
+        logit_bytes: Moved for each score of the loss.
+        memory_share: Of the bandwidth of memory.
+        link_share: Of the links within a node.
+        network_share: Of the network.
+        hides: Share of the computation that communication can hide behind.
+        never_hidden: Share of communication that does not hide.
+        latency_s: Of a collective.
+        latency_node_s: The same for each node.
+        host_bytes_s: Between host and device, for each rank (PCIe 4, shared).
+    """
+
+    shares: dict[str, GpuEfficiency]
+    passes: float
+    logit_bytes: float
+    memory_share: float
+    link_share: float
+    network_share: float
+    hides: float
+    never_hidden: float
+    latency_s: float
+    latency_node_s: float
+    host_bytes_s: float
+
+
+CONSTANTS = Constants(
+    shares={
+        "ampere": GpuEfficiency(products=0.73, half_width=383.0, attention=0.63),
+        "hopper": GpuEfficiency(products=0.583, half_width=715.0, attention=0.35),
+        "cpu": GpuEfficiency(products=0.5, half_width=64.0, attention=0.25),
+    },
+    passes=2.0,
+    logit_bytes=16.0,
+    memory_share=0.8,
+    link_share=0.7,
+    network_share=0.7,
+    hides=0.8,
+    never_hidden=0.1,
+    latency_s=3e-5,
+    latency_node_s=1e-6,
+    host_bytes_s=1.2e10,
+)
+
+
+# What GPUs can do, as plain data; dense bf16 peaks, without sparsity.
+#
+# Sources: the makers' data sheets (NVIDIA V100, A100, A10, A40, L4, L40S, RTX 4090, H100 and H200
+# SXM, GH200, B200; AMD MI250X, MI300X). Peaks and bandwidths are theirs; `usable_gib` is what a
+# driver leaves of the memory, about 1.5% less than is sold. NVLink is one direction, all links of a
+# GPU; where there is none, PCIe. The network is a GPU's share of what such nodes are usually sold
+# with: 400 Gb/s a GPU with H100 and later (DGX H100), 200 Gb/s with A100 (DGX A100).
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +128,7 @@ GPUS: dict[str, Gpu] = {
     # One core of a server with AVX-512 in fp32 and its share of the memory; for arithmetic, not for promises.
     "cpu": _gpu("CPU core", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
 }
+
 """By the name that `--gpu` takes."""
 
 _DEVICES = (

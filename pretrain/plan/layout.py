@@ -6,7 +6,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.plan.trained import plan_trained
-from pretrain.plan.work import Task
+from pretrain.plan.work import TrainingTask
 
 ASSUMED_VOCAB_SIZE = 32_768
 ASSUMED_LABELS = ("a", "b")
@@ -14,7 +14,7 @@ ASSUMED_LABELS = ("a", "b")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """What may change without changing what is learned.
 
     Attributes:
@@ -40,9 +40,9 @@ class Layout:
         ]
 
 
-def changes(layout: Layout, config: RunConfig) -> list[str]:
+def changes(layout: ParallelLayout, config: RunConfig) -> list[str]:
     """Returns the overrides of a layout that a config does not say already."""
-    same = Layout(config.engine, config.batch.micro, 1).overrides()
+    same = ParallelLayout(config.engine, config.batch.micro, 1).overrides()
     return [override for override in layout.overrides() if override not in same]
 
 
@@ -56,12 +56,12 @@ def known_model(model: AnyModelConfig, vocab_size: int | None = None, labels: tu
     return model.model_copy(update=update) if update else model
 
 
-def task_of(config: RunConfig) -> Task:
+def task_of(config: RunConfig) -> TrainingTask:
     """Returns what a run trains on what; what the data would tell of the model is assumed."""
     return task_with(config, known_model(config.model))
 
 
-def task_with(config: RunConfig, model: AnyModelConfig) -> Task:
+def task_with(config: RunConfig, model: AnyModelConfig) -> TrainingTask:
     """Returns the same of a model whose vocabulary is known. Raises: ConfigError, as `plan_trained`."""
     trained = plan_trained(model, config.init.freeze, config.finetune)
-    return Task(model, config.lengths, config.objective.head_share, config.optim.kind, trained)
+    return TrainingTask(model, config.lengths, config.objective.head_share, config.optim.kind, trained)

@@ -3,16 +3,16 @@
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.plan.gpus import GPUS
-from pretrain.plan.published import MODELS, ROWS, Row
+from pretrain.plan.published import MODELS, ROWS, PublishedRun
 from pretrain.plan.roofline import Network, time_step
-from pretrain.plan.work import Task, plan_work
+from pretrain.plan.work import TrainingTask, plan_work
 
 _PER_NODE = 8
 
 
-def predict_row(row: Row) -> float:
+def predict_row(row: PublishedRun) -> float:
     """Returns the MFU in percent that is predicted for a published run, whose communication overlaps."""
-    task = Task(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
+    task = TrainingTask(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
     engine = EngineConfig(zero_stage=row.zero_stage)
     work = plan_work(task, engine, row.gpus, row.micro, row.accumulation, recompute=row.recompute)
     nodes = max(1, row.gpus // _PER_NODE)

@@ -11,8 +11,7 @@ The shares are fitted on published runs (`constants.py`). What is named as the b
 
 from dataclasses import dataclass
 
-from pretrain.plan.constants import CONSTANTS, Constants
-from pretrain.plan.gpus import Gpu
+from pretrain.plan.gpus import CONSTANTS, Constants, Gpu
 
 
 @dataclass(frozen=True, slots=True)

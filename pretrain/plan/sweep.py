@@ -1,15 +1,16 @@
 """The scaling curve: the same global batch on more and more nodes."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster
-from pretrain.plan.layout import Layout
-from pretrain.plan.rate import Rate, predict_rate
-from pretrain.plan.search import divisors
-from pretrain.plan.state import largest_micro
-from pretrain.plan.work import Task
+from pretrain.plan.layout import ParallelLayout
+from pretrain.plan.search import Rate, divisors, predict_rate
+from pretrain.plan.state_memory import largest_micro
+from pretrain.plan.work import TrainingTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def parse_sweep(text: str) -> list[int]:
     return found
 
 
-def sweep(config: RunConfig, task: Task, cluster: Cluster, nodes: list[int]) -> list[Point]:
+def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: list[int]) -> list[Point]:
     """Predicts each size, at the config's ZeRO stage."""
     points: list[Point] = []
     for count in nodes:
@@ -66,13 +67,43 @@ def sweep(config: RunConfig, task: Task, cluster: Cluster, nodes: list[int]) -> 
     return points
 
 
-def _point(config: RunConfig, task: Task, cluster: Cluster) -> Point:
+def _point(config: RunConfig, task: TrainingTask, cluster: Cluster) -> Point:
     rows, size = config.batch.rows, cluster.size
     if rows % size:
         return Point(cluster.nodes, size, 0, 0, None, 0.0, f"{rows} rows a step do not divide over {size} ranks")
-    most = largest_micro(task, Layout(config.engine, 1, 1), cluster, min(config.batch.micro, rows // size))
+    most = largest_micro(task, ParallelLayout(config.engine, 1, 1), cluster, min(config.batch.micro, rows // size))
     if not most:
         return Point(cluster.nodes, size, 0, 0, None, 0.0, "not one row fits")
     micro = max(count for count in divisors(rows // size) if count <= most)
-    layout = Layout(config.engine, micro, rows // size // micro)
+    layout = ParallelLayout(config.engine, micro, rows // size // micro)
     return Point(cluster.nodes, size, micro, layout.accumulation, predict_rate(task, layout, cluster), 1.0)
+
+
+# The scaling curve as a picture.
+
+
+def draw_sweep(points: list[dict[str, Any]], path: Path) -> None:
+    """Draws tokens a second and MFU over the number of GPUs; the format is that of the file's name."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [point for point in points if point["tokens_per_s"] is not None]
+    ranks = [point["ranks"] for point in shown]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.loglog(ranks, [point["tokens_per_s"] for point in shown], marker="o", label="predicted")
+    if shown:
+        each = shown[0]["tokens_per_s"] / ranks[0]
+        left.loglog(ranks, [each * count for count in ranks], linestyle="--", color="0.6", label="linear")
+    left.set(xlabel="GPUs", ylabel="tokens a second", title="Scaling, the batch as it is")
+    left.legend(frameon=False)
+    right.semilogx(ranks, [100 * point["mfu"] for point in shown], marker="o", base=2)
+    right.set(xlabel="GPUs", ylabel="MFU, %", title="Share of the peak")
+    right.set_ylim(0, 1.15 * max((100 * point["mfu"] for point in shown), default=1.0))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.set_xticks(ranks, [str(count) for count in ranks], minor=False)
+        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
-from pretrain.plan.activations import activation_bytes, adapter_bytes
-from pretrain.plan.flops import RowFlops, row_flops
+from pretrain.plan.activations import activation_bytes, adapter_bytes, recurrent_bytes
+from pretrain.plan.flops import RowFlops, TunedFlops, row_flops, tuned_flops
 from pretrain.plan.memory import bytes_per_parameter, state_bytes
-from pretrain.plan.recurrent_memory import recurrent_bytes
 from pretrain.plan.roofline import Work
-from pretrain.plan.trained import Trained, Values, count_values
-from pretrain.plan.tuned_flops import TunedFlops, tuned_flops
+from pretrain.plan.trained import TrainableSubset, Values, count_values
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TrainingTask:
     """What is trained on what, whatever the layout.
 
     Attributes:
@@ -30,7 +28,7 @@ class Task:
     lengths: RowLengths
     head_share: float = 1.0
     optimizer: str = "adamw"
-    trained: Trained | None = None
+    trained: TrainableSubset | None = None
 
     @property
     def values(self) -> Values:
@@ -49,7 +47,7 @@ class Task:
         return self.lengths.target + (self.lengths.source or 0)
 
 
-def task_flops(task: Task) -> TunedFlops:
+def task_flops(task: TrainingTask) -> TunedFlops:
     """Counts the FLOPs of a row. Of a recurrent model all is taken to be trained."""
     model, lengths = task.model, task.lengths
     source, share = lengths.source, task.head_share
@@ -68,7 +66,7 @@ def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
     return sum(again) / sum(layers)
 
 
-def kept_by(task: Task, engine: EngineConfig, micro: int, device: str) -> tuple[int, int]:
+def kept_by(task: TrainingTask, engine: EngineConfig, micro: int, device: str) -> tuple[int, int]:
     """Returns bytes of activations of a micro-batch: kept, and at the peak."""
     if isinstance(task.model, RecurrentConfig):
         kept = recurrent_bytes(task.model, engine, task.lengths, micro)
@@ -88,7 +86,7 @@ def kept_by(task: Task, engine: EngineConfig, micro: int, device: str) -> tuple[
 
 
 def plan_work(
-    task: Task,
+    task: TrainingTask,
     engine: EngineConfig,
     world_size: int,
     micro: int,

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.prepare.filters import FilterRule, select
-from pretrain.prepare.pieces import document_key
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import Part
+from pretrain.prepare.input_parts import InputPart
+from pretrain.prepare.readers.dispatch import Reader
+from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
 
 DUPLICATES_DIR = "duplicates"
@@ -47,17 +47,17 @@ class HashSettings:
     filters: FilterRule
 
 
-def hashes_path(folder: Path, part: Part) -> Path:
+def hashes_path(folder: Path, part: InputPart) -> Path:
     """Where the hashes of a part are until the duplicates are known."""
     return folder / DUPLICATES_DIR / f"{part.name}.hashes"
 
 
-def first_path(folder: Path, part: Part) -> Path:
+def first_path(folder: Path, part: InputPart) -> Path:
     """Where it is said which documents of a part came first."""
     return folder / DUPLICATES_DIR / f"{part.name}.first"
 
 
-def hash_part(settings: HashSettings, part: Part, report: Callable[[int, int], None]) -> None:
+def hash_part(settings: HashSettings, part: InputPart, report: Callable[[int, int], None]) -> None:
     """Writes the hashes of a part. Raises: DataError, OSError, DiskError; then there is no file."""
     make_dir(settings.folder / DUPLICATES_DIR)
     writer = AtomicWriter(hashes_path(settings.folder, part))
@@ -102,7 +102,7 @@ def _starts(rows: np.ndarray) -> np.ndarray:
     return starts
 
 
-def find_first(folder: Path, parts: Sequence[Part]) -> None:
+def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
     """Writes for every part which of its documents came first. All parts are hashed.
 
     Raises:
@@ -157,7 +157,7 @@ def _buckets(files: list[tuple[Path, list[int], int]]) -> Iterator[np.ndarray]:
         yield np.concatenate(rows)
 
 
-def load_first(folder: Path, part: Part) -> np.ndarray:
+def load_first(folder: Path, part: InputPart) -> np.ndarray:
     """Returns, bool, for each document that the filters keep, whether none like it came before."""
     content = first_path(folder, part).read_bytes()
     num_documents = int(np.frombuffer(content, "<u8", 1)[0])

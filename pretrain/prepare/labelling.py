@@ -16,13 +16,12 @@ from functools import cached_property
 import numpy as np
 
 from pretrain.errors import DataError
-from pretrain.prepare.documents import Label
-from pretrain.prepare.filters import FilterRule, select
-from pretrain.prepare.pieces import divide
+from pretrain.prepare.filters import FilterRule, Label, select
+from pretrain.prepare.input_parts import InputPart
 from pretrain.prepare.progress import Progress
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import Part
+from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import TRAIN, SplitRule
+from pretrain.prepare.text_pieces import divide
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.writer import MAX_LABELS
 
@@ -76,11 +75,11 @@ class LabelSet:
 
 
 def find_labels(
-    parts: Sequence[Part],
+    parts: Sequence[InputPart],
     reader: Reader,
     rule: SplitRule,
     filters: FilterRule,
-    first_of: Callable[[Part], np.ndarray | None],
+    first_of: Callable[[InputPart], np.ndarray | None],
     progress: Progress,
 ) -> list[str]:
     """Returns the names of all labels of the training split, sorted; numbers by their value. Reads all of the input.

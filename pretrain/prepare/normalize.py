@@ -14,7 +14,7 @@ from typing import Any
 
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import LaunchError
-from pretrain.prepare.documents import Document
+from pretrain.prepare.filters import Document
 
 PACKAGE = "sacremoses"
 

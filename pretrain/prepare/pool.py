@@ -24,10 +24,9 @@ from typing import Any, Protocol
 
 from pretrain.errors import DataError
 from pretrain.prepare.duplicates import HashSettings, hash_part
-from pretrain.prepare.lock import hold_as_worker
+from pretrain.prepare.input_parts import WHOLE, InputPart, Share
+from pretrain.prepare.output import hold_as_worker
 from pretrain.prepare.part import PartSettings, Report, write_part
-from pretrain.prepare.share import WHOLE, Share
-from pretrain.prepare.sources import Part
 from pretrain.tokenizer import build_encoder, load_tokenizer
 
 POLL_S = 0.2
@@ -36,7 +35,7 @@ Tick = Callable[[int, int], None]
 """Called with the input bytes and documents done so far by the parts of this call."""
 
 
-Work = Callable[[Part, Report], None]
+Work = Callable[[InputPart, Report], None]
 """Does one part."""
 
 
@@ -70,7 +69,7 @@ def telling_what_failed(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class Task(Protocol):
+class PartTask(Protocol):
     """What is done with every part; sent to the workers."""
 
     @property
@@ -109,7 +108,7 @@ class _HashTask:
 def run_parts(
     settings: PartSettings,
     tokenizer_path: Path,
-    parts: Sequence[Part],
+    parts: Sequence[InputPart],
     processes: int,
     tick: Tick,
     share: Share = WHOLE,
@@ -118,12 +117,14 @@ def run_parts(
     run_task(_WriteTask(settings, tokenizer_path), parts, processes, tick, share)
 
 
-def hash_parts(settings: HashSettings, parts: Sequence[Part], processes: int, tick: Tick, share: Share = WHOLE) -> None:
+def hash_parts(
+    settings: HashSettings, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share = WHOLE
+) -> None:
     """Hashes the documents of `parts`, in any order. Raises: See `run_task`."""
     run_task(_HashTask(settings), parts, processes, tick, share)
 
 
-def run_task(task: Task, parts: Sequence[Part], processes: int, tick: Tick, share: Share = WHOLE) -> None:
+def run_task(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share = WHOLE) -> None:
     """Does `task` with every part, in any order; `share` is whose they are.
 
     Raises:
@@ -138,7 +139,7 @@ def run_task(task: Task, parts: Sequence[Part], processes: int, tick: Tick, shar
     _run_pool(task, parts, min(processes, len(parts)), tick, share)
 
 
-def _run_here(task: Task, parts: Sequence[Part], tick: Tick) -> None:
+def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Tick) -> None:
     done_bytes = done_documents = 0
 
     def report(num_bytes: int, num_documents: int) -> None:
@@ -166,7 +167,7 @@ def _single_threaded_tokenizers() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _run_pool(task: Task, parts: Sequence[Part], processes: int, tick: Tick, share: Share) -> None:
+def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share) -> None:
     context = multiprocessing.get_context("spawn")
     cells = context.RawArray("Q", 2 * (parts[-1].number + 1))
     stop = context.RawValue("b", 0)
@@ -211,7 +212,7 @@ class _Worker:
     def __init__(self, work: Work, cells: Any, stop: Any) -> None:
         self._work, self._cells, self._stop = work, cells, stop
 
-    def do(self, part: Part) -> None:
+    def do(self, part: InputPart) -> None:
         """Does one part. Raises: _StopError, within a batch of the stop flag being set."""
         self._work(part, self._report_to(part.number))
         self._cells[2 * part.number] = part.num_bytes
@@ -231,7 +232,7 @@ _worker: _Worker | None = (
 )
 
 
-def _start_worker(task: Task, share: Share, cells: Any, stop: Any) -> None:
+def _start_worker(task: PartTask, share: Share, cells: Any, stop: Any) -> None:
     global _worker
     hold_as_worker(task.folder, share)
     _die_with_parent()
@@ -239,7 +240,7 @@ def _start_worker(task: Task, share: Share, cells: Any, stop: Any) -> None:
     _worker = _Worker(task.start(), cells, stop)
 
 
-def _work_in_worker(part: Part) -> None:
+def _work_in_worker(part: InputPart) -> None:
     assert _worker is not None
     _worker.do(part)
 

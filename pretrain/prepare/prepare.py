@@ -15,24 +15,29 @@ what was written: nothing of it could be used, because mended input is other inp
 permutes when training reads), and any other process's folder.
 """
 
+import contextlib
+import json
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare import output
+from pretrain.prepare.convert.convert import CONVERSION_NAME, convert_tokens
+from pretrain.prepare.convert.convert_job import ConvertOptions
 from pretrain.prepare.filters import EMPTY, UNDECODABLE
+from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
-from pretrain.prepare.lock import claim_lock, lock_folder
+from pretrain.prepare.output import claim_lock, lock_folder
 from pretrain.prepare.part import PartRecord
 from pretrain.prepare.pool import num_cores, telling_what_failed
 from pretrain.prepare.prepare_job import PrepareJob, plan_job
-from pretrain.prepare.prepare_steps import find_duplicates, make_labels, make_tokenizer, wait_for, write_parts
-from pretrain.prepare.progress import Progress, no_progress
-from pretrain.prepare.share import WHOLE, Share
+from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION
 from pretrain.prepare.statistics import collect_statistics, count_left_out, write_statistics
+from pretrain.prepare.steps import find_duplicates, make_labels, make_tokenizer, wait_for, write_parts
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, build_split, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, tokenizer_hash, vocabulary_size
 from pretrain.utils.io import make_dir, write_file
@@ -173,3 +178,48 @@ def _log_left_out(records: Sequence[PartRecord]) -> None:
     for what, count in named.items():
         if count:
             _log.info("skipped %d %s", count, what)
+
+
+# `pretrain prepare` as a command: its progress, and what it ends with.
+
+
+def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
+    """Prepares one share, `i/n`, of a config; returns what to print. Raises: As `prepare_share`."""
+    share = parse_share(part)
+    with _shown() as progress:
+        index = prepare_share(config, share, progress, processes=processes)
+    if index is None:
+        return f"{config.output}: part {share} is done; the last one to finish writes the index"
+    return _summarize(config.output, index.splits)
+
+
+def run_convert(options: ConvertOptions, processes: int | None) -> str:
+    """Re-shards the tokens of another system; returns what to print. Raises: As `convert_tokens`."""
+    with _shown() as progress:
+        index = convert_tokens(options, progress, processes=processes)
+    proof = json.loads((options.output / CONVERSION_NAME).read_text())["after"]
+    summary = _summarize(str(options.output), index.splits)
+    return f"{summary}\nsha256 of all tokens, before and after: {proof['sha256']}"
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Progress]:
+    """Shows progress; after Ctrl-C, says what became of it."""
+    try:
+        with progress_bar() as progress:
+            yield progress
+    except KeyboardInterrupt:
+        print("interrupted; finished parts are kept: the same command goes on", file=sys.stderr)
+        raise
+
+
+def _summarize(folder: str, splits: dict[str, SplitIndex]) -> str:
+    train, validation = splits["train"], splits.get("validation")
+    held_out = f", {validation.num_tokens:,} validation tokens" if validation else ""
+    documents = sum(split.num_documents for split in splits.values())
+    tokens = sum(split.num_tokens for split in splits.values())
+    bytes_per_token = sum(split.num_bytes_text for split in splits.values()) / tokens
+    return (
+        f"{folder}: {train.num_tokens:,} training tokens{held_out}, {documents:,} documents, "
+        f"{bytes_per_token:.2f} bytes per token"
+    )

@@ -13,10 +13,10 @@ from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.duplicates import load_first
 from pretrain.prepare.filters import FilterRule
+from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.normalize import check_normalize
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import InputFile, Part, plan_part_bytes, plan_parts
+from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.tokenizer import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_tokenizer, eos_id, read_given
 from pretrain.tokenizer.file import parse_tokenizer
@@ -40,7 +40,7 @@ class PrepareJob:
 
     config: PrepareConfig
     files: list[InputFile]
-    parts: list[Part]
+    parts: list[InputPart]
     rule: SplitRule
     given: bytes | None
     identity: dict[str, Any]
@@ -65,7 +65,7 @@ class PrepareJob:
         """What reads the input."""
         return Reader(tuple(self.config.inputs), self.config.kind, self.filters.fields)
 
-    def first_of(self, part: Part) -> np.ndarray | None:
+    def first_of(self, part: InputPart) -> np.ndarray | None:
         """Which documents of a part came first; None where duplicates stay."""
         return load_first(self.folder, part) if self.config.filter.deduplicate else None
 

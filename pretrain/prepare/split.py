@@ -1,17 +1,127 @@
-"""Which text is trained on and which is held out: a pure function of each document, not of its place in the corpus.
+"""How long documents are: a histogram of fixed, fine bins that parts fill and a merge adds up.
 
-hash:0.01   a document is held out when the hash of its bytes falls below the fraction; duplicates stay together
-tail:0.1    the last tenth of every document's characters is held out; what a corpus of one long file needs
+Lengths below 64 have a bin each; from there on each doubling has 32 bins, so that a percentile is exact up to 63 and
+at most a 32nd too low beyond. A few hundred bins hold any corpus.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
 
 from pretrain.errors import ConfigError
+from pretrain.rows import IGNORE_INDEX
+from pretrain.shards.index import ShardIndex
+from pretrain.shards.sidecars import TokenDocuments
+from pretrain.shards.writer import ShardWriter
+from pretrain.utils.io import make_dir
+
+BINS_PER_DOUBLING = 32
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
+@dataclass(slots=True)
+class LengthHistogram:
+    """Lengths of documents, in tokens.
+
+    Attributes:
+        bins: Documents by the smallest length of their bin.
+        total: Sum of all lengths.
+        shortest: 0 where there is no document.
+        longest: Likewise.
+    """
+
+    bins: Counter[int] = field(default_factory=Counter)
+    total: int = 0
+    shortest: int = 0
+    longest: int = 0
+
+    def add(self, lengths: np.ndarray) -> None:
+        """Enters documents, by the tokens of each."""
+        if not len(lengths):
+            return
+        shortest = int(lengths.min())
+        self.shortest = min(self.shortest, shortest) if self.bins else shortest
+        self.longest = max(self.longest, int(lengths.max()))
+        starts, counts = np.unique(bins_of(lengths), return_counts=True)
+        self.bins.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
+        self.total += int(lengths.sum())
+
+    @property
+    def num_documents(self) -> int:
+        """Documents entered."""
+        return self.bins.total()
+
+    def percentile(self, percent: int) -> int:
+        """Returns the length that `percent` of the documents do not exceed, rounded down to its bin."""
+        rank = max(1, -(-self.num_documents * percent // 100))
+        for start in sorted(self.bins):
+            rank -= self.bins[start]
+            if rank <= 0:
+                return start
+        return 0
+
+    def facts(self) -> dict[str, object]:
+        """Returns what statistics say of it."""
+        mean = round(self.total / self.num_documents, 2) if self.bins else 0
+        return {
+            "shortest": self.shortest,
+            "mean": mean,
+            "longest": self.longest,
+            "percentiles": {str(percent): self.percentile(percent) for percent in PERCENTILES},
+            "histogram": [[start, self.bins[start]] for start in sorted(self.bins)],
+        }
+
+    def as_json(self) -> dict[str, object]:
+        """Returns what `lengths_from_json` reads."""
+        bins = {str(start): self.bins[start] for start in sorted(self.bins)}
+        return {"bins": bins, "total": self.total, "shortest": self.shortest, "longest": self.longest}
+
+
+def lengths_from_json(raw: Mapping[str, object]) -> LengthHistogram:
+    """Reads what `as_json` gave. Raises: KeyError, TypeError, ValueError."""
+    bins = raw["bins"]
+    if not isinstance(bins, dict):
+        raise TypeError("bins are no object")
+    numbers = (int(str(raw[name])) for name in ("total", "shortest", "longest"))
+    return LengthHistogram(Counter({int(start): int(count) for start, count in bins.items()}), *numbers)
+
+
+def bins_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns, int64, the smallest length of the bin that each length falls in."""
+    num_bits = np.frexp(lengths)[1].astype(np.int64)  # exact: a length is far below 2**53
+    shifts = np.maximum(num_bits - BINS_PER_DOUBLING.bit_length(), 0)
+    return lengths >> shifts << shifts
+
+
+def add_up(parts: Iterable[LengthHistogram]) -> LengthHistogram:
+    """Returns the lengths of all parts."""
+    total = LengthHistogram()
+    for part in parts:
+        if part.bins:
+            total.shortest = min(total.shortest, part.shortest) if total.bins else part.shortest
+            total.longest = max(total.longest, part.longest)
+            total.bins.update(part.bins)
+            total.total += part.total
+    return total
+
+
+# Which text is trained on and which is held out: a pure function of each document, not of its place
+# in the corpus.
+#
+# hash:0.01   a document is held out when the hash of its bytes falls below the fraction; duplicates stay together
+# tail:0.1    the last tenth of every document's characters is held out; what a corpus of one long file needs
+
 
 TRAIN = "train"
+
 VALIDATION = "validation"
+
 SPLITS = (TRAIN, VALIDATION)
 
 
@@ -61,3 +171,78 @@ def parse_split(text: str, seed: int) -> SplitRule:
     if not 0 <= seed < 2**64:
         raise ConfigError(f"seed={seed} is not a seed", fix="use a number from 0 to 2**64 - 1")
     return SplitRule(kind, fraction, seed.to_bytes(8, "big"), int(fraction * 2**64).to_bytes(8, "big"))
+
+
+# The shards of one part in one split: opened at the first document, a new one every `shard_tokens`.
+
+
+class SplitWriter:
+    """Writes SPLIT/STEM-0000.tar, -0001.tar, ... Memory: one member."""
+
+    def __init__(self, folder: Path, stem: str, dtype: str, kind: str, shard_tokens: int) -> None:
+        """Starts with no shard. What was written so far is in `lengths`, `source_lengths`, `num_learned`, `labels`.
+
+        Args:
+            folder: DIR/SPLIT; made when there is something to write.
+            stem: Of the shards' names.
+            dtype: `uint16` or `uint32`.
+            kind: What a document is.
+            shard_tokens: A shard is closed at the first document end at or past this many tokens.
+
+        Raises:
+            DiskError: From every method.
+        """
+        self._folder, self._stem, self._dtype, self._kind = folder, stem, dtype, kind
+        self._shard_tokens = shard_tokens
+        self._shards: list[ShardIndex] = []
+        self._open: ShardWriter | None = None
+        self.lengths, self.source_lengths, self.num_learned = LengthHistogram(), LengthHistogram(), 0
+        self.labels = Counter[int]()
+
+    def add(self, documents: TokenDocuments) -> int:
+        """Appends documents, their ends included; returns how many have no tokens, of pairs on one of the sides.
+
+        Those are not written: a tokenizer may drop white space, and nothing need end a document.
+        """
+        has_tokens = documents.tokens.lengths > 0
+        if documents.source is not None:
+            has_tokens &= documents.source.lengths > 0
+        num_empty = int(np.count_nonzero(~has_tokens))
+        if num_empty:
+            documents = documents.select(has_tokens)
+        self._count(documents)
+        while documents.num_documents:
+            if self._open is None:
+                make_dir(self._folder)
+                path = self._folder / f"{self._stem}-{len(self._shards):04d}.tar"
+                self._open = ShardWriter(path, self._dtype, kind=self._kind)
+            num_fitting = documents.tokens.count_up_to(self._shard_tokens - self._open.num_tokens)
+            self._open.add(documents.slice(0, num_fitting))
+            documents = documents.slice(num_fitting, documents.num_documents)
+            if self._open.num_tokens >= self._shard_tokens:
+                self._close_shard()
+        return num_empty
+
+    def _count(self, documents: TokenDocuments) -> None:
+        self.lengths.add(documents.tokens.lengths)
+        if documents.source is not None:
+            self.source_lengths.add(documents.source.lengths)
+        if documents.loss is not None:
+            self.num_learned += int(np.count_nonzero(documents.loss))
+        if documents.labels is not None:
+            self.labels.update(documents.labels[documents.labels != IGNORE_INDEX].tolist())
+
+    def close(self) -> list[ShardIndex]:
+        """Commits the last shard; returns all of them."""
+        self._close_shard()
+        return self._shards
+
+    def discard(self) -> None:
+        """Gives up the shard that is still open, if any."""
+        if self._open is not None:
+            self._open.discard()
+
+    def _close_shard(self) -> None:
+        if self._open is not None:
+            self._shards.append(self._open.close())
+            self._open = None

@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.prepare.filters import EMPTY, REASONS, UNDECODABLE
-from pretrain.prepare.lengths import add_up, lengths_from_json
 from pretrain.prepare.output import CARD_NAME, PICTURE_NAME, STATISTICS_NAME
 from pretrain.prepare.part import PartRecord
+from pretrain.prepare.split import add_up, lengths_from_json
 from pretrain.shards.index import DataIndex
 from pretrain.utils.io import write_file, write_json
 

@@ -6,20 +6,19 @@ The file may hold anything: a line that is no such row is counted, and left out.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.report.html import MAX_OPEN_ROWS, MAX_ROWS, Html, fold, table
+from pretrain.report.html import MAX_OPEN_ROWS, MAX_ROWS, fold, table
 
 if TYPE_CHECKING:
-    from pretrain.report.read import RunData
+    pass
 
 LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS = "Losses", "Classifiers", "Translations", "Tasks of lm-eval-harness"
 COMPARED = "Comparisons"
-_ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
+ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
 _LABEL_SCORES = {"macro_f1": "macro F1", "matthews": "Matthews"}
 _MOST = 2**63
 _HASH = 8
@@ -27,7 +26,7 @@ _HASH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvaluationRow:
     """A line of a table.
 
     Attributes:
@@ -56,7 +55,7 @@ class Evaluation:
     at: str
     step: int
     manifest: str
-    rows: list[Row]
+    rows: list[EvaluationRow]
     signatures: dict[str, str]
 
 
@@ -105,7 +104,7 @@ def _named(one: dict[str, Any]) -> str:
     return f"{one['name'] if one['path'] is None else one['path']} ({str(one['sha256'])[:_HASH]})"
 
 
-def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[Row]:
+def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[EvaluationRow]:
     part = "" if settings["max_tokens"] is None else f", first {_count(settings['max_tokens']):,} tokens"
     for source, facts in result["sources"].items():
         read = f"{data.get(source, ', '.join(data.values()))}, {result['split']}{part}"
@@ -122,25 +121,27 @@ def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str,
             cells |= {"accuracy": _interval(labels["accuracy"])}
             cells |= {head: _interval(labels[name]) for name, head in _LABEL_SCORES.items()}
             cells |= {"documents": _count(labels["documents"]), "targets": _count(facts["targets"])}
-        yield Row(LOSSES if labels is None else CLASSIFIERS, read, cells)
+        yield EvaluationRow(LOSSES if labels is None else CLASSIFIERS, read, cells)
         for score, found in facts.get("differences", {}).items():
             yield _difference(read, result["baseline"], f"{source}: {score}", found)
 
 
-def _difference(data: str, baseline: str, score: str, found: dict[str, Any]) -> Row:
+def _difference(data: str, baseline: str, score: str, found: dict[str, Any]) -> EvaluationRow:
     """Returns the line of a paired bootstrap of our own."""
     drawn = f"{_count(found['num_units']):,} {found['unit']}, {_count(found['resamples']):,} draws"
     return _pair(data, baseline, score, found["value"], f"{_signed(found['low'])} to {_signed(found['high'])}",
                  found["p_value"], drawn)  # fmt: skip
 
 
-def _pair(data: str, baseline: str, score: str, value: Any, interval: str, p_value: Any, drawn: str) -> Row:
+def _pair(data: str, baseline: str, score: str, value: Any, interval: str, p_value: Any, drawn: str) -> EvaluationRow:
     cells = {"against": str(baseline), "of": score, "difference": _signed(value), "95%": interval,
              "p": f"{_float(p_value):.4f}", "drawn": drawn}  # fmt: skip
-    return Row(COMPARED, data, cells)
+    return EvaluationRow(COMPARED, data, cells)
 
 
-def _translation_rows(result: dict[str, Any], data: dict[str, str], signatures: dict[str, str]) -> Iterator[Row]:
+def _translation_rows(
+    result: dict[str, Any], data: dict[str, str], signatures: dict[str, str]
+) -> Iterator[EvaluationRow]:
     read = ", ".join(data.values())
     for system in result["systems"]:
         beams = _count(system["beams"])
@@ -149,7 +150,7 @@ def _translation_rows(result: dict[str, Any], data: dict[str, str], signatures: 
             cells[metric] = f"{_float(found['score']):.2f}"
             signatures[metric] = str(found["signature"])
         cells |= {"sentences": _count(system["sentences"]), "cut short": _count(system["cut"])}
-        yield Row(TRANSLATIONS, read, cells)
+        yield EvaluationRow(TRANSLATIONS, read, cells)
     for pair in result["compared"]:
         interval = f"+-{_float(pair['system_ci']):.2f} against +-{_float(pair['baseline_ci']):.2f}"
         score = f"{pair['system']}: {pair['metric']}"
@@ -157,7 +158,7 @@ def _translation_rows(result: dict[str, Any], data: dict[str, str], signatures: 
         yield _pair(read, pair["baseline"], score, pair["difference"], interval, pair["p_value"], "sentences")
 
 
-def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[Row]:
+def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[EvaluationRow]:
     shots, limit = settings["num_fewshot"], settings["limit"]
     how = "" if shots is None else f", {_count(shots)} examples"
     how += "" if limit is None else f", first {_count(limit):,} documents"
@@ -167,7 +168,7 @@ def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str,
         value = f"{_float(score['value']):.4f}" + ("" if stderr is None else f" +- {_float(stderr):.4f}")
         documents = result["documents"].get(task)
         cells = {"of": task, "metric": str(score["metric"]), "score": value}
-        yield Row(TASKS, read, cells | {"documents": None if documents is None else _count(documents)})
+        yield EvaluationRow(TASKS, read, cells | {"documents": None if documents is None else _count(documents)})
         if score["difference"] is not None:
             yield _difference(read, result["baseline"], f"{task}: {score['metric']}", score["difference"])
 
@@ -196,58 +197,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) -> str:
-    """Returns a table for each kind of evaluation, the newest first; empty where no run has kept any.
-
-    Args:
-        runs: All.
-        name_cells: A cell with the name of each.
-    """
-    kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
-    kept.sort(key=lambda entry: entry[0].at)
-    kept.reverse()  # of one second too the last that was kept comes first
-    parts = []
-    for title in _ORDER:
-        rows = [
-            {
-                "run": name_cells[number],
-                "step": _step_cell(found, runs[number]),
-                "at, UTC": _minute(found.at),
-                "data": row.data,
-            }
-            | row.cells
-            for found, number in kept
-            for row in found.rows
-            if row.table == title
-        ]
-        if rows:
-            parts.append(f"<h3>{escape(title)}, by pretrain evaluate</h3>{_table(rows)}")
-    signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
-    parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
-    if kept:
-        parts.append(
-            "<p class=note>Behind a score in brackets: where it lies with 95%. Behind data: of its sha256.</p>"
-        )
-    return "".join(parts)
-
-
-def _minute(at: str) -> str:
-    return at.replace("T", " ")[:16]
-
-
-def _step_cell(found: Evaluation, run: "RunData") -> Any:
-    """Returns the step; that of a checkpoint which is no longer, or whose steps were done again, is marked."""
-    on_disk = next((saved.manifest for saved in run.checkpoints if saved.step == found.step), None)
-    if on_disk is None:
-        return Html(f"<td class=number>{found.step:,}, not on disk</td>")
-    return (
-        found.step
-        if on_disk == found.manifest
-        else Html(f'<td class="number differs">{found.step:,}, other weights</td>')
-    )
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
+def evaluation_rows(rows: list[dict[str, Any]]) -> str:
     """Returns the newest rows, and more behind a fold."""
     heads = list(dict.fromkeys(head for row in rows for head in row))
     heads = [head for head in heads if any(row.get(head) is not None for row in rows)]

@@ -10,7 +10,7 @@ import colorsys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pretrain.report.read import RunData
+from pretrain.report.run_data import RunData
 from pretrain.report.series import PARTS, Curve, make_curve
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#7f7f7f")

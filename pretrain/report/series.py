@@ -73,7 +73,7 @@ def make_curve(points: Sequence[tuple[float, float]], max_groups: int) -> Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ProgressCurve:
     """Where a run was at a step: knots, between which it is a straight line.
 
     Attributes:
@@ -94,21 +94,21 @@ class Course:
         """Returns the tokens at a step, in the same way."""
         return interpolate(self.steps, self.tokens, step)
 
-    def thinned(self, max_knots: int = MAX_KNOTS) -> "Course":
+    def thinned(self, max_knots: int = MAX_KNOTS) -> "ProgressCurve":
         """Returns the course with no more knots than that, evenly picked, first and last among them."""
         if len(self.steps) <= max_knots:
             return self
         places = [round(number * (len(self.steps) - 1) / (max_knots - 1)) for number in range(max_knots)]
-        return Course(*([values[place] for place in places] for values in (self.steps, self.tokens, self.hours)))
+        return ProgressCurve(*([values[place] for place in places] for values in (self.steps, self.tokens, self.hours)))
 
 
-def make_course(rows: Sequence[dict[str, Any]]) -> Course:
+def make_course(rows: Sequence[dict[str, Any]]) -> ProgressCurve:
     """Returns the course of a run; a single knot at 0 where rows do not tell.
 
     Args:
         rows: Of metrics.jsonl, in order of steps.
     """
-    course = Course([0.0], [0.0], [0.0])
+    course = ProgressCurve([0.0], [0.0], [0.0])
     for row in rows:
         seconds, tokens, passed = seconds_of_step(row), row.get("tokens"), row["step"] - course.steps[-1]
         if seconds is None or not _is_finite(tokens) or passed <= 0:

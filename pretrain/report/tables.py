@@ -6,11 +6,12 @@ from html import escape
 from typing import Any
 
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.report.evaluations import ORDER, Evaluation, evaluation_rows
 from pretrain.report.html import LONG_CHARACTERS, Html, figure, folded, swatch, table, without_empty
 from pretrain.report.panels import color_of
-from pretrain.report.read import RunData
+from pretrain.report.run_data import RunData
 from pretrain.report.series import median
-from pretrain.report.timeline import instant
+from pretrain.report.start_timeline import instant
 from pretrain.utils.units import count, percent, size, span
 
 _VALIDATION = {
@@ -148,3 +149,54 @@ def _evaluated(name: str, value: float | None) -> Any:
     if math.isnan(value):
         return "not finite"
     return int(value) if name == "val_tokens" else f"{100 * value:.2f}%" if name == "val_accuracy" else value
+
+
+def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) -> str:
+    """Returns a table for each kind of evaluation, the newest first; empty where no run has kept any.
+
+    Args:
+        runs: All.
+        name_cells: A cell with the name of each.
+    """
+    kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
+    kept.sort(key=lambda entry: entry[0].at)
+    kept.reverse()  # of one second too the last that was kept comes first
+    parts = []
+    for title in ORDER:
+        rows = [
+            {
+                "run": name_cells[number],
+                "step": _step_cell(found, runs[number]),
+                "at, UTC": _minute(found.at),
+                "data": row.data,
+            }
+            | row.cells
+            for found, number in kept
+            for row in found.rows
+            if row.table == title
+        ]
+        if rows:
+            parts.append(f"<h3>{escape(title)}, by pretrain evaluate</h3>{evaluation_rows(rows)}")
+    signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
+    parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
+    if kept:
+        parts.append(
+            "<p class=note>Behind a score in brackets: where it lies with 95%. Behind data: of its sha256.</p>"
+        )
+    return "".join(parts)
+
+
+def _minute(at: str) -> str:
+    return at.replace("T", " ")[:16]
+
+
+def _step_cell(found: Evaluation, run: "RunData") -> Any:
+    """Returns the step; that of a checkpoint which is no longer, or whose steps were done again, is marked."""
+    on_disk = next((saved.manifest for saved in run.checkpoints if saved.step == found.step), None)
+    if on_disk is None:
+        return Html(f"<td class=number>{found.step:,}, not on disk</td>")
+    return (
+        found.step
+        if on_disk == found.manifest
+        else Html(f'<td class="number differs">{found.step:,}, other weights</td>')
+    )

@@ -24,8 +24,8 @@ from pathlib import Path
 from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
 from pretrain.run.owner import (
     POLL_S,
-    Found,
     Owner,
+    OwnerRecord,
     find_owner,
     highest_number,
     number_of,
@@ -151,7 +151,7 @@ def refuse_if_owned(folder: Path) -> None:
         raise _disk_error(folder, "read", error) from error
 
 
-def _find_highest(folder: Path) -> Found | None:
+def _find_highest(folder: Path) -> OwnerRecord | None:
     """Returns the owner of the highest number, or None if there is no file at all. Raises: OSError."""
     while highest := highest_number(folder):
         found = find_owner(path_of(folder, highest))

@@ -69,7 +69,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OwnerRecord:
     """What is in the file of an owner: the owner, unless it cannot be read, and the last heartbeat, in ns."""
 
     owner: Owner | None
@@ -95,7 +95,7 @@ def highest_number(folder: Path) -> int:
         return 0
 
 
-def find_owner(path: Path) -> Found | None:
+def find_owner(path: Path) -> OwnerRecord | None:
     """Reads the file of an owner; None where there is none. Raises: OSError.
 
     The file is opened before its time is read: a client of NFS then asks the server.
@@ -111,9 +111,9 @@ def find_owner(path: Path) -> Found | None:
     try:
         owner = Owner(**json.loads(content))
     except (ValueError, TypeError):
-        return Found(None, heartbeat_ns)  # being written, or torn, on a file system without hard links
+        return OwnerRecord(None, heartbeat_ns)  # being written, or torn, on a file system without hard links
     is_sound = all(type(getattr(owner, field.name)) is field.type for field in fields(owner))
-    return Found(owner if is_sound else None, heartbeat_ns)
+    return OwnerRecord(owner if is_sound else None, heartbeat_ns)
 
 
 def this_process() -> Owner:
@@ -199,7 +199,7 @@ def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
     return _watch(folder, number, found, us)
 
 
-def _watch(folder: Path, number: int, found: Found, us: Owner) -> str:
+def _watch(folder: Path, number: int, found: OwnerRecord, us: Owner) -> str:
     """Waits for a heartbeat of an owner elsewhere. Returns and raises as `refuse_if_held`."""
     deadline = time.monotonic() + WATCH_S
     while time.monotonic() < deadline:

@@ -22,10 +22,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.errors import EXIT_HANG, EXIT_UNAVAILABLE
-from pretrain.run.board import num_collectives
-from pretrain.run.messenger import BEAT_S, Messenger
-from pretrain.run.progress import Progress, Pulse, limit_of
-from pretrain.run.verdict import SILENT_S, Verdict, describe_store, find_missing, judge, judge_alone
+from pretrain.run.heartbeat import (
+    BEAT_S,
+    SILENT_S,
+    Messenger,
+    Verdict,
+    describe_store,
+    find_missing,
+    judge,
+    judge_alone,
+    num_collectives,
+)
+from pretrain.run.phase import Progress, Pulse, limit_of
 from pretrain.utils.log import redact
 
 TICK_S = 0.25

@@ -18,7 +18,7 @@ ONLY = "data"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """A shard folder.
 
     Attributes:
@@ -42,7 +42,7 @@ class Dataset:
         sources: At least one; of one tokenizer, kind, dtype and list of labels.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[DataSource, ...]
 
     @property
     def index(self) -> DataIndex:
@@ -126,5 +126,5 @@ def _check_tokenizer(path: Path, index: DataIndex) -> None:
         raise DataError(f"sha256 is {found[:12]}, the index says {wanted[:12]}", where=str(path), fix=fix)
 
 
-def _open(name: str, folder: Path, repeats: bool) -> Source:
-    return Source(name, folder, load_index(folder), repeats)
+def _open(name: str, folder: Path, repeats: bool) -> DataSource:
+    return DataSource(name, folder, load_index(folder), repeats)

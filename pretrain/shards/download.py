@@ -22,7 +22,7 @@ from pretrain.shards.cache_locks import try_lock
 from pretrain.shards.store import Patience, UnavailableError
 from pretrain.shards.transport import PIECE_BYTES, TransientError, Transport
 from pretrain.utils.io import AtomicWriter
-from pretrain.utils.remote import POLL_S, AbandonedError, Attempts
+from pretrain.utils.retry import POLL_S, AbandonedError, RetryTimer
 
 MAX_SMALL_BYTES = 2**28
 """Of a file whose size is not known beforehand: an index or a tokenizer."""
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFile:
+class RemoteShardFile:
     """A file as the index describes it.
 
     Attributes:
@@ -50,7 +50,7 @@ class RemoteFile:
 
 
 @dataclass(slots=True)
-class Progress:
+class DownloadProgress:
     """How far a download is, for those who wait for it; `trouble` is the last failure, empty while bytes come."""
 
     num_bytes: int = 0
@@ -63,7 +63,7 @@ class Progress:
 
 
 def download_once(
-    transport: Transport, file: RemoteFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
+    transport: Transport, file: RemoteShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
 ) -> None:
     """Makes sure that the bytes of a file are those of the index, whatever is there; fetches it if need be.
 
@@ -80,13 +80,13 @@ def download_once(
         if not _is_whole(path, file):
             for leftover in path.parent.glob(f"{path.name}.tmp-*"):
                 leftover.unlink(missing_ok=True)  # of a process that died: we have the lock
-            download(transport, file, path, patience=patience, progress=Progress(), abandoned=abandoned)
+            download(transport, file, path, patience=patience, progress=DownloadProgress(), abandoned=abandoned)
     finally:
         lock_path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def _is_whole(path: Path, file: RemoteFile) -> bool:
+def _is_whole(path: Path, file: RemoteShardFile) -> bool:
     """Returns whether a file has the size and the hash that the index says."""
     hasher = file.hasher()
     try:
@@ -121,11 +121,11 @@ class _Crc32:
 
 def download(
     transport: Transport,
-    file: RemoteFile,
+    file: RemoteShardFile,
     path: Path,
     *,
     patience: Patience,
-    progress: Progress,
+    progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> None:
     """Fetches a file; its name appears when its bytes are those of the index and durable.
@@ -163,15 +163,15 @@ def download(
 
 def _receive(
     transport: Transport,
-    file: RemoteFile,
+    file: RemoteShardFile,
     writer: AtomicWriter,
     patience: Patience,
-    progress: Progress,
+    progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> str:
     """Writes a file's bytes through as many attempts as it takes; returns what is wrong with them, or nothing."""
     hasher = file.hasher()
-    attempts = Attempts(patience, abandoned)
+    attempts = RetryTimer(patience, abandoned)
     progress.num_bytes, progress.received = file.num_bytes, 0
     while progress.received < file.num_bytes:
         try:
@@ -206,7 +206,7 @@ def read_small(transport: Transport, name: str, *, patience: Patience, abandoned
         DataError: As `download`; or it has more than `MAX_SMALL_BYTES`.
         AbandonedError: It was.
     """
-    url, attempts = f"{transport.url}/{name}", Attempts(patience, abandoned)
+    url, attempts = f"{transport.url}/{name}", RetryTimer(patience, abandoned)
     while True:
         try:
             body = transport.open(name, 0)

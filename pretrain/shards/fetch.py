@@ -8,27 +8,34 @@ A shard that could not be fetched ahead is no error until it is demanded, and th
 not here: files and locks (cache.py), bytes and attempts (download.py), who uses what (remote.py).
 """
 
+import hashlib
 import logging
 import math
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from pretrain.errors import DataError
 from pretrain.shards.cache import Fill, ShardCache
-from pretrain.shards.download import Progress
-from pretrain.shards.index import ShardIndex
-from pretrain.shards.store import UnavailableError
-from pretrain.utils.remote import POLL_S, AbandonedError
+from pretrain.shards.download import DownloadProgress, read_small, unavailable
+from pretrain.shards.index import INDEX_NAME, ShardIndex, load_index
+from pretrain.shards.store import Patience, UnavailableError
+from pretrain.shards.transport import TransientError, Transport
+from pretrain.utils.io import write_file
+from pretrain.utils.retry import POLL_S, AbandonedError, RetryTimer
 
 PARALLEL = 4
+
 """Downloads ahead at a time; one more thread serves what is demanded."""
 
 LISTEN_S = 1.0
+
 """How often it is looked at whether there is room now, and whether another process needs some."""
 
 JOIN_S = 2.0
@@ -40,7 +47,7 @@ class Fetch(Protocol):
     """Makes the files of a shard."""
 
     def __call__(
-        self, shard: ShardIndex, table: Path, tar: Path, progress: Progress, abandoned: Callable[[], bool]
+        self, shard: ShardIndex, table: Path, tar: Path, progress: DownloadProgress, abandoned: Callable[[], bool]
     ) -> None: ...
 
 
@@ -69,7 +76,7 @@ class Fetcher:
         self._changed = threading.Condition()
         self._orders: dict[str, tuple[str, ...]] = {}
         self._demanded: Counter[str] = Counter()
-        self._active: dict[str, Progress] = {}
+        self._active: dict[str, DownloadProgress] = {}
         self._failed: dict[str, Exception] = {}
         self._kept: dict[str, int] = {}
         """Descriptors that keep what was brought in and is still wanted."""
@@ -107,7 +114,7 @@ class Fetcher:
                     del self._demanded[name]
                 self._drop_unwanted(name)
 
-    def wait(self, name: str) -> Progress | None:
+    def wait(self, name: str) -> DownloadProgress | None:
         """Waits for a moment, or until something has changed; returns how far a shard is, or None if nobody is at it.
 
         Raises:
@@ -166,7 +173,7 @@ class Fetcher:
                     self._listen()
                 if self.closed or name is None:
                     return
-                progress = self._active[name] = Progress()
+                progress = self._active[name] = DownloadProgress()
             kept, error = None, None
             try:
                 kept = self._bring(self._shards[name], progress)
@@ -193,7 +200,7 @@ class Fetcher:
             self._asked_at = asked_at
             self._let_go()
 
-    def _bring(self, shard: ShardIndex, progress: Progress) -> int | None:
+    def _bring(self, shard: ShardIndex, progress: DownloadProgress) -> int | None:
         """Brings a shard in; returns the descriptor that keeps it. None: there is no room yet, or it is unwanted."""
 
         def fetch(table: Path, tar: Path) -> None:
@@ -240,3 +247,113 @@ class Fetcher:
 def gib(num_bytes: int) -> str:
     """Returns a size in GiB, rounded up to the third decimal."""
     return f"{math.ceil(1000 * num_bytes / 2**30) / 1000:.3f}"
+
+
+# What is fetched of a remote folder before any shard: its index, its tokenizer, what it was made
+# from, and sizes.
+#
+#     URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json; tokenizer.json and prepare.json beside it
+#
+# So the index of a folder in the cache never changes: where it was replaced, it is another folder.
+# Beside it lies what belongs to it: links to its shards, the lengths of their documents, bins.
+
+
+TOKENIZER_NAME = "tokenizer.json"
+
+IDENTITY_NAME = "prepare.json"
+
+QUESTIONS = 16
+
+"""Files that the server is asked about at a time."""
+
+
+def fetch_folder(
+    transport: Transport, cache: ShardCache, patience: Patience, stop: Callable[[], bool]
+) -> tuple[Path, int]:
+    """Fetches index, tokenizer and any prepare.json; returns their folder and the descriptor that keeps it.
+
+    Raises:
+        DataError: They are not there, or not what they should be; or the server has been away for too long.
+        DiskError: The disk refused.
+        AbandonedError: `stop` said so.
+    """
+    content = read_small(transport, INDEX_NAME, patience=patience, abandoned=stop)
+    folder, descriptor = cache.hold_folder(hashlib.sha256(content).hexdigest()[:32])
+    try:
+        # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
+        write_file(folder / INDEX_NAME, content)
+        _fetch_tokenizer(transport, folder, patience, stop)
+        _fetch_identity(transport, folder, patience, stop)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return folder, descriptor
+
+
+def _fetch_tokenizer(transport: Transport, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
+    try:
+        index = load_index(folder)
+    except DataError as error:
+        raise DataError(error.what, where=f"{transport.url}/{INDEX_NAME}", fix=error.fix) from None
+    tokenizer = folder / TOKENIZER_NAME
+    if tokenizer.is_file():
+        return
+    content = read_small(transport, TOKENIZER_NAME, patience=patience, abandoned=stop)
+    found = hashlib.sha256(content).hexdigest()
+    if found != index.tokenizer_sha256:
+        raise DataError(
+            f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
+            where=f"{transport.url}/{TOKENIZER_NAME}",
+            fix="upload the tokenizer that the shards were made with",
+        )
+    write_file(tokenizer, content)
+
+
+def _fetch_identity(transport: Transport, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
+    """Fetches what says how the text was normalised. Training goes on without: a folder may have none."""
+    if (folder / IDENTITY_NAME).is_file():
+        return
+    try:
+        content = read_small(transport, IDENTITY_NAME, patience=patience, abandoned=stop)
+    except DataError as error:
+        # Where files may not be listed, S3 says of one that is missing that it is forbidden.
+        _log.info("how the text was normalised is not known: %s", error)
+        return
+    write_file(folder / IDENTITY_NAME, content)
+
+
+def check_remote(
+    transport: Transport, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]
+) -> None:
+    """Asks for the size of files, given by name and the size that they should have.
+
+    Raises:
+        DataError: Some are not there or have another size; one line that lists all of them.
+        AbandonedError: `stop` said so.
+    """
+
+    def complaint(pair: tuple[str, int]) -> str:
+        name, size = pair
+        found = _ask(transport, name, patience, stop)
+        if isinstance(found, DataError):
+            return f"{name} {found.what}"
+        return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"
+
+    with ThreadPoolExecutor(QUESTIONS) as pool:
+        bad = [text for text in pool.map(complaint, sizes) if text]
+    if bad:
+        raise DataError(", ".join(bad), where=transport.url, fix="upload these files again")
+
+
+def _ask(transport: Transport, name: str, patience: Patience, stop: Callable[[], bool]) -> int | DataError | None:
+    attempts = RetryTimer(patience, stop)
+    while True:
+        if stop():
+            raise AbandonedError
+        try:
+            return transport.num_bytes(name)
+        except TransientError as error:
+            if not attempts.again():
+                raise unavailable(f"{transport.url}/{name}", error, patience) from None
+        except DataError as error:
+            return error

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from pretrain.errors import DataError
 from pretrain.shards.index import check_shards, load_index
-from pretrain.utils.remote import Waits
+from pretrain.utils.retry import Waits
 
 
 class WaitStoppedError(Exception):
@@ -143,38 +142,3 @@ class LocalStore:
 def is_remote(data_path: str) -> bool:
     """Returns whether a `data.path` is an address that is fetched from; `file://` is a folder."""
     return "://" in data_path and not data_path.startswith("file://")
-
-
-def open_store(
-    data_path: str,
-    cache_dir: Path,
-    cache_bytes: int,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    patience: Patience = Patience(),
-) -> ShardStore:
-    """Opens the shards of `data.path`.
-
-    Of a remote folder, index.json and tokenizer.json are fetched now, and `load_index(store.folder)` reads them. For a
-    local one nothing is done, and what follows has no meaning.
-
-    Args:
-        data_path: A folder; or an address: file, http, https, s3 or gs.
-        cache_dir: Where fetched shards are kept; processes, runs and data folders share it. On a disk of this machine.
-        cache_bytes: All that it may hold.
-        stop: Ends every wait when it returns True.
-        patience: How long a server may be away.
-
-    Raises:
-        DataError: There is no such data, or it is not as its index says.
-        DiskError: `cache_dir` cannot be used.
-        LaunchError: A package that reads such addresses is missing.
-        WaitStoppedError: A stop was asked for meanwhile.
-    """
-    if data_path.startswith("file://"):
-        return LocalStore(Path(unquote(urlsplit(data_path).path)))
-    if not is_remote(data_path):
-        return LocalStore(Path(data_path))
-    from pretrain.shards.remote import RemoteStore
-
-    return RemoteStore(data_path, cache_dir, cache_bytes, stop=stop, patience=patience)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from pretrain.errors import DataError, LaunchError
 from pretrain.shards.store import UnavailableError
-from pretrain.utils.remote import Failure, describe, failure_of, is_of_network
+from pretrain.utils.retry import Failure, describe, failure_of, is_of_network
 
 SCHEMES = ("http", "https", "s3", "gs")
 TIMEOUT_S = 30.0

@@ -23,8 +23,16 @@ import numpy as np
 
 from pretrain.errors import DataError, DiskError
 from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
-from pretrain.shards.ragged import Ragged, TokenDocuments, concatenate, ragged_of
-from pretrain.shards.sidecars import LENGTHS_SUFFIX, TABLE_SUFFIX, npy_bytes, npy_header
+from pretrain.shards.sidecars import (
+    LENGTHS_SUFFIX,
+    TABLE_SUFFIX,
+    RaggedArrays,
+    TokenDocuments,
+    concatenate,
+    npy_bytes,
+    npy_header,
+    ragged_of,
+)
 from pretrain.utils.io import AtomicWriter, write_file
 
 MEMBER_TOKENS = 2**18
@@ -136,9 +144,9 @@ class ShardWriter:
             self._source.add(source)
             lengths = np.stack([lengths, source.lengths], axis=1)
         if loss is not None:
-            self._loss.add(Ragged(loss, tokens.lengths))
+            self._loss.add(RaggedArrays(loss, tokens.lengths))
         if labels is not None:
-            self._labels.add(Ragged(labels, tokens.lengths))
+            self._labels.add(RaggedArrays(labels, tokens.lengths))
         self._lengths.frombytes(lengths.astype(np.uint32).tobytes())
         self.num_tokens += len(tokens.values)
         self.num_documents += documents.num_documents
@@ -219,15 +227,15 @@ class _Column:
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype, self.size = dtype, 0
-        self._parts: list[Ragged] = []
+        self._parts: list[RaggedArrays] = []
 
-    def add(self, arrays: Ragged) -> None:
+    def add(self, arrays: RaggedArrays) -> None:
         """Appends copies. The values must fit the dtype."""
         values = arrays.values
         if values.dtype != self._dtype:
             limits = np.iinfo(self._dtype)
             assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
-        self._parts.append(Ragged(values.astype(self._dtype), arrays.lengths))
+        self._parts.append(RaggedArrays(values.astype(self._dtype), arrays.lengths))
         self.size += len(values)
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:

@@ -10,14 +10,8 @@ spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothin
 Not here: which texts to train on (sample.py), where the end-of-document token goes (assemble.py).
 """
 
-from pretrain.tokenizer.bpe import MIN_BPE_VOCAB_SIZE, check_bpe_size, train_bpe
-from pretrain.tokenizer.char import train_char
-from pretrain.tokenizer.cut import PIECE_CHARS, cut_text, is_cut_safe
-from pretrain.tokenizer.display import display_tokens
-from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder
-from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, tokenizer_hash
-from pretrain.tokenizer.given import read_given
-from pretrain.tokenizer.layout import EOS, UNK
+from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, read_given, tokenizer_hash
 from pretrain.tokenizer.roles import (
     KNOWN_EOS,
     describe_vocabulary,
@@ -25,11 +19,23 @@ from pretrain.tokenizer.roles import (
     nameable_tokens,
     sentinel_ids,
     special_tokens_of,
+    token_dtype,
+    vocabulary_size,
 )
-from pretrain.tokenizer.train import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_tokenizer, train_tokenizer
+from pretrain.tokenizer.special_tokens import EOS, UNK
+from pretrain.tokenizer.train import (
+    DEFAULT_VOCAB_SIZE,
+    MIN_BPE_VOCAB_SIZE,
+    TRAINED_KINDS,
+    check_bpe_size,
+    check_tokenizer,
+    train_bpe,
+    train_char,
+    train_tokenizer,
+    train_wordpiece,
+)
 from pretrain.tokenizer.unigram import train_unigram
-from pretrain.tokenizer.vocabulary import token_dtype, vocabulary_size
-from pretrain.tokenizer.wordpiece import train_wordpiece
+from pretrain.tokenizer.words import PIECE_CHARS, cut_text, is_cut_safe
 
 __all__ = [
     "BATCH_CHARS",

@@ -3,10 +3,12 @@
 import hashlib
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
+from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
-from pretrain.tokenizer.plain import encode_plain_text
+from pretrain.tokenizer.special_tokens import encode_plain_text, fill_up
+from pretrain.utils.hub import fetch_files, is_hub_name
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
@@ -50,3 +52,75 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def tokenizer_hash(path: Path) -> str:
     """Returns the sha256 of the file, in hex: the identity of a vocabulary across shards, runs and checkpoints."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# A tokenizer that is given: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
+#
+#     tokenizer.json               as it is
+#     folder with a tokenizer.json that file
+#     other folder                 AutoTokenizer makes a fast one of it, out of a sentencepiece model say
+#     name                         its tokenizer files, and nothing else, are fetched; then as a folder
+#
+# No code that lies beside a tokenizer is run, and nothing is unpickled.
+
+
+_FILE = "tokenizer.json"
+
+_HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+              "*.model", "*.spm")  # fmt: skip
+
+
+def read_given(config: TokenizerConfig) -> bytes:
+    """Returns the content of the tokenizer.json of a config with `kind: given`.
+
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` add to it: at the end, in order, those
+    that are not special tokens already.
+
+    Raises:
+        DataError: There is no tokenizer, or none that `tokenizers` can run.
+        ConfigError, LaunchError, DiskError: It cannot be had from the hub (see `fetch_files`).
+    """
+    assert config.path is not None
+    content = _read(config.path)
+    tokenizer = parse_tokenizer(content, config.path)
+    before = dump_tokenizer(tokenizer)
+    tokenizer.add_special_tokens([AddedToken(entry, special=True) for entry in config.special_tokens])
+    fill_up(tokenizer, config.vocab_multiple)
+    after = dump_tokenizer(tokenizer)
+    return content if after == before else after
+
+
+def _read(name: str) -> bytes:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _read_folder(path)
+    if path.exists() or path.suffix == ".json" or not is_hub_name(name):
+        return read_tokenizer_file(path)
+    return _read_folder(fetch_files(name, _HUB_FILES))
+
+
+def _read_folder(folder: Path) -> bytes:
+    if (folder / _FILE).is_file():
+        return read_tokenizer_file(folder / _FILE)
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise nearly anything
+        raise DataError(
+            f"no tokenizer can be read from it: {_first_line(error)}",
+            where=str(folder),
+            fix=f"give a folder with a {_FILE}",
+        ) from None
+    fast = getattr(found, "backend_tokenizer", None)
+    if fast is None:
+        raise DataError(
+            f"its tokenizer, {type(found).__name__}, cannot be made one of `tokenizers`",
+            where=str(folder),
+            fix=f"give a {_FILE}, or train one",
+        )
+    return dump_tokenizer(fast)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -9,8 +9,7 @@ from itertools import cycle
 from tokenizers import Tokenizer, decoders, models, trainers
 
 from pretrain.errors import ConfigError
-from pretrain.tokenizer.layout import Layout, finish
-from pretrain.tokenizer.rules import PLAIN, SPACE, TextRules
+from pretrain.tokenizer.special_tokens import PLAIN, SPACE, SpecialTokenLayout, TextRules, finish
 from pretrain.tokenizer.words import choose_alphabet, count_words, most_frequent, repeat_words, split_words
 
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -31,12 +30,12 @@ _PENALTY = 1e-4
 _TRAINERS_UNK = "<UNK>"
 
 
-def _spelling_alphabet(layout: Layout) -> set[str]:
+def _spelling_alphabet(layout: SpecialTokenLayout) -> set[str]:
     """Characters that must have pieces of their own, so that no special token or byte is the best way to spell text."""
     return {character for content in (*layout.first, *BYTES) for character in content}
 
 
-def check_unigram_size(vocab_size: int, layout: Layout) -> None:
+def check_unigram_size(vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Raises: ConfigError, where there is no room for the bytes, the special tokens and what spells them."""
     least = layout.num_special + len(BYTES) + len(_spelling_alphabet(layout)) + 1
     if vocab_size < least:
@@ -47,7 +46,9 @@ def check_unigram_size(vocab_size: int, layout: Layout) -> None:
         )
 
 
-def train_unigram(texts: Iterable[str], vocab_size: int, layout: Layout, rules: TextRules = PLAIN) -> Tokenizer:
+def train_unigram(
+    texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout, rules: TextRules = PLAIN
+) -> Tokenizer:
     """Trains a Unigram language model (Kudo 2018) over words that begin with their space.
 
     Any text round-trips, as it is once normalized, but for the character U+2581, which is read as a space: what has no
@@ -71,7 +72,7 @@ def train_unigram(texts: Iterable[str], vocab_size: int, layout: Layout, rules: 
     return finish(tokenizer, layout)
 
 
-def _learn(words: Counter[str], room: int, layout: Layout) -> list[tuple[str, float]]:
+def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[tuple[str, float]]:
     """Returns at most `room` pieces with their scores (log probabilities), the most likely first."""
     spelling = _spelling_alphabet(layout)
     chosen = choose_alphabet(words, max(0, room // 2 - len(spelling)), COVERAGE)
@@ -131,7 +132,7 @@ def _settle(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return sorted(settled, key=lambda item: (-item[1], item[0]))
 
 
-def _build_vocab(pieces: list[tuple[str, float]], layout: Layout) -> list[tuple[str, float]]:
+def _build_vocab(pieces: list[tuple[str, float]], layout: SpecialTokenLayout) -> list[tuple[str, float]]:
     """Puts `first` and the bytes before the pieces, with a score below that of spelling them character by character."""
     reserved = (*layout.first, *BYTES)
     lowest = min(-1.0, *(score for _, score in pieces))

@@ -1,24 +1,87 @@
-"""Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
-
-    with meter.data_wait(): batch = next(batches)
-    meter.end_step(tokens)                     # that the model read, over all ranks
-    with meter.excluded(): evaluate()          # neither a step's time nor its wait
-    metrics |= meter.read(step)
-
-A token is one that the model reads: padding is none, positions without a loss are, and of two stacks source and target
-both count. What is useful work is the same whatever the objective predicts.
-
-Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are host times, right
-over a window once the queue of a device is full.
-"""
+"""How much memory a rank uses: the device's where there is one, else that of the process."""
 
 import contextlib
+import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Returns `memory_bytes`, and on CUDA `memory_reserved_bytes`; takes some 10 us. Of this rank alone.
+
+    On CUDA the most that tensors have held at once so far, and the most that the allocator has kept for them: what
+    must fit. On a CPU what of the process is in memory now.
+    """
+    if device.type != "cuda":
+        return {"memory_bytes": float(_resident_bytes())}
+    peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return {"memory_bytes": float(peak), "memory_reserved_bytes": float(reserved)}
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no Linux: the most that it ever was
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+# The loss of each source of a mixture, between two rows of metrics: a mean over all its targets
+# since the last row.
+#
+# A single step may have few targets of a rare source, or none; what a row says of it is exact all
+# the same.
+
+
+class SourceLosses:
+    """Adds up what the ranks agree on.
+
+    Args:
+        names: Of the sources, in the order of the config.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._sums = [0.0] * (2 * len(names))
+
+    def add(self, by_source: Sequence[float]) -> None:
+        """Takes a step: the sum of -log p(target) over each source, then the targets of each; nothing: one source."""
+        for place, value in enumerate(by_source):
+            self._sums[place] += value
+
+    def take(self) -> dict[str, float]:
+        """Returns `loss_NAME` of each source that had targets since the last call."""
+        count = len(self._names)
+        sums, self._sums = self._sums, [0.0] * (2 * count)
+        pairs = zip(self._names, sums[:count], sums[count:], strict=True)
+        return {f"loss_{name}": total / targets for name, total, targets in pairs if targets}
+
+
+# Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
+#
+#     with meter.data_wait(): batch = next(batches)
+#     meter.end_step(tokens)                     # that the model read, over all ranks
+#     with meter.excluded(): evaluate()          # neither a step's time nor its wait
+#     metrics |= meter.read(step)
+#
+# A token is one that the model reads: padding is none, positions without a loss are, and of two
+# stacks source and target both count. What is useful work is the same whatever the objective
+# predicts.
+#
+# Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are
+# host times, right over a window once the queue of a device is full.
+
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+
 """Dense bf16 FLOP/s of a device, by a part of its name."""
 
 

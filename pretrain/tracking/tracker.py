@@ -1,8 +1,8 @@
-"""One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases.
+"""What rank 0 shows of the metrics: a progress line where stderr is a terminal, else one aligned line a row.
 
-Texts, pictures and alerts too.
-
-Not here: the audit ledger, which is a promise, not a report, and must not be best effort (`audit.py`).
+Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
+stay above the progress line. That has no thread of its own: it moves when a row is logged. A terminal that goes away
+stops nothing (`pretrain.utils.process`).
 """
 
 import logging
@@ -14,12 +14,146 @@ from typing import Any
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError
-from pretrain.tracking.console import Console
-from pretrain.tracking.pictures import ATTENTION, Pictures
+from pretrain.tracking.picture_files import ATTENTION, Pictures
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S, WandbMirror
 from pretrain.utils.jsonl import JsonLines
+from pretrain.utils.log import stderr_console
 
 logger = logging.getLogger(__name__)
+
+
+def _duration(seconds: float) -> str:
+    """Returns `h:mm:ss`, or `d days h:mm:ss`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}d " if days else "") + f"{hour}:{minute:02}:{second:02}"
+
+
+def _bytes(value: float) -> str:
+    """Returns a size with three digits and a binary unit: 950M, 1.20G."""
+    return f"{value / 2**20:.0f}M" if value < 1000 * 2**20 else f"{value / 2**30:.3g}G"
+
+
+def _count(value: float) -> str:
+    """Returns a number with three digits and a unit: 950, 12.3k, 1.20M."""
+    for limit, unit in ((1e3, ""), (1e6, "k"), (1e9, "M")):
+        if value < limit:
+            scaled = value / limit * 1e3
+            return f"{scaled:.0f}{unit}" if not unit or scaled >= 100 else f"{scaled:.3g}{unit}"
+    return f"{value / 1e9:.3g}G"
+
+
+_COLUMNS: dict[str, tuple[str, Any]] = {
+    "loss": ("loss", lambda value: f"{value:.4f}"),
+    "val_loss": ("val_loss", lambda value: f"{value:.4f}"),
+    "val_bits_per_byte": ("bits/byte", lambda value: f"{value:.3f}"),
+    "val_perplexity": ("perplexity", lambda value: f"{value:.2f}"),
+    "val_tokens": ("tokens", _count),
+    "lr": ("lr", lambda value: f"{value:.2e}"),
+    "grad_norm": ("grad", lambda value: f"{value:.2f}"),
+    "tokens_per_s": ("tok/s", _count),
+    "mfu": ("mfu", lambda value: f"{value:.1%}"),
+    "data_wait": ("wait", lambda value: f"{value:.1%}"),
+    "memory_bytes": ("mem", _bytes),
+    "eta_s": ("eta", _duration),
+}
+
+"""Shown metrics, in order: label and format. A row shows those that it has; rows without a loss show all they have."""
+
+_WIDTHS = {
+    "loss": 8,
+    "lr": 8,
+    "grad_norm": 7,
+    "tokens_per_s": 6,
+    "data_wait": 6,
+    "mfu": 5,
+    "memory_bytes": 5,
+    "eta_s": 8,
+}
+
+_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s")
+
+"""What a progress line leaves out first where the terminal is narrow."""
+
+
+def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
+    """Returns `loss   3.2145  lr 3.00e-04 ...`; aligned: each value in a column of fixed width."""
+    shown = [name for name in _COLUMNS if name in metrics]
+    if "loss" not in metrics:
+        shown += [name for name in metrics if name not in _COLUMNS]
+    parts = []
+    for name in shown:
+        label, form = _COLUMNS.get(name, (name, lambda value: f"{value:.4g}"))
+        value = metrics[name]
+        text = form(value) if math.isfinite(value) else str(value)
+        parts.append(f"{label} {text:>{_WIDTHS.get(name, 0) if aligned else 0}}")
+    return ("  " if aligned else " ").join(parts)
+
+
+def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
+    """Returns as much of a row as `width` characters hold; loss and time left are always among it."""
+    shown = dict(metrics)
+    for name in (*_LEAST_WANTED, None):
+        text = format_metrics(shown, aligned=False)
+        if len(text) <= width or name is None:
+            break
+        shown.pop(name, None)
+    return text
+
+
+class Console:
+    """Shows rows as they come.
+
+    Args:
+        total_steps: Where the steps end.
+    """
+
+    def __init__(self, total_steps: int) -> None:
+        self._total_steps = total_steps
+        console = stderr_console()
+        self._progress = self._start_bar(console) if console.is_terminal else None
+
+    def _start_bar(self, console: Any) -> Any:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        # The text takes what it needs, the bar what is left: nothing, on a narrow terminal.
+        progress = Progress(
+            TextColumn("{task.completed}/{task.total} {task.fields[metrics]}"),
+            BarColumn(bar_width=None),
+            console=console,
+            expand=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = progress.add_task("", total=self._total_steps, metrics="")
+        progress.start()
+        return progress
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows a row."""
+        if self._progress is None or "loss" not in metrics:
+            width = len(str(self._total_steps))
+            logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
+            return
+        width = self._progress.console.width - len(f"{step}/{self._total_steps} ") - 2
+        text = fit_metrics(metrics, width)
+        self._progress.update(self._task, completed=step, metrics=text, refresh=True)
+
+    def close(self) -> None:
+        """Leaves the last state of the bar on the screen. Idempotent."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+# One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases.
+#
+# Texts, pictures and alerts too.
+#
+# Not here: the audit ledger, which is a promise, not a report, and must not be best effort
+# (`audit.py`).
 
 
 class Tracker:

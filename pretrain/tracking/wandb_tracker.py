@@ -1,19 +1,4 @@
-"""Weights & Biases as a mirror of metrics.jsonl: best effort, and never in the way of a step.
-
-    log(step, metrics)          ->  a queue  ->  a thread of its own: import wandb, init, log, finish
-    samples, picture, ...       ->  the same queue, in order; what fails of these is one warning
-    no row for too long         ->  an alert of the thread itself: the run stands still
-
-The thread waits for the network, so that training does not. What can go wrong there ends in one warning, and in the
-next best thing: online becomes offline, offline becomes nothing.
-
-Not here: metrics.jsonl, which has every row whatever happens to the mirror.
-
-Signals. Slurm sends SIGTERM and SIGUSR1 to every process of a step. wandb's service process ignores SIGUSR1, but takes
-SIGINT and SIGTERM as orders to quit at once, and installs its handlers over any disposition that it inherits. (Ctrl-C
-does not reach it: it has a session of its own.) So its death is expected: the next row finds it dead, starts another,
-and goes on under the same run id. Its own children inherit a mask that blocks the three signals.
-"""
+"""When a run that sends no rows stands still: patience that grows with how long rows have taken so far."""
 
 import contextlib
 import logging
@@ -22,6 +7,7 @@ import queue
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,18 +17,72 @@ from urllib.parse import urlparse
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DiskError
-from pretrain.tracking.stall import StallWatch
 from pretrain.utils.io import make_dir, write_file
 from pretrain.utils.log import WANDB_HOST, netrc_password, quiet_libraries, redact
+
+
+class StallWatch:
+    """Measures the time between rows.
+
+    Args:
+        least_s: Shortest time without a row that is a stall. 0: none is.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, least_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least_s, self._clock = least_s, clock
+        self._longest_s = 0.0
+        self._seen_at: float | None = None
+        self._was_told = False
+        self.last_step = 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for the next row. None: for ever, since it was told, or is not to be told."""
+        return None if self._was_told or not self._least_s else max(self._least_s, 3 * self._longest_s)
+
+    def see(self, step: int) -> None:
+        """Takes note of a row."""
+        now = self._clock()
+        if self._seen_at is not None:
+            self._longest_s = max(self._longest_s, now - self._seen_at)
+        self._seen_at, self._was_told, self.last_step = now, False, step
+
+    def give_up(self) -> None:
+        """The patience is over; it is told once until the next row."""
+        self._was_told = True
+
+
+# Weights & Biases as a mirror of metrics.jsonl: best effort, and never in the way of a step.
+#
+#     log(step, metrics)          ->  a queue  ->  a thread of its own: import wandb, init, log, finish
+#     samples, picture, ...       ->  the same queue, in order; what fails of these is one warning
+#     no row for too long         ->  an alert of the thread itself: the run stands still
+#
+# The thread waits for the network, so that training does not. What can go wrong there ends in one
+# warning, and in the next best thing: online becomes offline, offline becomes nothing.
+#
+# Not here: metrics.jsonl, which has every row whatever happens to the mirror.
+#
+# Signals. Slurm sends SIGTERM and SIGUSR1 to every process of a step. wandb's service process
+# ignores SIGUSR1, but takes SIGINT and SIGTERM as orders to quit at once, and installs its handlers
+# over any disposition that it inherits. (Ctrl-C does not reach it: it has a session of its own.) So
+# its death is expected: the next row finds it dead, starts another, and goes on under the same run
+# id. Its own children inherit a mask that blocks the three signals.
+
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["online", "offline", "off"]
 
 _BLOCKED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+
 _INIT_TIMEOUT_S = 30.0
+
 FINISH_TIMEOUT_S = 60.0
+
 _MAX_RESTARTS = 3
+
 _MAX_QUEUED_ROWS = 10_000
 
 

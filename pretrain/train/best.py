@@ -1,15 +1,88 @@
-"""What is known of a run's checkpoints when an attempt begins: evaluations that earlier attempts have logged."""
+"""What a run folder tells of the past where it has no checkpoint: a run that has ever committed never starts over.
+
+The mark is in run.json, written when an attempt commits for the first time. Where that file is damaged or gone, the
+ledger and the metrics tell: they have rows only of runs that began. Where it lacks the mark, as after a commit that a
+full disk kept it from noting, a row of a later attempt or of a save does.
+"""
 
 import logging
 from collections.abc import Sequence
 
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.config.best_rules import OF_A_SOURCE
-from pretrain.errors import ConfigError, DataError
-from pretrain.run.folder import RunDir
+from pretrain.config.train import OF_A_SOURCE
+from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
+from pretrain.run.folder import RunDir, add_to_attempt
+from pretrain.tracking.audit import read_audit
 from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
+
+COMMITTED = "committed_step"
+
+SAVED = "checkpoint_step"
+
+"""In the row of the metrics that a save has."""
+
+
+def note_commit(folder: RunDir, step: int) -> None:
+    """Marks the last attempt in run.json as one that has committed: its first checkpoint is enough. For a thread.
+
+    Where that fails, what was saved is no less good, and the next one tries again.
+    """
+    try:
+        add_to_attempt(folder, {COMMITTED: step}, once=True)
+    except (ConfigError, DiskError) as error:
+        log.warning("%s", error)
+
+
+def check_new(folder: RunDir) -> None:
+    """Refuses to begin at step 0 in a folder whose files tell of a checkpoint, or of a run without its record.
+
+    Raises:
+        CheckpointError: They do; names the file and what it tells.
+        ConfigError: run.json is damaged.
+    """
+    sign = _find_sign(folder)
+    if sign is not None:
+        raise CheckpointError(
+            f"there is no checkpoint, but {sign}: a run never starts over by itself",
+            where=str(folder.checkpoints),
+            fix="restore the checkpoints, or start over under another run.name",
+        )
+
+
+def _find_sign(folder: RunDir) -> str | None:
+    """Returns what tells that the run has committed, or that it is not new though its record is missing."""
+    if not folder.exists():
+        for file in (folder.audit, folder.metrics):
+            if file.is_file() and file.stat().st_size:
+                return f"{file.name} has rows, and run.json is missing"
+        return None
+    for attempt in folder.read_record()["attempts"]:
+        for key in (COMMITTED, "from_step"):
+            if attempt.get(key):
+                return f"run.json tells of one of step {attempt[key]}"
+    return _find_in_ledger(folder)
+
+
+def _find_in_ledger(folder: RunDir) -> str | None:
+    """A later attempt that did not begin at step 1 began at a checkpoint."""
+    try:
+        before = 1
+        for row in read_audit(folder.audit):
+            if row.attempt > before and row.step > 1:
+                return f"audit.jsonl tells of an attempt that began at one of step {row.step - 1}"
+            before = max(before, row.attempt)
+        for metrics in read_rows(folder.metrics):
+            if metrics.get(SAVED):
+                return f"metrics.jsonl tells of one of step {metrics[SAVED]}"
+    except DataError as error:
+        return f"the records are damaged ({error.where}: {error.what})"
+    return None
+
+
+# What is known of a run's checkpoints when an attempt begins: evaluations that earlier attempts
+# have logged.
 
 
 def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:

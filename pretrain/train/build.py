@@ -17,49 +17,42 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
-from pretrain.data.damage import DamagePolicy
+from pretrain.data.damage import DamagePolicy, SkipRanges
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.skips import SkipRanges
 from pretrain.data.source_streams import SourceStreams, open_windows
 from pretrain.dist import World
-from pretrain.engine.engine import Engine, build_engine
-from pretrain.engine.sharded import builds_sharded, fill_sharded
-from pretrain.engine.start import start_accelerator
+from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, start_accelerator
+from pretrain.engine.engine import Engine
 from pretrain.model import build_model
-from pretrain.model.init import fill_weights
+from pretrain.model.build import fill_weights
 from pretrain.objective import build_loss
-from pretrain.optim.build import build_optimizer
+from pretrain.optim.build import StateSize, build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
-from pretrain.optim.state_size import StateSize, state_size
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.layout import task_of
 from pretrain.plan.params import count_parameters
 from pretrain.plan.work import task_flops
 from pretrain.run.folder import RunDir
-from pretrain.run.progress import Progress
+from pretrain.run.phase import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset
 from pretrain.tracking.audit import AuditLedger
-from pretrain.tracking.facts import find_facts
 from pretrain.tracking.meter import Meter, peak_flops
-from pretrain.tracking.profile import Profiler
-from pretrain.tracking.timeline import Timeline
+from pretrain.tracking.run_facts import find_facts
+from pretrain.tracking.timeline import Profiler, Timeline
 from pretrain.tracking.tracker import Tracker
-from pretrain.train.best import recall_evaluations
-from pretrain.train.claim import Claim, begin
-from pretrain.train.handshake import agree_on_versions
-from pretrain.train.history import check_new
+from pretrain.train.best import check_new, recall_evaluations
+from pretrain.train.claim import Claim, agree_on_versions, begin, check_data
+from pretrain.train.initial_weights import InitialWeights, open_start
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.module import TrainModule
 from pretrain.train.pictures import AttentionPictures, build_pictures
-from pretrain.train.resume import check_data
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import Samples, build_samples
-from pretrain.train.start import Start, open_start
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ValidationSource:
     """The validation split of a source.
 
     Attributes:
@@ -88,7 +81,7 @@ class Run:
     checkpoints: CheckpointManager
     samples: SourceStreams
     loader: TrainLoader
-    validation: list[Held]
+    validation: list[ValidationSource]
     tracker: Tracker
     audit: AuditLedger | None
     meter: Meter
@@ -238,7 +231,7 @@ def _flops_per_token(config: RunConfig) -> float:
     return task_flops(task).whole.total / task.tokens
 
 
-def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[Held]:
+def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[ValidationSource]:
     held, config = [], claim.config
     damage = DamagePolicy(config.data.on_error, config.data.max_skipped_rows)
     for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
@@ -258,12 +251,12 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = split.num_bytes_text and all(task.kind == "causal" for task in config.objective.tasks)
         tokens_per_byte = split.num_tokens / split.num_bytes_text if is_code else 0.0
-        held.append(Held(source.name, loader, damage, tokens_per_byte))
+        held.append(ValidationSource(source.name, loader, damage, tokens_per_byte))
     return held
 
 
 def _restore(
-    start: Start, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
+    start: InitialWeights, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
 ) -> TrainState:
     config = start.config
     state = checkpoints.load_newest(engine.state)

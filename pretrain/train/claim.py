@@ -1,23 +1,28 @@
-"""Before anything is built: config and data are checked against each other, and the run folder is taken.
+"""The ranks of a run make sure that they run the same: our code, Python, and what results depend on.
 
-config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows  ->  lease  ->  Claim
+A digest of 16 digits is gathered; only where two differ are the versions themselves. With other packages on one node a
+run dies oddly, or trains on with sums that are not those of its peers.
 """
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pretrain import dist
-from pretrain.artifact.normalize import dump_normalize, normalize_of_data
-from pretrain.checkpoint.leftovers import remove_leftovers
+from pretrain.artifact.open import dump_normalize, normalize_of_data
+from pretrain.checkpoint.retention import remove_leftovers
+from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.resumption import check_config
+from pretrain.config.resumption import check_config, is_allowed
 from pretrain.config.run import RunConfig
 from pretrain.data.source_streams import check_packing, open_stores
 from pretrain.dist import World
-from pretrain.errors import ConfigError
+from pretrain.doctor.check import this_host
+from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
+from pretrain.errors import ConfigError, DataError
 from pretrain.objective import RowMaker, build_rows
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.run.folder import RunDir, begin_attempt
@@ -25,8 +30,29 @@ from pretrain.run.lease import Lease
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.shards.store import ShardStore
-from pretrain.tracking.pictures import ATTENTION
+from pretrain.tracking.picture_files import ATTENTION
 from pretrain.utils.io import write_file
+
+
+def agree_on_versions(world: World) -> None:
+    """Compares the versions of all ranks. Collective; one small gather, and the 20 ms of reading our own source.
+
+    Raises:
+        LaunchError: They differ; every rank names host and package.
+    """
+    if world.size == 1:
+        return
+    versions = own_versions()
+    if len(set(dist.gather_objects(digest_of(versions)))) > 1:
+        found = dist.gather_objects({"host": this_host(), "versions": versions})
+        refuse_differences([(one["host"], one["versions"]) for one in found])
+
+
+# Before anything is built: config and data are checked against each other, and the run folder is
+# taken.
+#
+# config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows
+# ->  lease  ->  Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +139,55 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     result = dist.broadcast_object(record)
     assert isinstance(result, dict)
     return result
+
+
+# Whether the data of a resumption are those of the run: the same shards, and the same samples next.
+
+
+log = logging.getLogger(__name__)
+
+_ORDER = ("data", "batch", "seed")
+
+"""Sections whose keys, where they are allowed to change, change what comes next."""
+
+
+def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
+    """Compares the data of a checkpoint with the data at hand.
+
+    Raises:
+        ConfigError: They are not the same shards or tokenizer.
+    """
+    pairs = {
+        "tokenizer": (saved.tokenizer_hash, fresh.tokenizer_hash),
+        "token shards": (saved.data_hash, fresh.data_hash),
+    }
+    for what, (old, new) in pairs.items():
+        if old != new and not is_allowed("data.path", allow):
+            raise ConfigError(
+                f"the {what} at data.path differ from those of the run (sha256 {old[:12]} -> {new[:12]})",
+                fix="restore them, use another run.name, or pass resume.allow=[data]",
+            )
+
+
+def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) -> None:
+    """Compares the samples that come with those that were to come when the checkpoint was saved.
+
+    Args:
+        saved: The state that the run goes on from.
+        next_digest: Of the global sample ids of its next step; None: there is none.
+        allow: `resume.allow`. Where it lets the order change, a difference is only said.
+
+    Raises:
+        DataError: They are others.
+    """
+    found = "" if next_digest is None else f"{next_digest:016x}"
+    if not (found and saved.next_digest) or found == saved.next_digest:
+        return
+    error = DataError(
+        f"the samples of step {saved.step + 1} are not those that its checkpoint says come next "
+        f"(digest {saved.next_digest} -> {found})",
+        fix="go on with the data, config and version of the run so far, or pass resume.allow=[data]",
+    )
+    if not any(key.split(".")[0] in _ORDER for key in allow):
+        raise error
+    log.warning("%s", error.what)

@@ -1,26 +1,166 @@
-"""Watches the numbers of a run: bad steps, loss spikes, replicas that come to differ.
+"""Compares what every rank should hold alike: the working weights, at ZeRO 0 to 2, under DDP, and in one process.
 
-    update   the step is applied, beside the exchange of the ranks' sums; or, where spikes are skipped, after it
-    judge    what the step was goes into the state, so that a run that resumes counts on         (no communication)
-    act      a bad step is looked into (bad_step.py), a spike is answered, replicas are compared when it is due
+    bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  one number a rank, gathered
+    they differ                      ->  the sums of every weight are gathered too: who differs, and where first
 
-All ranks hear the same sums, so all judge alike. Costs some 13 us a step; the comparison of replicas reads every weight
-once, every `guard.check_replicas_every` steps and before checkpoints.
+A flipped bit in memory, a rank that missed an update, a kernel that is not what it is elsewhere: none of them shows in
+a loss, and all of them end up in a checkpoint. At ZeRO 3 no weight is held twice, and there is nothing to compare.
 """
 
 import logging
-from collections.abc import Callable
+import math
+import socket
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from pretrain import dist
+from pretrain.checkpoint.agree import agree
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.state import TrainState
+from pretrain.data.damage import SkipRanges
 from pretrain.data.loader import StepBatch
-from pretrain.engine.engine import Update
-from pretrain.errors import DivergedError
+from pretrain.engine.engine import Engine, Update
+from pretrain.errors import CheckpointError, DivergedError
 from pretrain.train.bad_step import report_bad_step
 from pretrain.train.build import Run
-from pretrain.train.replicas import check_replicas
-from pretrain.train.spike import SpikeDetector
-from pretrain.train.step_totals import Agreed
+from pretrain.train.rollback import plan_rollback, record_rollback
+from pretrain.train.step_totals import StepTotals
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def check_replicas(engine: Engine, step: int) -> None:
+    """Compares the weights of all ranks. Collective; reads every weight once, and gathers eight bytes a rank.
+
+    Raises:
+        DivergedError: They differ; names the ranks in the minority, or all where there is none, and the first weight.
+    """
+    names, sums = zip(*bit_sums(engine.working_weights()), strict=True)
+    each = torch.stack(sums)
+    totals = dist.gather_objects(int(each.sum()))
+    if len(set(totals)) == 1:
+        return
+    rows = dist.gather_objects({"sums": each.tolist(), "host": socket.gethostname()})
+    odd = odd_ones(totals)
+    differing = next(number for number in range(len(names)) if len({row["sums"][number] for row in rows}) > 1)
+    listed = " and ".join(f"rank {rank} on {rows[rank]['host']}" for rank in odd)
+    others = "no majority tells which is right" if len(odd) == len(rows) else f"the other {len(rows) - len(odd)} agree"
+    raise DivergedError(
+        f"the weights of {listed} differ at step {step}, first {names[differing]}; {others}",
+        fix="the last checkpoint is from before; look for memory errors there, and resume without these machines",
+    )
+
+
+def bit_sums(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the sum of the bit patterns of each weight, int64 [], on its device."""
+    for name, weight in weights:
+        integers = weight.detach().reshape(-1).view(_INTEGERS[weight.element_size()])
+        yield name, integers.sum(dtype=torch.int64)
+
+
+def odd_ones(values: list[int]) -> list[int]:
+    """Returns who has another value than most: all, where no value has more than any other."""
+    counts = Counter(values).most_common()
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        return list(range(len(values)))
+    return [rank for rank, value in enumerate(values) if value != counts[0][0]]
+
+
+# Tells a loss that is far above the last ones.
+#
+#     z = (loss - median) / (1.4826 x median absolute deviation)      over the last losses that were finite
+#
+# A spike is a loss whose z exceeds the threshold. OLMo-core's SkipStepOptimizer drops steps that
+# are six standard deviations above the mean of the last 128; PaLM went back to a checkpoint and
+# left the batches out (Chowdhery et al. 2022, section 5.1). Median and MAD are used here because
+# the spikes that are in the window hardly move them: a second spike behind a first is told as well.
+# Every finite loss enters the window, a spike too, so that a loss that stays high is the new level
+# once half of the window has it; what is not finite never enters.
+#
+# All there is to remember is in `TrainState`, so that a run that resumes judges its first loss as
+# it would have. Every rank sees the same losses and decides alike.
+
+
+MAD_TO_SIGMA = 1.4826
+
+"""The standard deviation of a normal distribution over its median absolute deviation."""
+
+LEAST_SIGMA = 1e-3
+
+"""Of the median: a loss that hardly moves is no reason to call a tenth of a percent a spike."""
+
+TINY = 1e-30
+
+
+class SpikeDetector:
+    """Judges the losses of a run, one a step. Costs some 10 us for a loss above the median, 1 us for one below.
+
+    Args:
+        window: Losses that are remembered.
+        threshold: See above.
+        losses: Those remembered so far, oldest first.
+    """
+
+    def __init__(self, window: int, threshold: float, losses: Iterable[float] = ()) -> None:
+        self._losses, self._threshold = deque(losses, maxlen=window), threshold
+        self._ordered = sorted(self._losses)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """What is to be remembered, oldest first."""
+        return tuple(self._losses)
+
+    def deviation(self, loss: float) -> float:
+        """Returns z of a loss that has not entered yet; 0 where it is below the median, or too few have entered.
+
+        A loss that is not finite is no spike: another part of the guard has it (bad_step.py).
+        """
+        if 2 * len(self._losses) < (self._losses.maxlen or 0) or not math.isfinite(loss):
+            return 0.0
+        median = _middle(self._ordered)
+        if loss <= median:
+            return 0.0
+        sigma = MAD_TO_SIGMA * _middle(sorted([abs(value - median) for value in self._ordered]))
+        return (loss - median) / max(sigma, LEAST_SIGMA * abs(median), TINY)
+
+    def is_spike(self, loss: float) -> bool:
+        """Returns whether a loss that has not entered yet is a spike."""
+        return self.deviation(loss) > self._threshold
+
+    def add(self, loss: float) -> None:
+        """Lets the loss of a step enter, if it is finite."""
+        if not math.isfinite(loss):
+            return
+        if len(self._losses) == self._losses.maxlen:
+            del self._ordered[bisect_left(self._ordered, self._losses[0])]
+        self._losses.append(loss)
+        insort(self._ordered, loss)
+
+    def forget(self) -> None:
+        """Forgets all losses: those that come are of another level."""
+        self._losses.clear()
+        self._ordered.clear()
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+# Watches the numbers of a run: bad steps, loss spikes, replicas that come to differ.
+#
+#     update   the step is applied, beside the exchange of the ranks' sums; or, where spikes are skipped, after it
+#     judge    what the step was goes into the state, so that a run that resumes counts on         (no communication)
+#     act      a bad step is looked into (bad_step.py), a spike is answered, replicas are compared when it is due
+#
+# All ranks hear the same sums, so all judge alike. Costs some 13 us a step; the comparison of
+# replicas reads every weight once, every `guard.check_replicas_every` steps and before checkpoints.
+
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +194,9 @@ class Guard:
         if run.engine.is_sharded and self._config.check_replicas_every and run.world.size > 1 and run.world.is_main:
             log.info("guard.check_replicas_every: at ZeRO 3 no weight is held twice, there is nothing to compare")
 
-    def update(self, learning_rate: float, num_targets: int, pending: Callable[[], Agreed]) -> tuple[Update, Agreed]:
+    def update(
+        self, learning_rate: float, num_targets: int, pending: Callable[[], StepTotals]
+    ) -> tuple[Update, StepTotals]:
         """Applies a step, or drops it where it is a spike to be skipped; returns the update and what the ranks agreed.
 
         Args:
@@ -147,3 +289,65 @@ class Guard:
     def _warn(self, text: str, *values: object) -> None:
         if self._run.world.is_main:
             log.warning(text, *values)
+
+
+# What `guard.on_spike: rollback` does: back to the newest checkpoint, in the same process, and on
+# behind the spike.
+#
+#     weights and moments loaded  ->  run.json says so  ->  ledger and metrics rewound  ->  a loader that leaves out
+#     the samples from the checkpoint to the spike
+#
+# It is the command `pretrain rollback` (rollback.py) without a restart. A crash at any moment is
+# that of a run which went back, or not yet: one that had not written run.json meets the spike
+# again, and goes back then.
+
+
+def go_back(run: Run, spike: SpikeError) -> TrainState:
+    """Returns the state that the run goes on from. Collective.
+
+    Without a checkpoint it goes on from where it is. A damaged checkpoint is set aside, as at a start.
+
+    Raises:
+        DivergedError: The run went back by itself `guard.max_rollbacks` times already.
+        CheckpointError: No checkpoint can be loaded.
+        DiskError: The checkpoints cannot be looked at, or run.json cannot be written.
+    """
+    run.progress.enter("load")
+    limit, state, skips = run.config.guard.max_rollbacks, spike.state, SkipRanges(spike.state.skips)
+    times, has_saved = agree(lambda: _look(run) if run.world.is_main else None)[0]
+    if times >= limit:
+        raise DivergedError(f"{spike.what}; the run went back {limit} times already", fix=spike.fix)
+    if not has_saved:
+        _say(run, "%s; there is no checkpoint to go back to, training goes on", spike.what)
+    else:
+        loaded = run.checkpoints.load_newest(run.engine.state)
+        if loaded is None:
+            raise CheckpointError("the checkpoint to go back to is gone", where=str(run.folder.checkpoints))
+        skips = SkipRanges.of(agree(lambda: _record(run, loaded, spike) if run.world.is_main else None)[0])
+        ours = replace(loaded, data_hash=state.data_hash, tokenizer_hash=state.tokenizer_hash)
+        state = ours.leaving_out(skips.ranges)
+        run.tracker.rewind(state.step)
+        if run.audit is not None:
+            run.audit.rewind(state.step)
+        _say(run, "%s; back to step %d, without the samples since then", spike.what, state.step)
+    run.loader = run.loader.restarted(state.position, skips)
+    return state
+
+
+def _look(run: Run) -> tuple[int, bool]:
+    """Returns how often the run went back by itself, and whether there is a checkpoint."""
+    times = sum(entry["automatic"] for entry in run.folder.read_record().get("rollbacks", []))
+    return times, bool(list_checkpoints(run.folder.checkpoints))
+
+
+def _record(run: Run, loaded: TrainState, spike: SpikeError) -> list[list[int]]:
+    """Writes to run.json what is left out from now on; returns it."""
+    skips = SkipRanges(spike.state.skips)
+    num_samples = skips.place_of(spike.state.position) - skips.place_of(loaded.position)
+    rollback = plan_rollback(loaded, skips, num_samples, automatic=True)
+    return [list(pair) for pair in record_rollback(run.folder, rollback, skips).ranges]
+
+
+def _say(run: Run, text: str, *values: object) -> None:
+    if run.world.is_main:
+        log.warning(text, *values)

@@ -19,15 +19,13 @@ from pretrain.data.loader import StepBatch
 from pretrain.engine.engine import Update
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
-from pretrain.tracking.by_source import SourceLosses
-from pretrain.tracking.memory import memory_metrics
+from pretrain.tracking.meter import SourceLosses, memory_metrics
+from pretrain.train.bad_step import seed_dropout
 from pretrain.train.build import Run
-from pretrain.train.go_back import go_back
-from pretrain.train.guard import Guard, SpikeError
-from pretrain.train.noise import seed_dropout
-from pretrain.train.resume import check_order
+from pretrain.train.claim import check_order
+from pretrain.train.guard import Guard, SpikeError, go_back
 from pretrain.train.saving import Saving
-from pretrain.train.step_totals import Agreed, start_exchange
+from pretrain.train.step_totals import StepTotals, start_exchange
 from pretrain.train.validate import validate
 
 log = logging.getLogger(__name__)
@@ -142,13 +140,13 @@ def _fetch(run: Run) -> StepBatch | None:
 
 def _start_exchange(
     run: Run, saving: Saving, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
-) -> Callable[[], Agreed]:
+) -> Callable[[], StepTotals]:
     done = (ending.digest, ending.num_skipped, ending.num_tokens) if ending else (0, 0, 0)
     coming = upcoming.num_targets if upcoming else 0
     following = upcoming.digest if upcoming else None
     finish = start_exchange(sums, *done, coming, bool(run.stop), saving.is_written, following)
 
-    def wait() -> Agreed:
+    def wait() -> StepTotals:
         with run.timeline.within("communication"):
             return finish()
 
@@ -172,7 +170,7 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tens
     return total
 
 
-def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update, agreed: Agreed) -> TrainState:
+def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update, agreed: StepTotals) -> TrainState:
     return replace(
         state,
         step=state.step + 1,
@@ -183,7 +181,7 @@ def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Upda
     )
 
 
-def _record(run: Run, state: TrainState, agreed: Agreed, update: Update, num_targets: int, loss: float) -> None:
+def _record(run: Run, state: TrainState, agreed: StepTotals, update: Update, num_targets: int, loss: float) -> None:
     if run.audit is not None:
         run.audit.append(
             step=state.step,

@@ -11,11 +11,10 @@ import logging
 
 import torch
 
-from pretrain.attention_maps.attention import choose_heads, record_attention
-from pretrain.attention_maps.figure import Section, build_sections, render_attention
-from pretrain.attention_maps.layout import plan_layout
-from pretrain.attention_maps.text import build_row, encode_texts
-from pretrain.attention_maps.token_labels import spell_tokens
+from pretrain.attention_maps.figure import FigureSection, build_sections, render_attention, spell_tokens
+from pretrain.attention_maps.figure_layout import plan_layout
+from pretrain.attention_maps.maps import choose_heads, record_attention
+from pretrain.attention_maps.terminal import build_row, encode_texts
 from pretrain.config.run import RunConfig
 from pretrain.config.tracking import AttentionConfig
 from pretrain.dist import World
@@ -23,7 +22,7 @@ from pretrain.engine.engine import Engine
 from pretrain.errors import ConfigError
 from pretrain.model import Transformer
 from pretrain.shards.dataset import Dataset
-from pretrain.train.texts import TextReader, build_reader, has_evaluations
+from pretrain.train.samples import TextReader, build_reader, has_evaluations
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class AttentionPictures:
             log.warning("no picture of attention: %s: %s", type(error).__name__, error)
             return None
 
-    def _record(self) -> list[Section]:
+    def _record(self) -> list[FigureSection]:
         # The shapes are other ones than in training, and so are the kernels: compiled blocks would be compiled again.
         with torch.compiler.set_stance("force_eager"):
             maps = record_attention(self._model, self._row)

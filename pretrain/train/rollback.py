@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.layout import list_checkpoints, load_manifest, set_aside, step_of
+from pretrain.checkpoint.format import list_checkpoints, load_manifest, set_aside, step_of
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchConfig
 from pretrain.config.yaml_nodes import read_yaml
-from pretrain.data.skips import SkipRanges
+from pretrain.data.damage import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.run.folder import RunDir, change_record
 from pretrain.run.lease import Lease

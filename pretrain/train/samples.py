@@ -1,29 +1,73 @@
-"""Texts that a run generates after its evaluations, from the weights as they are: `tracking.samples`.
-
-Rank 0 generates, by the code of `pretrain generate`; the others wait for it at the next step. At ZeRO 3 no rank holds
-the weights whole, and all generate the same text, since every layer gathers its weights when it is run. None may run it
-once more than another, whatever it draws: texts go on to their longest there, and are cut at their end afterwards.
-Draws come from seeds of their own: what is trained is the same with and without.
-"""
+"""Texts that a config gives a run to read, brought to what its data look like: normalised, then tokenized."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from pretrain.artifact.model_path import PlainCodec
+from pretrain.artifact.open import normalize_of_data
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.errors import CheckpointError
 from pretrain.generate import Constraints, RowSeeds, Sampling, generate
-from pretrain.generate.detokenize import text_after
-from pretrain.generate.text import encode_prompt
+from pretrain.generate.text import encode_prompt, text_after
 from pretrain.model import LanguageModel
+from pretrain.prepare.normalize import build_normalizers
 from pretrain.shards.dataset import Dataset
-from pretrain.train.texts import TextReader, build_reader, has_evaluations
+from pretrain.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """What a text goes through.
+
+    Attributes:
+        normalize: Done to a text, or the source of a pair.
+        normalize_target: Done to the target of a pair.
+        codec: The tokenizer.
+    """
+
+    normalize: Callable[[str], str]
+    normalize_target: Callable[[str], str]
+    codec: PlainCodec
+
+
+def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
+    """Builds what reads texts as the data of a run were read.
+
+    Raises:
+        DataError: The tokenizer cannot be read.
+        LaunchError: A package is missing that normalised the data.
+    """
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    codec = PlainCodec(tokenizer, ends_sources=model.encoder is not None and model.is_causal)
+    steps = normalize_of_data([source.folder for source in dataset.sources])
+    source, target = (str, str) if steps is None else build_normalizers(steps)
+    return TextReader(source, target, codec)
+
+
+def has_evaluations(dataset: Dataset) -> bool:
+    """Returns whether there is anything to evaluate on, after which texts and pictures come."""
+    return any("validation" in source.index.splits for source in dataset.sources)
+
+
+# Texts that a run generates after its evaluations, from the weights as they are:
+# `tracking.samples`.
+#
+# Rank 0 generates, by the code of `pretrain generate`; the others wait for it at the next step. At
+# ZeRO 3 no rank holds the weights whole, and all generate the same text, since every layer gathers
+# its weights when it is run. None may run it once more than another, whatever it draws: texts go on
+# to their longest there, and are cut at their end afterwards. Draws come from seeds of their own:
+# what is trained is the same with and without.
+
 
 log = logging.getLogger(__name__)
 
 BATCH = 16
+
 """Prompts that are read together."""
 
 

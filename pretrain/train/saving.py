@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 
+from pretrain.checkpoint.agree import nothing
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
-from pretrain.checkpoint.vote import nothing
 from pretrain.errors import DiskError, DivergedError, PretrainError
+from pretrain.train.best import SAVED, note_commit
 from pretrain.train.build import Run
-from pretrain.train.history import SAVED, note_commit
 
 log = logging.getLogger(__name__)
 

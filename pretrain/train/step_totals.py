@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from pretrain import dist
-from pretrain.data.digest import join64, split64
+from pretrain.data.loader import join64, split64
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class StepTotals:
     """The sums over all ranks.
 
     Attributes:
@@ -54,7 +54,7 @@ def start_exchange(
     stop: bool,
     is_written: bool = False,
     next_digest: int | None = None,
-) -> Callable[[], Agreed]:
+) -> Callable[[], StepTotals]:
     """Begins the exchange; returns the function that waits for it. Collective; one all-reduce of twelve float64 values.
 
     Two more a source, where the step is told by source.
@@ -77,11 +77,11 @@ def start_exchange(
     values[:2], values[2 + len(counts) :] = sums[:2], sums[2:]
     wait = dist.start_all_reduce_sum(values)
 
-    def finish() -> Agreed:
+    def finish() -> StepTotals:
         wait()
         total, correct, high, low, skipped, tokens, targets, written, stops, *rest = values.tolist()
         missing, next_high, next_low, *by_source = rest
-        return Agreed(
+        return StepTotals(
             loss_sum=total,
             num_correct=int(correct),
             digest=join64(high, low),

@@ -7,8 +7,8 @@ import torch
 
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
-from pretrain.evaluate.loss import LossReport, evaluate_loss, pool
-from pretrain.train.build import Held, Run
+from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
+from pretrain.train.build import Run, ValidationSource
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def validate(run: Run, state: TrainState) -> None:
         run.tracker.attention(state.step, png)
 
 
-def _describe(validation: Sequence[Held], reports: Sequence[LossReport]) -> dict[str, float]:
+def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossReport]) -> dict[str, float]:
     """Returns the row of an evaluation: of all splits, and the loss of each; empty where nothing has a target."""
     whole, bits = pool(reports, [held.tokens_per_byte for held in validation])
     if not whole.num_targets:

@@ -12,8 +12,10 @@ process there (`set_fault_hook`). Nothing else in this package opens a file for 
 """
 
 import errno
+import fcntl
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,12 +25,13 @@ from typing import Any, BinaryIO
 from pretrain.errors import ConfigError, DiskError
 from pretrain.utils import checksum
 from pretrain.utils.checksum import FileRecord
-from pretrain.utils.flock import take_flock
 
 LOCK_WAIT_S = 5.0
+
 """Longer than any append takes; then one that hangs elsewhere is not waited for."""
 
 FaultHook = Callable[[str, Path], None]
+
 _fault_hook: FaultHook | None = None
 
 
@@ -343,3 +346,33 @@ def rename_dir(path: Path, target: Path) -> None:
         fsync_dir(target.parent)
     except OSError as error:
         raise _disk_error("rename", path, error) from error
+
+
+# File locks that the operating system lets go of when the process that has them ends, however it
+# ends.
+
+
+LOOK_EVERY_S = 0.02
+
+
+def take_flock(descriptor: int, operation: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> bool:
+    """Tries to lock an open file for up to `wait_s` seconds; returns whether it is locked.
+
+    Args:
+        descriptor: Of the file; the lock lives as long as it does.
+        operation: LOCK_EX, LOCK_SH, or LOCK_UN to let go of it.
+        wait_s: 0 tries once.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_EVERY_S)
+        else:
+            return True

@@ -5,7 +5,7 @@
     redact(text)              ->  values of secret environment variables and wandb keys become ***
 
 Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted, tracebacks too. A
-closed or broken stderr never raises: the run goes on without it, see `pretrain.utils.streams`. Nor does a full disk:
+closed or broken stderr never raises: the run goes on without it, see `pretrain.utils.process`. Nor does a full disk:
 lines are missing in the file then. Metrics are not logged here, see `pretrain.tracking`.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import DiskError
-from pretrain.utils.streams import guard_stderr
+from pretrain.utils.process import guard_stderr
 
 OWN_LOGGERS = ("pretrain", "launch")
 NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "wandb", "webdataset")

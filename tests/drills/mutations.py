@@ -82,22 +82,22 @@ MUTATIONS = [
         "tests/unit/utils/test_io.py -k truncated",
     ),
     Mutation(
-        "the CRC32 of a manifest is ignored", "pretrain/checkpoint/layout.py",
+        "the CRC32 of a manifest is ignored", "pretrain/checkpoint/format.py",
         'if envelope["crc32"] != _crc32(raw):', 'if envelope["crc32"] is None:',
         f"{DAMAGE} -k flipped",
     ),
     Mutation(
-        "a manifest that is not as it was written is believed", "pretrain/checkpoint/layout.py",
+        "a manifest that is not as it was written is believed", "pretrain/checkpoint/format.py",
         "        if written != json_bytes(envelope):", "        if written is None:",
         f"{DAMAGE} -k truncation",
     ),
     Mutation(
-        "no vote: a rank that failed is not heard", "pretrain/checkpoint/vote.py",
+        "no vote: a rank that failed is not heard", "pretrain/checkpoint/agree.py",
         "    failures = [failure for _, failure in votes if failure is not None]\n", "    failures = []\n",
         "tests/unit/checkpoint/test_killed_ranks.py -k ENOSPC",
     ),
     Mutation(
-        "no barrier: rank 0 commits without having heard the others", "pretrain/checkpoint/vote.py",
+        "no barrier: rank 0 commits without having heard the others", "pretrain/checkpoint/agree.py",
         "    votes = dist.gather_objects([value, failure])\n", "    votes = [[value, failure]]\n",
         "tests/unit/checkpoint/test_killed_ranks.py -k ENOSPC",
     ),
@@ -135,7 +135,7 @@ MUTATIONS = [
         f"{MANAGER} -k never_starts_over",
     ),
     Mutation(
-        "a run whose checkpoints are gone starts over", "pretrain/train/history.py",
+        "a run whose checkpoints are gone starts over", "pretrain/train/best.py",
         "    if sign is not None:\n", "    if False:\n",
         "tests/unit/train/test_history.py -k no_damage",
     ),
@@ -145,12 +145,12 @@ MUTATIONS = [
         f"{MANAGER} -k as_it_was_saved",
     ),
     Mutation(
-        "a dropout seed is used in every step", "pretrain/train/noise.py",
+        "a dropout seed is used in every step", "pretrain/train/bad_step.py",
         "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, 0, micro, world.rank)",
         "tests/unit/train/test_noise.py",
     ),
     Mutation(
-        "ranks drop the same units", "pretrain/train/noise.py",
+        "ranks drop the same units", "pretrain/train/bad_step.py",
         "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, step, micro, 0)",
         "tests/unit/train/test_noise.py",
     ),
@@ -170,7 +170,7 @@ MUTATIONS = [
         "tests/unit/run/test_lease.py -k lost_is_not_held",
     ),
     Mutation(
-        "a file name in a manifest may leave the folder", "pretrain/checkpoint/layout.py",
+        "a file name in a manifest may leave the folder", "pretrain/checkpoint/format.py",
         "isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for", "isinstance(record.name, str) for",
         "tests/unit/test_hostile.py -k names",
     ),

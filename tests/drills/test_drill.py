@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.drill.leftovers import CACHES
-from pretrain.drill.processes import MARK, marked
+from pretrain.drill.attempt import MARK, marked
+from pretrain.drill.drill_folder import CACHES
 from pretrain.errors import EXIT_RESUME_ME, EXIT_USAGE
 from tests.helpers.cli import Result, run_cli
 from tests.helpers.runs import ROOT, RunMaker
@@ -22,8 +22,8 @@ ALONE = ("engine={kind: single, zero_stage: 0}",)
 # Dropout depends on the attempt. The first of the killed run does not come to its end, where the drill is late.
 DRIFTING = """
 import pretrain.run.folder as rundir
-import pretrain.train.noise as noise
-from pretrain.run.progress import Progress
+import pretrain.train.bad_step as noise
+from pretrain.run.phase import Progress
 from tests.helpers.waiting import poll_pause
 
 real, enter_phase, number, waits = rundir.begin_attempt, Progress.enter, 0, False

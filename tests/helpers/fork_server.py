@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.local import STOP_SIGNALS
-from pretrain.utils.orphan import die_with
+from pretrain.utils.process import die_with
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.interop.convert import from_theirs
-from pretrain.interop.read import Release, open_release
+from pretrain.interop.release import Release, open_release
+from pretrain.interop.tensors import from_theirs
 from pretrain.model import Transformer, build_model
 
 

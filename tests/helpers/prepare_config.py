@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.load_prepare import short_prepare
+from pretrain.config.load import short_prepare
 from pretrain.config.prepare import PrepareConfig
 
 SHORT = ("tokenizer", "vocab_size", "text_field", "split")

@@ -1,10 +1,10 @@
 """Reads inputs as `prepare` does: listed, cut into parts, read."""
 
 from pretrain.config.prepare import InputConfig
-from pretrain.prepare.documents import Document
+from pretrain.prepare.filters import Document
+from pretrain.prepare.input_parts import InputFile, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import InputFile, plan_parts
+from pretrain.prepare.readers.dispatch import Reader
 
 
 def listing(*paths: object, kind: str = "text", **options: object) -> list[InputFile]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare, read_audit
 from tests.helpers.fork_server import ROOT

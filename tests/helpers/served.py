@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.shards.index import DataIndex, ShardIndex, load_index
-from pretrain.shards.store import Patience, ShardStore, open_store
+from pretrain.shards.remote_store import open_store
+from pretrain.shards.store import Patience, ShardStore
 from tests.helpers.shards import make_shards
 from tests.helpers.waiting import LIMIT_S
 

@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
 from tests.helpers.waiting import LIMIT_S
 
 PIECE_BYTES = 4096

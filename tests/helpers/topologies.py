@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from pretrain.checkpoint.format import list_checkpoints, load_manifest, step_name
 from pretrain.checkpoint.fragments import FragmentReader
-from pretrain.checkpoint.layout import list_checkpoints, load_manifest, step_name
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.load import load_config

@@ -7,7 +7,7 @@ from typing import Any
 from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
-from pretrain.engine.loss_scale import set_loss_scale
+from pretrain.engine.zero_state import set_loss_scale
 from pretrain.errors import CheckpointError
 from tests.integration.workers import build, train
 
@@ -54,7 +54,7 @@ def allow_half_on_cpu() -> None:
     """Lets DeepSpeed run fp16 here, which it refuses on CPUs without fast kernels for it: they are slow, not wrong."""
     from deepspeed.accelerator import get_accelerator
 
-    from pretrain.engine import start
+    from pretrain.engine import build as start
 
     start.pick_device = lambda config: "cpu"
     os.environ["DS_ACCELERATOR"] = "cpu"

@@ -12,11 +12,11 @@ import torch.distributed as td
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.dist import World
-from pretrain.doctor import ranks
+from pretrain.doctor import rank_checks
 from pretrain.doctor.check import Check
-from pretrain.doctor.ranks import meet
+from pretrain.doctor.rank_checks import meet
 from pretrain.errors import LaunchError
-from pretrain.train.handshake import agree_on_versions
+from pretrain.train.claim import agree_on_versions
 from tests.helpers.clock import FakeClock
 
 
@@ -28,14 +28,14 @@ def look(world: World, folders: list[str], waits: bool = True) -> list[dict[str,
         folders: Of each rank.
         waits: Whether a rank waits for a file that it does not see; else the time for it passes at once.
     """
-    check_seen = ranks._check_seen
+    check_seen = rank_checks._check_seen
 
     def check_at_once(*arguments: Any) -> Check:
-        with mock.patch.object(ranks, "time", FakeClock()):
+        with mock.patch.object(rank_checks, "time", FakeClock()):
             return check_seen(*arguments)
 
     if not waits:
-        ranks._check_seen = check_at_once
+        rank_checks._check_seen = check_at_once
     engine = PLAIN_ENGINE.model_copy(update={"device": "cpu"})
     checks, _ = meet(world, engine, Path(folders[world.rank]))
     return [asdict(check) for check in checks]
@@ -62,10 +62,10 @@ def agree(world: World, packages: dict[str, str]) -> list[str]:
 def selftest(world: World, config: str) -> list[dict[str, Any]]:
     """Returns the verdicts of a selftest over the ranks of a job, each of which counts as a node."""
     from pretrain.config.load import load_config
-    from pretrain.doctor.place import Place
+    from pretrain.doctor.place import JobTopology
     from pretrain.doctor.selftest import run_selftest
     from pretrain.doctor.small import ask
 
-    place = Place(world.rank, world.size, 1, is_one_host=False, is_started=True)
+    place = JobTopology(world.rank, world.size, 1, is_one_host=False, is_started=True)
     asked = ask(config, [], load_config(config), None, None, place)
     return [asdict(check) for check in run_selftest(asked, lambda text: None)]

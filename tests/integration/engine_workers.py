@@ -9,11 +9,10 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import World, all_reduce_sum
+from pretrain.engine.build import fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
-from pretrain.engine.sharded import fill_sharded
-from pretrain.engine.start import start_accelerator
 from pretrain.model import build_model
-from pretrain.model.init import initial_weight
+from pretrain.model.build import initial_weight
 from tests.integration.workers import ROWS, SEQ_LEN, TWO_STACKS, build, train
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.dist import World
-from pretrain.evaluate.corpus import Choice
+from pretrain.evaluate.corpus import CorpusOptions
+from pretrain.evaluate.distributed import joined_ranks
 from pretrain.evaluate.held_out import evaluate_held_out
-from pretrain.evaluate.ranks import joined_ranks
 from pretrain.evaluate.translation import TranslationTask, evaluate_translation
 
 
@@ -20,8 +20,8 @@ def evaluations(world: World, folder: str) -> dict[str, Any]:
 
 def measure(place: Path) -> dict[str, Any]:
     """The same without joining."""
-    choice = Choice(batch_tokens=64)
-    sources = Choice(data=(str(place / "texts"), str(place / "more")), split="train", batch_tokens=64)
+    choice = CorpusOptions(batch_tokens=64)
+    sources = CorpusOptions(data=(str(place / "texts"), str(place / "more")), split="train", batch_tokens=64)
     task = TranslationTask(place / "test.en", place / "test.de", beams=(2,), max_tokens=8, batch_tokens=64)
     translated = evaluate_translation(place / "mt", task, output=place / "out.txt").facts()
     for system in translated["systems"]:

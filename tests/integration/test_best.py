@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from pretrain.checkpoint.best import BEST, read_best
-from pretrain.checkpoint.layout import list_checkpoints, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_of
+from pretrain.checkpoint.retention import BEST, read_best
 
 ALONE = (
     "engine.kind=single", "engine.zero_stage=0", "train.steps=30", "model.decoder.dropout=0", "eval.every_steps=5",

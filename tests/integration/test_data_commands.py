@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.shards.index import load_index
-from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.reader import ShardReader
 from tests.helpers.cli import Result, run_cli
 from tests.helpers.refused import error_line, fill_folder
 from tests.helpers.servers import serve_folder

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.dist import World
-from pretrain.drill.leftovers import CACHES
-from pretrain.engine import start
+from pretrain.drill.drill_folder import CACHES
+from pretrain.engine import build
+from pretrain.engine.build import build_engine
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
-from pretrain.engine.engine import build_engine
 from tests.helpers.fake_deepspeed import FakeAccelerator, fake_deepspeed, offered
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.thread_ranks import Ranks
@@ -96,12 +96,12 @@ def build_both(
         config = configured(*arguments)
         return config | {"zero_optimization": config["zero_optimization"] | changes}
 
-    configured = start.deepspeed_config
+    configured = build.deepspeed_config
     if precision == "fp16":
         allow_half_on_cpu()
     with (
         mock.patch.object(workers, "build_engine", build_beside),
-        mock.patch.object(start, "deepspeed_config", with_changes),
+        mock.patch.object(build, "deepspeed_config", with_changes),
     ):
         real = workers.build(world, "deepspeed", stage, precision, "adamw", offload, micro=MICRO, grad_clip=CLIP)
     return real, fakes
@@ -231,7 +231,7 @@ def misread(world: World) -> list[str]:
 
     found = []
     for device, stage, precision, offload in COMBINATIONS:
-        config = start.deepspeed_config(engine_config(stage, precision, offload), device, 0.75, PLAN, 10**8)
+        config = build.deepspeed_config(engine_config(stage, precision, offload), device, 0.75, PLAN, 10**8)
         parsed = DeepSpeedConfig(copy.deepcopy(config))
         for key, value in config.items():
             read = getattr(parsed, SECTIONS.get(key, key), None)
@@ -254,7 +254,7 @@ def refused(world: World) -> list[str]:
 
     said = []
     for section in (*SECTIONS, "zero_optimization.offload_optimizer", "zero_optimization.offload_param"):
-        config = start.deepspeed_config(engine_config(3, "bf16", "both"), "cuda", 0.75, PLAN, 10**8)
+        config = build.deepspeed_config(engine_config(3, "bf16", "both"), "cuda", 0.75, PLAN, 10**8)
         config = json.loads(json.dumps(config))  # its two sections of what is offloaded are one object
         place: Any = functools.reduce(dict.__getitem__, section.split("."), config)
         place["no_such_key"] = 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrain.config.engine import EngineConfig
-from pretrain.engine.start import pick_device
+from pretrain.engine.build import pick_device
 from pretrain.errors import ConfigError
 from tests.helpers.ranks import run_in_ranks
 from tests.integration import references

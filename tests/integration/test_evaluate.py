@@ -10,7 +10,7 @@ import pytest
 
 from pretrain import cli
 from pretrain.evaluate import translate
-from pretrain.evaluate.lines import read_texts
+from pretrain.evaluate.translate import read_texts
 from pretrain.model import Transformer
 from tests.helpers.fork_server import SHARED
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts

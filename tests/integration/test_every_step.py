@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.checkpoint.layout import step_name
+from pretrain.checkpoint.format import step_name
 from pretrain.utils.jsonl import read_rows
 from tests.helpers.every_step import CASES, Case, prepare_small, write_case
 from tests.helpers.ranks import run_in_ranks

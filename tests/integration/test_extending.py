@@ -59,7 +59,7 @@ def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
         "from pretrain.config.objective import NEEDS\n"
         "from pretrain.config.optim import OPTIMIZER_KINDS\n"
         "from pretrain.objective import OBJECTIVES\n"
-        "from pretrain.optim import OPTIMIZERS\n"
+        "from pretrain.optim.build import OPTIMIZERS\n"
         "NEEDS['next'] = NEEDS['causal']\n"
         "OBJECTIVES['next'] = OBJECTIVES['causal']\n"
         "OPTIMIZER_KINDS.add('adam')\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.checkpoint.format import list_checkpoints
 from tests.helpers.cli import Warm
 from tests.helpers.runs import RunMaker, assert_same_run, tensors_of
 

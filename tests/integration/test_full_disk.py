@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.errors import EXIT_DISK
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.jsonl import read_rows
@@ -19,7 +19,7 @@ ALONE = ("engine={kind: single, zero_stage: 0}", f"train.steps={STEPS}", "tracki
 
 FILL = """
 import os, pathlib, threading
-from pretrain.run.progress import Progress
+from pretrain.run.phase import Progress
 from pretrain.utils.io import set_fault_hook
 
 ballast, is_full = pathlib.Path(os.environ["DISK"]) / "ballast", threading.Event()

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints
-from pretrain.data.digest import digest_rows
-from pretrain.data.skips import SkipRanges
+from pretrain.checkpoint.format import list_checkpoints
+from pretrain.data.damage import SkipRanges
+from pretrain.data.loader import digest_rows
 from pretrain.data.stream import TokenStream
 from pretrain.errors import EXIT_DIVERGED
 from pretrain.run.folder import RunDir

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
 from tests.helpers.fork_server import ROOT
 from tests.helpers.holds import Hold
 from tests.helpers.processes import is_running
@@ -31,11 +31,11 @@ LIMITS = """
 import os
 from pathlib import Path
 
-from pretrain.control import progress, watchdog
-from pretrain.run.board import Board
+from pretrain.run import phase as phases, watchdog
+from pretrain.run.heartbeat import Board
 
 NOTES = Path(os.environ["NOTES"])
-LIMIT_OF, PUBLISH = progress.limit_of, Board.publish
+LIMIT_OF, PUBLISH = phases.limit_of, Board.publish
 
 def limit_of(phase, timeout_s):
     return 8 if (NOTES / "short").exists() else LIMIT_OF(phase, timeout_s)
@@ -46,7 +46,7 @@ def publish(board, beat):
     note.write_text(f"{beat.phase} {beat.step}")
     note.replace(NOTES / f"beat-{beat.rank}")
 
-progress.limit_of = watchdog.limit_of = limit_of
+phases.limit_of = watchdog.limit_of = limit_of
 Board.publish = publish
 """
 ALONE = ("engine={kind: single, zero_stage: 0}", "train.steps=100000", "tracking.wandb=offline")
@@ -58,12 +58,12 @@ BAD_DATA = """
 import os
 from pathlib import Path
 
-from pretrain.control import verdict, watchdog
+from pretrain.run import heartbeat, watchdog
 from pretrain.data.source_streams import SourceStreams
 from pretrain.errors import DataError
 from tests.helpers.waiting import hang
 
-verdict.SILENT_S = watchdog.SILENT_S = 600.0
+heartbeat.SILENT_S = watchdog.SILENT_S = 600.0
 read = SourceStreams.read
 
 def bad(self, positions):
@@ -218,7 +218,7 @@ def test_under_torchrun_a_frozen_rank_is_named_by_the_others(start):
 
 # A launcher may be late with a signal that the rank has had itself, and wandb slow to end.
 PATIENT = """
-from pretrain.control import stop
+from pretrain.run import stop
 from pretrain.train import run
 
 import held

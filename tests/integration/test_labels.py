@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.config.load import load_config
 from pretrain.shards.index import load_index
 from tests.helpers.cli import run_warm

@@ -123,6 +123,6 @@ def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
 
 
 def test_a_login_node_needs_no_torch():
-    modules = "launch.job, launch.node, launch.preflight, launch.submit, pretrain.cli.launch_slurm"
+    modules = "launch.job, launch.node, launch.preflight, launch.submit, pretrain.cli.launch"
     code = f"import sys, {modules}\nprint(sorted({{'torch', 'deepspeed', 'transformers', 'numpy'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints, load_manifest
+from pretrain.checkpoint.format import list_checkpoints, load_manifest
 from pretrain.errors import EXIT_LOCKED
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import RunMaker, assert_same_run, rank_pids

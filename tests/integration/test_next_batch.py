@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.io import write_json

@@ -17,7 +17,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import World
 from pretrain.model import Transformer, build_model, init_weights
-from pretrain.objective.token_loss import sum_token_loss
+from pretrain.objective.contract import sum_token_loss
 from pretrain.tokenizer import load_tokenizer
 from pretrain.tracking.audit import read_audit
 from pretrain.train.step_totals import start_exchange

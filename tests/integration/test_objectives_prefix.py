@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.artifact.what import open_what
+from pretrain.artifact.model_path import open_source
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import Warm
 
@@ -63,7 +63,9 @@ def test_a_decoder_learns_with_every_packing(warm, folder, objective, packing):
     # A prefix has no loss: of a row about half. Rows that are not full have fewer still.
     mean = sum(tokens) / len(tokens) / 512
     assert 0.3 < mean < (0.7 if objective is PREFIX else 0.97)
-    assert open_what(run).generation.sees_prompt_whole == (objective is PREFIX), "its prompts are read as it learned to"
+    assert open_source(run).generation.sees_prompt_whole == (objective is PREFIX), (
+        "its prompts are read as it learned to"
+    )
     read = [row["tokens_per_s"] * row["step_time_s"] for row in rows if "tokens_per_s" in row]
     assert all(mean * 512 < tokens <= 512.001 for tokens in read), "positions without a loss are read too"
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.tokenizer import tokenizer_hash
 from pretrain.tracking.audit import read_audit
 from tests.helpers import two_stacks

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
 from pretrain.tracking.timeline import PARTS

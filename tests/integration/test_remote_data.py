@@ -6,7 +6,7 @@ import pytest
 
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.lookahead import shards_ahead
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardSet
 from pretrain.tracking.audit import read_audit
 from tests.helpers.served import make_served, open_quick
 from tests.helpers.servers import serve_folder, serve_s3

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.errors import EXIT_RESUME_ME
 from pretrain.run.stop import SAME_REQUEST_S
 from pretrain.tracking.audit import read_audit
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import ROOT, RunMaker, assert_same_run, kill_rank
 from tests.helpers.waiting import finish, pass_time, wait_until

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from pretrain.artifact.adapters import is_adapter, name_without_adapter
-from pretrain.artifact.freeze import freeze
-from pretrain.artifact.lora import add_adapters, initial_adapter
+from pretrain.artifact.lora import add_adapters, freeze, initial_adapter
+from pretrain.artifact.source import is_adapter, name_without_adapter
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
@@ -17,17 +16,16 @@ from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import parse_model
 from pretrain.dist import World
-from pretrain.engine.engine import Engine, build_engine
-from pretrain.engine.sharded import fill_sharded
-from pretrain.engine.start import start_accelerator
+from pretrain.engine.build import build_engine, fill_sharded, start_accelerator
+from pretrain.engine.engine import Engine
 from pretrain.model import build_model
-from pretrain.model.init import fill_weights, initial_weight
+from pretrain.model.build import fill_weights, initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.train.module import TrainModule
 from pretrain.train.step_totals import start_exchange
-from pretrain.types import IGNORE_INDEX, Batch, Source
+from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61
 # 61 tokens padded to 64, tied embeddings and grouped-query attention: odd sizes, so that partitions cut parameters.
@@ -62,14 +60,14 @@ def global_batch(step: int, source: bool = False) -> Batch:
     if not source:
         return batch
     lengths = torch.randint(1, SEQ_LEN + 1, (ROWS,), generator=generator, dtype=torch.int32)
-    return replace(batch, source=Source(tokens[:, :-1].flip(1), lengths_B=lengths))
+    return replace(batch, source=SourceBatch(tokens[:, :-1].flip(1), lengths_B=lengths))
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
     """Some rows of a batch."""
     source = batch.source
     if source is not None and source.lengths_B is not None:
-        source = Source(source.tokens_BS[rows], lengths_B=source.lengths_B[rows])
+        source = SourceBatch(source.tokens_BS[rows], lengths_B=source.lengths_B[rows])
     return Batch(batch.tokens_BT[rows], batch.targets_BT[rows], source=source)
 
 

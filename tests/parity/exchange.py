@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.interop.labels import WORDS, labelled_by
-from pretrain.interop.read import open_release
+from pretrain.interop.label_names import WORDS, labelled_by
+from pretrain.interop.release import open_release
 from pretrain.interop.write import write_release
 from tests.helpers.lent import Lent, quiet_transformers
 

@@ -11,9 +11,9 @@ import torch
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
-from pretrain.model.cache import KVCache
-from pretrain.objective.token_loss import sum_token_loss
-from pretrain.types import Batch, Source
+from pretrain.model.attention import KVCache
+from pretrain.objective.contract import sum_token_loss
+from pretrain.types import Batch, SourceBatch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import build, packed_pairs, random_pairs
@@ -253,6 +253,6 @@ def test_the_transformer_of_2017_agrees_with_the_formulas_of_its_paper():
     expected = torch.stack([weights["embedding.weight"] @ x for x in hidden])
     with torch.no_grad():
         tokens = torch.tensor([target])
-        found = model(Batch(tokens, tokens, source=Source(torch.tensor([source])))).logits_BTV[0]
+        found = model(Batch(tokens, tokens, source=SourceBatch(torch.tensor([source])))).logits_BTV[0]
     # The model keeps its sinusoids in fp32.
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.interop.read import open_release
-from pretrain.objective.token_loss import sum_token_loss
+from pretrain.interop.release import open_release
+from pretrain.objective.contract import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import build_imported, check_gradients, lend
 from tests.parity.exchange import check_round_trip

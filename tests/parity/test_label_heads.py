@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
-from pretrain.artifact.what import open_what
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.read import open_release
+from pretrain.interop.release import open_release
 from pretrain.types import Batch
 from tests.helpers.lent import Lent, build_imported, lend, quiet_transformers
 from tests.parity.exchange import check_round_trip
@@ -160,7 +160,7 @@ def test_another_way_of_pooling_is_refused(tmp_path):
     make("modernbert-first", tmp_path)
     change_config(tmp_path, classifier_pooling="max")
     with pytest.raises(ConfigError, match="classifier_pooling='max': must be 'cls' or 'mean'"):
-        open_what(tmp_path)
+        open_source(tmp_path)
 
 
 def test_config_json_has_no_labels_where_there_is_no_such_head(tmp_path):

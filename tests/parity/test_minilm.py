@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from pretrain.interop.read import open_release
+from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer
 from pretrain.types import Batch
 from tests.helpers.lent import build_imported

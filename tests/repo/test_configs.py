@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.find import builtin_configs
-from pretrain.config.load import dump_config, load_config
-from pretrain.config.load_prepare import load_prepare
+from pretrain.config.load import dump_config, load_config, load_prepare
 from pretrain.config.presets import expand_preset
-from pretrain.config.yaml_nodes import read_with_includes, read_yaml
+from pretrain.config.yaml_nodes import builtin_configs, read_with_includes, read_yaml
 from pretrain.prepare.split import parse_split
 from pretrain.tokenizer import check_tokenizer
 from tests.repo.source import ROOT, name

@@ -32,7 +32,7 @@ LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | LAYERS[2] | {"plan", "shards"}
 ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
 TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "launch")
-ON_RANKS = ("pretrain.run.board", "pretrain.run.messenger", "pretrain.run.watchdog")
+ON_RANKS = ("pretrain.run.heartbeat", "pretrain.run.heartbeat", "pretrain.run.watchdog")
 """Modules of these rooms that only ranks import."""
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}
 
@@ -128,7 +128,7 @@ def test_what_login_nodes_run_imports_no_torch():
         ("pretrain.train.loop", "import launch.local", False),
         ("launch.local", "from pretrain.run.folder import RunDir", True),
         ("launch.local", "from pretrain.plan.params import count_parameters", True),
-        ("launch.local", "from launch.command import torchrun", True),
+        ("launch.local", "from launch.local import torchrun", True),
         ("launch.local", "from pretrain.dist import read_world", False),
     ],
 )

@@ -20,8 +20,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.checkpoint.fragments import FragmentReader
-from pretrain.checkpoint.layout import MANIFEST, load_manifest
 from pretrain.config.load import load_config
 from pretrain.config.train import RunSection
 from pretrain.errors import CheckpointError, ConfigError, DataError, PretrainError

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import ConfigError
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.kernel import cast_inputs
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, cast_inputs
 from pretrain.types import AttentionMask
 
 USE_SDPA = "use engine.attention=sdpa"

@@ -21,12 +21,28 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.blocks import BLOCK, Blocks, attend_blocks, plan_blocks, reachable_keys
-from pretrain.model.backends.calls import Calls, attend_calls, hides_future, is_plain, plan_calls
-from pretrain.model.backends.dense import additive_mask, blind_queries, dense_bias, dense_mask
-from pretrain.model.backends.kernel import call_kernel
-from pretrain.model.backends.segments import Segment, find_segments, pads_queries
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, call_kernel
+from pretrain.model.backends.blocks import (
+    BLOCK,
+    Blocks,
+    Calls,
+    attend_blocks,
+    attend_calls,
+    hides_future,
+    is_plain,
+    plan_blocks,
+    plan_calls,
+    reachable_keys,
+)
+from pretrain.model.backends.dense import (
+    Segment,
+    additive_mask,
+    blind_queries,
+    dense_bias,
+    dense_mask,
+    find_segments,
+    pads_queries,
+)
 from pretrain.types import AttentionMask
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pretrain.errors import ConfigError
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.segments import Segment, find_segments
+from pretrain.model.backends.dense import Segment, find_segments
 from pretrain.types import AttentionMask
 
 USE_SDPA = "use engine.attention=sdpa"

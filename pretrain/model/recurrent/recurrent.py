@@ -1,26 +1,55 @@
-"""A recurrent model: torch's own RNN, LSTM or GRU between the embedding and the head of a Transformer.
-
-    one stack    tokens_BT -> embedding -> cells -> hidden_BTD -> head -> logits, or a loss
-    two stacks   source tokens_BS -> embedding -> cells -> outputs_BSD, last states
-                 tokens_BT -> embedding -> cells that begin with those states, attention -> hidden_BTD -> head
-
-It is what Transformers are compared with, so everything around it is theirs: batches, objectives, engines, checkpoints.
-
-Not here: positions (order is what a recurrence has), recomputation and compilation (torch's cells are one kernel).
-"""
+"""What a recurrent model holds while it decodes: a state a row, of the same size however much was read."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.recurrent import RecurrentConfig
 from pretrain.errors import ConfigError
 from pretrain.model.heads import LanguageModelHead
-from pretrain.model.recurrent.cache import RecurrentCache
-from pretrain.model.recurrent.decoder import RecurrentDecoder
-from pretrain.model.recurrent.encoder import Encoded, RecurrentEncoder
-from pretrain.model.recurrent.segments import real_documents
-from pretrain.types import Batch, ModelOutput, Source
+from pretrain.model.recurrent.layers import real_documents
+from pretrain.model.recurrent.stacks import DecoderState, RecurrentDecoder, RecurrentEncoder, RecurrentEncoderOutput
+from pretrain.types import Batch, ModelOutput, SourceBatch
+
+
+class RecurrentCache:
+    """The state of each row, and the source.
+
+    Attributes:
+        state: None before the first token.
+        encoded: None without an encoder.
+        length: Positions read so far.
+    """
+
+    def __init__(self) -> None:
+        self.state: DecoderState | None = None
+        self.encoded: RecurrentEncoderOutput | None = None
+        self.length = 0
+
+    def select(self, rows_B: Tensor) -> None:
+        """Keeps the given rows, in their order; a row may come several times."""
+        if self.state is not None:
+            self.state = self.state.select(rows_B)
+        if self.encoded is not None:
+            documents_BS = self.encoded.documents_BS
+            self.encoded = self.encoded._replace(
+                outputs_BSD=self.encoded.outputs_BSD[rows_B],
+                documents_BS=None if documents_BS is None else documents_BS[rows_B],
+            )
+
+
+# A recurrent model: torch's own RNN, LSTM or GRU between the embedding and the head of a
+# Transformer.
+#
+#     one stack    tokens_BT -> embedding -> cells -> hidden_BTD -> head -> logits, or a loss
+#     two stacks   source tokens_BS -> embedding -> cells -> outputs_BSD, last states
+#                  tokens_BT -> embedding -> cells that begin with those states, attention -> hidden_BTD -> head
+#
+# It is what Transformers are compared with, so everything around it is theirs: batches, objectives,
+# engines, checkpoints.
+#
+# Not here: positions (order is what a recurrence has), recomputation and compilation (torch's cells
+# are one kernel).
 
 
 class Recurrent(nn.Module):
@@ -77,7 +106,7 @@ class Recurrent(nn.Module):
             cache.length += batch.tokens_BT.shape[1]
         return ModelOutput(hidden_BTD, self.head(hidden_BTD) if logits else None)
 
-    def _encode(self, source: Source | None) -> Encoded | None:
+    def _encode(self, source: SourceBatch | None) -> RecurrentEncoderOutput | None:
         if self.encoder is None:
             return None
         assert source is not None, "a model of two stacks needs a source"

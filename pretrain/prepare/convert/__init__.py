@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from pretrain.prepare.convert.flat import open_nanogpt, open_olmo
 from pretrain.prepare.convert.mds import open_mds
 from pretrain.prepare.convert.megatron import open_megatron
-from pretrain.prepare.convert.nanogpt import open_nanogpt
-from pretrain.prepare.convert.olmo import open_olmo
 from pretrain.prepare.convert.token_file import ReadOptions, TokenFile
 
 FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] = {

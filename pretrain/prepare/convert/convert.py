@@ -1,39 +1,137 @@
-"""`pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising again.
+"""The proof that a conversion lost nothing: one hash of all tokens in the source's order, before and after.
 
-    plan_job                        headers, sizes and tables are checked before anything is written (job.py)
-    lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
-    tokenizer.json                  the one that made the tokens, as it was given
-    parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
-    conversion.json                 the hash of all tokens of the source equals that of the shards (proof.py)
-    statistics.json, data_card.md   what came of it (data/statistics.py)
-    index.json                      last: merges the records in part order
+    before    sha256 over the tokens of the files as they are, uint32 little-endian; documents play no part
+    after     the same over the shards on disk, dealt back into the source's order, tokens that were appended left out
 
-A conversion that is killed anywhere is continued by the same command, and gives the same bytes. A source that cannot be
-used ends it with one line and takes back what was written. Memory of a process, whatever the size of the source: one
-chunk, one document, one member. Not here: how tokens of others lie in files (the formats), and tokenizing.
+Without appended tokens and with nothing held out, `after` is the hash of the train shards, one after another.
 """
 
+import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare import output
-from pretrain.prepare.convert.job import ConvertOptions, Job, plan_job
-from pretrain.prepare.convert.part import Settings, load_runs
-from pretrain.prepare.convert.proof import hash_shards, hash_source
-from pretrain.prepare.lock import lock_folder
+from pretrain.prepare.convert.convert_job import ConvertJob, ConvertOptions, plan_job
+from pretrain.prepare.convert.convert_part import ConversionSettings, load_runs
+from pretrain.prepare.convert.token_file import TokenFile
+from pretrain.prepare.input_parts import InputPart
+from pretrain.prepare.output import lock_folder
 from pretrain.prepare.part import PartRecord
 from pretrain.prepare.pool import num_cores, run_task, telling_what_failed
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import SPLITS, TRAIN
 from pretrain.prepare.statistics import collect_statistics, write_statistics
-from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, build_split, write_index
+from pretrain.shards.index import INDEX_NAME, DataIndex, ShardIndex, SplitIndex, build_split, write_index
+from pretrain.shards.reader import ShardReader
 from pretrain.tokenizer import load_tokenizer, tokenizer_hash
 from pretrain.utils.io import make_dir, write_file, write_json
+
+Tick = Callable[[int], None]
+
+"""Called with the bytes done since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHash:
+    """What tokens come to.
+
+    Attributes:
+        num_tokens: How many.
+        sha256: Over them in order, uint32 little-endian, in hex.
+    """
+
+    num_tokens: int
+    sha256: str
+
+
+def hash_tokens(chunks: Iterable[np.ndarray]) -> TokenHash:
+    """Returns the hash of chunks of non-negative integers, however they are cut, whatever their dtype."""
+    num_tokens, sha256 = 0, hashlib.sha256()
+    for chunk in chunks:
+        num_tokens += len(chunk)
+        sha256.update(np.ascontiguousarray(chunk, "<u4").data)
+    return TokenHash(num_tokens, sha256.hexdigest())
+
+
+def hash_source(files: Iterable[TokenFile], tick: Tick) -> TokenHash:
+    """Reads all files. Raises: DataError, OSError."""
+
+    def read() -> Iterator[np.ndarray]:
+        for opened in files:
+            yield from opened.tokens()
+            tick(opened.file.size)
+
+    return hash_tokens(read())
+
+
+def hash_shards(
+    folder: Path, dtype: str, eos_id: int, parts: Sequence[InputPart], records: dict[int, PartRecord], tick: Tick
+) -> TokenHash:
+    """Reads all shards of the parts. Raises: DataError, where one is damaged."""
+
+    def read() -> Iterator[np.ndarray]:
+        for part in parts:
+            splits = records[part.number].splits
+            cursors = {name: _Cursor(folder, dtype, eos_id, split.shards) for name, split in splits.items()}
+            for split, is_appended, count in load_runs(folder, part).rows:
+                yield from cursors[split].take(count, is_appended)
+            tick(part.num_bytes)
+
+    return hash_tokens(read())
+
+
+class _Cursor:
+    """The documents of shards, in order."""
+
+    def __init__(self, folder: Path, dtype: str, eos_id: int, shards: Sequence[ShardIndex]) -> None:
+        self._eos_id = eos_id
+        self._members = self._read(folder, dtype, shards)
+        self._tokens, self._bounds = np.empty(0, dtype), np.zeros(1, np.int64)
+
+    @staticmethod
+    def _read(folder: Path, dtype: str, shards: Sequence[ShardIndex]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for shard in shards:
+            reader = ShardReader(folder, shard, dtype)
+            yield from (reader.member(number) for number in range(shard.num_members))
+
+    def take(self, count: int, is_appended: bool) -> Iterator[np.ndarray]:
+        """Yields the tokens of the next `count` documents, without an end-of-document token that was appended."""
+        while count:
+            if len(self._bounds) == 1:
+                self._tokens, starts = next(self._members)
+                self._bounds = np.append(starts.astype(np.int64), len(self._tokens))
+            taken = min(count, len(self._bounds) - 1)
+            bounds = self._bounds[: taken + 1]
+            tokens = self._tokens[bounds[0] : bounds[-1]]
+            if is_appended:
+                ends = bounds[1:] - bounds[0] - 1
+                assert (tokens[ends] == self._eos_id).all(), "what was appended is the end of a document"
+                tokens = np.delete(tokens, ends)
+            yield tokens
+            self._bounds, count = self._bounds[taken:], count - taken
+
+
+# `pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising
+# again.
+#
+#     plan_job                        headers, sizes and tables are checked before anything is written (job.py)
+#     lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
+#     tokenizer.json                  the one that made the tokens, as it was given
+#     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
+#     conversion.json                 the hash of all tokens of the source equals that of the shards (proof.py)
+#     statistics.json, data_card.md   what came of it (data/statistics.py)
+#     index.json                      last: merges the records in part order
+#
+# A conversion that is killed anywhere is continued by the same command, and gives the same bytes. A
+# source that cannot be used ends it with one line and takes back what was written. Memory of a
+# process, whatever the size of the source: one chunk, one document, one member. Not here: how
+# tokens of others lie in files (the formats), and tokenizing.
+
 
 CONVERSION_NAME = "conversion.json"
 
@@ -96,7 +194,7 @@ def _complete_index(folder: Path) -> DataIndex | None:
     return None
 
 
-def _build(job: Job, progress: Progress, processes: int) -> DataIndex:
+def _build(job: ConvertJob, progress: Progress, processes: int) -> DataIndex:
     folder = job.options.output
     write_file(folder / output.TOKENIZER_NAME, job.tokenizer)
     sha256 = tokenizer_hash(folder / output.TOKENIZER_NAME)
@@ -114,8 +212,8 @@ def _build(job: Job, progress: Progress, processes: int) -> DataIndex:
     return index
 
 
-def _write_parts(job: Job, records: dict[int, PartRecord], progress: Progress, processes: int) -> None:
-    settings = Settings(
+def _write_parts(job: ConvertJob, records: dict[int, PartRecord], progress: Progress, processes: int) -> None:
+    settings = ConversionSettings(
         folder=job.options.output,
         tokenizer_path=job.options.output / output.TOKENIZER_NAME,
         files={opened.file.path: opened for opened in job.files},
@@ -135,7 +233,7 @@ def _write_parts(job: Job, records: dict[int, PartRecord], progress: Progress, p
     run_task(settings, todo, processes, tick)
 
 
-def _merge(job: Job, sha256: str, records: Sequence[PartRecord]) -> DataIndex:
+def _merge(job: ConvertJob, sha256: str, records: Sequence[PartRecord]) -> DataIndex:
     """Builds the index out of the records, in part order."""
     splits: dict[str, SplitIndex] = {}
     for name in SPLITS:
@@ -151,7 +249,7 @@ def _merge(job: Job, sha256: str, records: Sequence[PartRecord]) -> DataIndex:
     return DataIndex(sha256, job.read.vocab_size, job.read.shard_dtype.name, job.read.eos_id, splits)
 
 
-def _prove(job: Job, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
+def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
     """Compares the tokens of the source with those of the shards, and writes what they come to."""
     folder, done_bytes = job.options.output, 0
     num_documents = sum(split.num_documents for split in index.splits.values())

@@ -1,13 +1,7 @@
-"""What a format of another system is to a conversion: files of tokens in order, and where documents lie in them.
+"""Which files a source of tokens names: files, folders and globs of this machine, in a fixed order."""
 
-    TokenFile.tokens()            all tokens, in order, in chunks
-    TokenFile.documents(a, b)     the documents that begin in bytes [a, b) of the file, whole
-
-The documents of slices that partition a file are, one after another, its tokens. A document ends with its file.
-Whatever a format reads passes through `check_tokens`: it comes out in the dtype of the shards, inside the vocabulary.
-"""
-
-from collections.abc import Iterator
+import glob
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +10,61 @@ from typing import Protocol
 import numpy as np
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.sources import InputFile
+from pretrain.prepare.input_parts import InputFile, is_remote, shown
+from pretrain.prepare.inputs.local_files import walk
+from pretrain.shards.writer import MAX_DOCUMENT_TOKENS
 from pretrain.tokenizer import token_dtype
 
+
+def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
+    """Returns the files whose names end in `suffix`: in the order given, sorted within a folder or glob, each once.
+
+    Raises:
+        DataError: A URL, no such file, a file named in full that ends in something else, or nothing found.
+    """
+    found: dict[Path, None] = {}
+    for source in sources:
+        files = _expand(source, suffix)
+        if not files:
+            raise DataError(f"holds no *{suffix}", where=source, fix="correct the path")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def _expand(source: str, suffix: str) -> list[Path]:
+    if is_remote(source):
+        raise DataError("token data are read from local files only", where=shown(source), fix="copy them first")
+    path = Path(source)
+    if path.is_dir():
+        return [file for file in walk(path) if file.name.endswith(suffix)]
+    if path.exists():
+        if not path.name.endswith(suffix):
+            raise DataError(f"not a *{suffix}", where=source, fix=f"give files that end in {suffix}, or their folder")
+        return [path]
+    if not glob.has_magic(source):
+        raise DataError("no such file or folder", where=source, fix="correct the path")
+    matches = sorted(glob.glob(source, recursive=True))  # noqa: PTH207 -- Path.glob takes no absolute pattern
+    found = [file for match in matches for file in (walk(Path(match)) if Path(match).is_dir() else [Path(match)])]
+    return [file for file in found if file.name.endswith(suffix)]
+
+
+# What a format of another system is to a conversion: files of tokens in order, and where documents
+# lie in them.
+#
+#     TokenFile.tokens()            all tokens, in order, in chunks
+#     TokenFile.documents(a, b)     the documents that begin in bytes [a, b) of the file, whole
+#
+# The documents of slices that partition a file are, one after another, its tokens. A document ends
+# with its file. Whatever a format reads passes through `check_tokens`: it comes out in the dtype of
+# the shards, inside the vocabulary.
+
+
 CHUNK_TOKENS = 2**20
+
 """Read at once: what bounds memory, beside the document and the member that are being put together."""
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+
 BOUNDARIES = ("auto", "end", "start", "sample")
 
 
@@ -125,3 +167,62 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+# Chunks of tokens and the positions at which documents begin -> documents.
+
+
+Chunk = tuple[int, np.ndarray, np.ndarray]
+
+"""Position of the first token, tokens, and positions (ascending, in [position, position + length]) where one document
+ends and the next begins. Position 0 is not among them, a document begins there anyway."""
+
+
+def cut_documents(chunks: Iterable[Chunk], first: int, last: int, where: str) -> Iterator[np.ndarray]:
+    """Yields the documents that begin in [first, last).
+
+    Args:
+        chunks: Consecutive, from a position at or before `first` that is past every boundary before `first`; to the
+            end of the file. No more are taken than are needed.
+        first: Documents that begin before are others'.
+        last: Documents that begin here or later are others'.
+        where: File, for messages.
+
+    Raises:
+        DataError: A document is larger than a shard can hold.
+    """
+    if first >= last:
+        return
+    pending: list[np.ndarray] = []
+    num_pending, is_begun = 0, first == 0
+    for position, tokens, cuts in chunks:
+        taken = 0
+        for cut in (cuts - position).tolist():
+            if is_begun:
+                yield _join([*pending, tokens[taken:cut]])
+            pending, num_pending, taken, is_begun = [], 0, cut, True
+            if position + cut >= last:
+                return
+        if is_begun:
+            pending.append(tokens[taken:])
+            num_pending += len(tokens) - taken
+        elif position + len(tokens) >= last:
+            return
+        if num_pending > MAX_DOCUMENT_TOKENS:
+            raise DataError(
+                f"no end of a document in {MAX_DOCUMENT_TOKENS} tokens before position {position + len(tokens)}",
+                where=where,
+                fix="give the token that separates its documents",
+            )
+    if num_pending:
+        yield _join(pending)
+
+
+def _join(pieces: list[np.ndarray]) -> np.ndarray:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def find_cuts(tokens: np.ndarray, position: int, eos_id: int, at_start: bool) -> np.ndarray:
+    """Returns the positions at which documents begin in a chunk: after each `eos_id`, or `at_start` at it; not 0."""
+    cuts = np.flatnonzero(tokens == eos_id) + position + (not at_start)
+    return cuts[1:] if len(cuts) and cuts[0] == 0 else cuts

@@ -15,11 +15,18 @@ from typing import TypeVar
 
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.inputs.formats import CUTTABLE, KNOWN_SUFFIXES, check_kind, compression_of, format_of
-from pretrain.prepare.inputs.local import find_local, stat_local, walk
-from pretrain.prepare.inputs.remote import find_remote, serves_ranges
-from pretrain.prepare.inputs.urls import is_remote, local_path, scheme_of, shown
-from pretrain.prepare.sources import InputFile
+from pretrain.prepare.input_parts import InputFile, is_remote, local_path, scheme_of, shown
+from pretrain.prepare.inputs.local_files import (
+    CUTTABLE,
+    KNOWN_SUFFIXES,
+    check_kind,
+    compression_of,
+    find_local,
+    format_of,
+    stat_local,
+    walk,
+)
+from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
 
 ASKED_AT_ONCE = 16
 

@@ -6,17 +6,14 @@ is allowed. Malformed input is an error, never skipped: a silent hole in a corpu
 
 from collections.abc import Callable, Iterator
 
-from pretrain.prepare.documents import Document
+from pretrain.prepare.filters import Document
+from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.json_list import read_json
-from pretrain.prepare.readers.jsonl import read_jsonl
-from pretrain.prepare.readers.lines import read_lines
-from pretrain.prepare.readers.paired import read_paired
+from pretrain.prepare.readers.json import read_json, read_jsonl
+from pretrain.prepare.readers.lines import read_lines, read_paired, read_text
 from pretrain.prepare.readers.parquet import read_parquet
 from pretrain.prepare.readers.rule import ReadRule
-from pretrain.prepare.readers.text import read_text
 from pretrain.prepare.readers.webdataset import read_webdataset
-from pretrain.prepare.sources import Slice
 
 ReadSlice = Callable[[InputStream, Slice, ReadRule], Iterator[Document]]
 

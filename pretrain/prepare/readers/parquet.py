@@ -5,12 +5,11 @@ from itertools import accumulate
 from typing import Any
 
 from pretrain.errors import DataError
-from pretrain.prepare.documents import Document
+from pretrain.prepare.filters import Document
+from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.errors import too_long
 from pretrain.prepare.readers.records import BUILDERS, RecordError
-from pretrain.prepare.readers.rule import ReadRule
-from pretrain.prepare.sources import Slice
+from pretrain.prepare.readers.rule import ReadRule, too_long
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20

@@ -14,9 +14,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pretrain.config.prepare import DataKind
-from pretrain.config.templates import turns_of
-from pretrain.prepare.documents import Document, Label
+from pretrain.config.prepare import DataKind, turns_of
+from pretrain.prepare.filters import Document, Label
 from pretrain.prepare.readers.rule import ReadRule
 
 LEARNED_ROLE = "assistant"

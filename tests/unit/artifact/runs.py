@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.artifact.normalize import dump_normalize, normalize_of_data
+from pretrain.artifact.open import dump_normalize, normalize_of_data
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.engine import PLAIN_ENGINE

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pretrain.artifact.adapt import Adapted
+from pretrain.artifact.source import AdaptedModel
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import CheckpointError
-from pretrain.interop.shapes import parameter_shapes
+from pretrain.interop.family import parameter_shapes
 
 STACK = StackConfig(layers=1, width=8, heads=2, ff_width=12)
 
@@ -36,7 +36,7 @@ def described(config):
 
 
 def adapted(config, to):
-    return Adapted(described(config), to, parameter_shapes(to))
+    return AdaptedModel(described(config), to, parameter_shapes(to))
 
 
 @pytest.mark.parametrize("multiple", [4, 16])

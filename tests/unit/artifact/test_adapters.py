@@ -9,24 +9,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pretrain.artifact.adapt import Adapted
-from pretrain.artifact.adapters import is_adapter
 from pretrain.artifact.average import average_checkpoints
-from pretrain.artifact.freeze import train_beside
-from pretrain.artifact.lora import add_adapters
+from pretrain.artifact.lora import add_adapters, export_adapter, train_beside
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
-from pretrain.artifact.peft_folder import export_adapter
+from pretrain.artifact.source import AdaptedModel, is_adapter
 from pretrain.artifact.transfer import export_model
-from pretrain.artifact.what import open_what
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.load import dump_config, load_config
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.shapes import parameter_shapes
+from pretrain.interop.family import parameter_shapes
 from pretrain.model import build_model
-from pretrain.model.init import fill_weights
+from pretrain.model.build import fill_weights
 from pretrain.types import Batch, Fragment
 from tests.unit.artifact.runs import write_text_run, write_texts
 
@@ -50,7 +47,7 @@ class Trained:
         return {}
 
 
-def draw(name: str, shape: torch.Size, base: Adapted) -> torch.Tensor:
+def draw(name: str, shape: torch.Size, base: AdaptedModel) -> torch.Tensor:
     """The base's weight, or noise that is no adapter's beginning: B is not zeros."""
     own = name.replace(".base_layer.", ".")
     if is_adapter(name) or own not in base:
@@ -67,7 +64,7 @@ def write_adapters(base: Path, folder: Path, **finetune: object) -> tuple[Path, 
     config = load_config(folder / "config.yaml", [f"finetune={json.dumps(values)}", f"init.from={base}"])
     (folder / "config.yaml").write_text(dump_config(config))
     shutil.copy(base / "tokenizer.json", folder)
-    source = Adapted(open_what(base), config.model, parameter_shapes(config.model))
+    source = AdaptedModel(open_source(base), config.model, parameter_shapes(config.model))
     model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
     add_adapters(model, config.finetune)
     train_beside(model, source.anew, config.finetune.also)
@@ -133,11 +130,11 @@ def test_adapters_are_not_merged_into_other_weights_or_none(base, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"holds adapters of .*base, and there is nothing there; put that model back"
     ):
-        open_what(run)
+        open_source(run)
     other = write_text_run(tmp_path / "base", tmp_path / "data", _preset(kept), "causal", step=2)
     assert other == base
     with pytest.raises(CheckpointError, match=r"adapters were trained beside other weights than those of .*base"):
-        open_what(run)
+        open_source(run)
 
 
 def _preset(run: Path) -> str:

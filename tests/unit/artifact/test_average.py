@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from pretrain.artifact.average import average_checkpoints
-from pretrain.artifact.normalize import find_normalize, normalize_of_data
-from pretrain.artifact.open import open_artifact
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.open import find_normalize, normalize_of_data, open_artifact
 from pretrain.artifact.transfer import export_model
-from pretrain.artifact.what import open_what
-from pretrain.checkpoint.average import MeanReader
+from pretrain.checkpoint.load import MeanReader
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from tests.helpers.runs import tensors_of
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
@@ -85,7 +84,7 @@ def test_what_comes_out_is_a_model_folder(run, tmp_path):
     assert ours.codec.eos_ids == theirs.codec.eos_ids
     for text in TEXTS:
         assert ours.codec.decode(theirs.codec.encode(text)) == text
-    weight = open_what(tmp_path / "mean").read("embedding.weight")
+    weight = open_source(tmp_path / "mean").read("embedding.weight")
     assert torch.equal(ours.model.embedding.weight, weight)
 
 
@@ -95,7 +94,7 @@ def test_it_tells_what_it_is_made_of_and_how_its_text_was_normalised(run, tmp_pa
     assert facts["origin"]["steps"] == [30, 40]
     assert facts["origin"]["averaged"] == [str(path) for path in checkpoints(run)[2:]]
     assert "float64" in facts["origin"]["arithmetic"]
-    assert find_normalize(open_what(tmp_path / "mean")) == find_normalize(open_what(run)) == NORMALIZE
+    assert find_normalize(open_source(tmp_path / "mean")) == find_normalize(open_source(run)) == NORMALIZE
 
 
 def test_it_is_averaged_again(run, tmp_path):
@@ -175,8 +174,8 @@ def test_how_text_was_normalised_is_known_without_the_data(tmp_path):
     for name in ("alone-data", "texts"):
         (tmp_path / name).rename(tmp_path / f"{name}-elsewhere")
     average_checkpoints([alone], 2, tmp_path / "mean")
-    assert find_normalize(open_what(alone)) == find_normalize(open_what(tmp_path / "mean")) == NORMALIZE
-    assert find_normalize(open_what(decoder)) is None
+    assert find_normalize(open_source(alone)) == find_normalize(open_source(tmp_path / "mean")) == NORMALIZE
+    assert find_normalize(open_source(decoder)) is None
 
 
 def test_inputs_that_were_normalised_in_different_ways_are_warned_about(tmp_path, caplog):
@@ -192,4 +191,4 @@ def test_a_damaged_normalize_is_named(run, tmp_path):
     facts = json.loads((tmp_path / "mean" / "model.json").read_text())
     (tmp_path / "mean" / "model.json").write_text(json.dumps(facts | {"normalize": {"steps": ["rhyme"]}}))
     with pytest.raises(CheckpointError, match=r"model\.json: normalize is damaged: .*; restore it"):
-        find_normalize(open_what(tmp_path / "mean"))
+        find_normalize(open_source(tmp_path / "mean"))

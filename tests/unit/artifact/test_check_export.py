@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 
-from pretrain.artifact import check_export
+from pretrain.artifact import transfer
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
-from pretrain.artifact.what import open_what
 from pretrain.errors import CheckpointError
 from pretrain.interop import write
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
@@ -55,17 +55,17 @@ def test_a_conversion_that_exchanges_two_weights_is_refused(folder, tmp_path, mo
 
 def test_what_transformers_cannot_load_is_refused(folder, tmp_path):
     export_model(folder / "gpt", tmp_path / "out")
-    what = open_what(folder / "gpt")
+    what = open_source(folder / "gpt")
     (tmp_path / "out" / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"LlamaForCausalLM: transformers cannot load the export: .*; report it"):
-        check_export.check_scores(what, tmp_path / "out", "LlamaForCausalLM", torch.float32)
+        transfer.check_scores(what, tmp_path / "out", "LlamaForCausalLM", torch.float32)
 
 
 def test_a_model_that_does_not_fit_into_memory_twice_is_not_compared_and_that_is_said(
     folder, tmp_path, monkeypatch, caplog
 ):
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 1 kB\n")
-    monkeypatch.setattr(check_export, "_MEMORY_INFO", tmp_path / "meminfo")
+    monkeypatch.setattr(transfer, "_MEMORY_INFO", tmp_path / "meminfo")
     with caplog.at_level(logging.WARNING):
         export_model(folder / "gpt", tmp_path / "out")
     assert "scores of the export were not compared: two models in fp32 take" in caplog.text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.artifact.codec import PlainCodec
+from pretrain.artifact.model_path import PlainCodec
 from tests.unit.tokenizer.test_kinds import KINDS, LICENSE, train
 
 

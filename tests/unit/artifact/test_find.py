@@ -2,8 +2,8 @@
 
 import pytest
 
-from pretrain.artifact.find import find_checkpoint
-from pretrain.checkpoint.layout import step_name
+from pretrain.artifact.model_path import find_checkpoint
+from pretrain.checkpoint.format import step_name
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import CheckpointError

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pretrain.artifact.adapters import A_SUFFIX, B_SUFFIX, Merged, is_adapter, name_without_adapter
-from pretrain.artifact.freeze import freeze, train_beside
-from pretrain.artifact.lora import add_adapters, initial_adapter
+from pretrain.artifact.lora import add_adapters, freeze, initial_adapter, train_beside
+from pretrain.artifact.source import A_SUFFIX, B_SUFFIX, MergedModel, is_adapter, name_without_adapter
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.model import ModelConfig, StackConfig
@@ -78,7 +77,7 @@ def test_what_is_merged_is_what_adapters_add():
         shapes=shapes_of(plain, lambda name: True), read=lambda name: plain.get_parameter(name).detach().clone()
     )
     trained = SimpleNamespace(shapes=shapes_of(model, is_adapter), read=lambda name: model.get_parameter(name).detach())
-    merged, reader = built(), Merged(base, trained, LORA.scale)
+    merged, reader = built(), MergedModel(base, trained, LORA.scale)
     with torch.no_grad():
         for name, parameter in merged.named_parameters():
             parameter.copy_(reader.read(name))

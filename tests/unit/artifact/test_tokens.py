@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.artifact.tokens import check_tokens
+from pretrain.artifact.lora import check_tokens
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
 from pretrain.tokenizer import dump_tokenizer, train_tokenizer
-from pretrain.tokenizer.given import read_given
+from pretrain.tokenizer.file import read_given
 
 
 def written(folder, text, **options):

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model, import_model
-from pretrain.artifact.what import open_what
-from pretrain.checkpoint.layout import MODEL_FILE
+from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
 from pretrain.inspect.describe import describe
 from pretrain.types import Batch
@@ -50,7 +50,7 @@ def test_an_import_is_exported_as_what_it_came_from(release, imported, tmp_path)
     export_model(imported, tmp_path / "out")
     assert torch.equal(logits(tmp_path / "out"), logits(release))
     import_model(str(tmp_path / "out"), tmp_path / "again")
-    first, again = open_what(imported), open_what(tmp_path / "again")
+    first, again = open_source(imported), open_source(tmp_path / "again")
     assert again.config == first.config
     assert again.generation == first.generation
     assert first.generation.num_beams == 3
@@ -61,12 +61,12 @@ def test_a_release_is_exported_in_bf16(release, tmp_path):
     export_model(release, tmp_path / "half", dtype="bf16")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     assert theirs.dtype == torch.bfloat16
-    weight = open_what(release).read("embedding.weight")[:67]
+    weight = open_source(release).read("embedding.weight")[:67]
     assert torch.equal(theirs.get_input_embeddings().weight, weight.to(torch.bfloat16))
 
 
 def test_every_kind_of_folder_opens_as_the_same_model(release, imported, monkeypatch):
-    monkeypatch.setattr("pretrain.artifact.what.load_hub_tokenizer", lambda folder: None)
+    monkeypatch.setattr("pretrain.artifact.model_path.load_hub_tokenizer", lambda folder: None)
     (imported / "tokenizer").mkdir()
     found = [open_artifact(folder).model for folder in (release, imported)]
     ids = torch.arange(20)[None]
@@ -110,7 +110,7 @@ def test_a_model_without_a_tokenizer_says_so_when_text_is_wanted(imported):
 
 def test_what_is_no_model_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run with one"):
-        open_what(tmp_path)
+        open_source(tmp_path)
     with pytest.raises(ConfigError, match="is neither a folder nor a name"):
         import_model(str(tmp_path / "nothing/here/at all"), tmp_path / "out")
 
@@ -119,14 +119,14 @@ def test_what_is_no_model_is_refused(tmp_path):
 def test_a_damaged_description_is_refused(imported, content):
     (imported / MODEL_FILE).write_text(content)
     with pytest.raises(CheckpointError, match=r"model\.json: damaged"):
-        open_what(imported)
+        open_source(imported)
 
 
 def test_a_newer_format_is_refused_by_its_number(imported):
     facts = json.loads((imported / MODEL_FILE).read_text())
     (imported / MODEL_FILE).write_text(json.dumps(facts | {"format": 9}))
     with pytest.raises(CheckpointError, match="written in format 9, this version reads 1; update pretrain"):
-        open_what(imported)
+        open_source(imported)
 
 
 def test_a_damaged_weight_is_found(imported):
@@ -135,7 +135,7 @@ def test_a_damaged_weight_is_found(imported):
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match="CRC32 of chunk 0"):
-        open_what(imported)
+        open_source(imported)
 
 
 def test_a_disk_that_refuses_any_one_write_leaves_nothing_behind(release, tmp_path):
@@ -162,7 +162,7 @@ def test_a_disk_that_refuses_any_one_write_leaves_nothing_behind(release, tmp_pa
 
 @pytest.mark.parametrize("device", ["gpu", "cpu:x", "cuda:99999"])
 def test_a_device_that_is_not_there_is_refused(imported, device, monkeypatch):
-    monkeypatch.setattr("pretrain.artifact.what.load_hub_tokenizer", lambda folder: None)
+    monkeypatch.setattr("pretrain.artifact.model_path.load_hub_tokenizer", lambda folder: None)
     (imported / "tokenizer").mkdir()
     with pytest.raises(ConfigError, match=f"--device {device}"):
         open_artifact(imported, device)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pretrain.attention_maps.attention import (
+from pretrain.attention_maps.maps import (
     AttentionMap,
     choose_heads,
     parse_numbers,

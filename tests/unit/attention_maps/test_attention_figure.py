@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.attention_maps.attention import AttentionMap, choose_heads
 from pretrain.attention_maps.figure import (
     COLOURS,
     FORBIDDEN_FACE,
@@ -16,7 +15,8 @@ from pretrain.attention_maps.figure import (
     draw_attention,
     draw_figure,
 )
-from pretrain.attention_maps.layout import plan_layout
+from pretrain.attention_maps.figure_layout import plan_layout
+from pretrain.attention_maps.maps import AttentionMap, choose_heads
 from pretrain.errors import ConfigError, DiskError
 
 SOURCE = ["\u2581The", "\u2581house", ".", "</s>"]

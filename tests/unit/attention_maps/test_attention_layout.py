@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.attention_maps.layout import MAX_SIDE, MAX_TOKENS, MIN_CELL, Shape, font_points, plan_layout
+from pretrain.attention_maps.figure_layout import MAX_SIDE, MAX_TOKENS, MIN_CELL, SectionSize, font_points, plan_layout
 from pretrain.errors import ConfigError
 
 LONGEST = 12
 
 shapes = st.builds(
-    Shape,
+    SectionSize,
     rows=st.integers(1, 6),
     columns=st.integers(1, 8),
     queries=st.integers(1, 20),
@@ -23,7 +23,7 @@ shapes = st.builds(
 
 
 def square(rows, columns, tokens):
-    return Shape(rows, columns, tokens, tokens, LONGEST, LONGEST)
+    return SectionSize(rows, columns, tokens, tokens, LONGEST, LONGEST)
 
 
 def panels(layout):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pretrain.artifact import Artifact
-from pretrain.artifact.codec import PlainCodec
-from pretrain.artifact.normalize import NORMALIZE_KEY
-from pretrain.attention_maps.layout import MAX_TOKENS
-from pretrain.attention_maps.text import Request, see_attention
-from pretrain.checkpoint.layout import MODEL_FILE
+from pretrain.artifact.model_path import PlainCodec
+from pretrain.artifact.open import NORMALIZE_KEY
+from pretrain.attention_maps.figure_layout import MAX_TOKENS
+from pretrain.attention_maps.terminal import AttentionRequest, see_attention
+from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.cli import run
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
@@ -37,18 +37,18 @@ TWO_STACKS = opened(two_stacks_config())
 
 
 def test_a_decoder_reads_the_text():
-    facts = see_attention(DECODER, Request("a cab.\n"))
+    facts = see_attention(DECODER, AttentionRequest("a cab.\n"))
     assert facts["tokens"] == {"decoder": list("a cab.\n")}
     assert [(head["layer"], head["head"]) for head in facts["heads"]] == [(i, j) for i in range(2) for j in range(4)]
     assert facts["out"] is None
 
 
 def test_an_encoder_reads_the_text():
-    assert see_attention(ENCODER, Request("cab"))["tokens"] == {"encoder": list("cab")}
+    assert see_attention(ENCODER, AttentionRequest("cab"))["tokens"] == {"encoder": list("cab")}
 
 
 def test_two_stacks_read_source_and_target_behind_the_start_token():
-    facts = see_attention(TWO_STACKS, Request("a cab", "bad"))
+    facts = see_attention(TWO_STACKS, AttentionRequest("a cab", "bad"))
     assert facts["tokens"] == {"encoder": list("a cab"), "decoder": [*CODEC.tokens([START]), *"bad"]}
     assert {head["kind"] for head in facts["heads"]} == {"cross"}
     strongest = facts["heads"][0]["strongest_key"]
@@ -57,27 +57,27 @@ def test_two_stacks_read_source_and_target_behind_the_start_token():
 
 def test_an_end_that_the_tokenizer_adds_to_the_target_is_not_read(monkeypatch):
     monkeypatch.setattr(PlainCodec, "encode_target", lambda self, text: [*self.encode(text), END], raising=False)
-    assert see_attention(TWO_STACKS, Request("cab", "bad"))["tokens"]["decoder"][1:] == list("bad")
+    assert see_attention(TWO_STACKS, AttentionRequest("cab", "bad"))["tokens"]["decoder"][1:] == list("bad")
 
 
 def test_without_a_target_the_decoder_reads_what_the_model_says():
     said = generate(TWO_STACKS.model, [CODEC.encode("a cab")], Constraints(2 * 5 + 8, eos_ids=(END,)))[0].tokens
     assert len(said) > 0
-    facts = see_attention(TWO_STACKS, Request("a cab"))
+    facts = see_attention(TWO_STACKS, AttentionRequest("a cab"))
     assert facts["tokens"]["decoder"] == CODEC.tokens([START, *said])
 
 
 @pytest.mark.parametrize(
     ("artifact", "request_", "message"),
     [
-        (DECODER, Request("a", target="b"), "--target is for models of two stacks; leave it out"),
-        (DECODER, Request(""), "--text: the prompt has no tokens"),
-        (DECODER, Request("a" * 129), "--text: the prompt has 129 tokens, model.max_seq_len is 128"),
-        (TWO_STACKS, Request("a", target="b" * 128), "--target: the prompt has 129 tokens"),
-        (DECODER, Request("a", kind="cross"), "--kind cross: the model has no such attention"),
+        (DECODER, AttentionRequest("a", target="b"), "--target is for models of two stacks; leave it out"),
+        (DECODER, AttentionRequest(""), "--text: the prompt has no tokens"),
+        (DECODER, AttentionRequest("a" * 129), "--text: the prompt has 129 tokens, model.max_seq_len is 128"),
+        (TWO_STACKS, AttentionRequest("a", target="b" * 128), "--target: the prompt has 129 tokens"),
+        (DECODER, AttentionRequest("a", kind="cross"), "--kind cross: the model has no such attention"),
         (
             opened(tiny_config(model={"max_seq_len": 512})),
-            Request("a" * 401),
+            AttentionRequest("a" * 401),
             "--text: 401 tokens cannot be read in one",
         ),
     ],
@@ -93,20 +93,20 @@ def test_a_decoder_of_two_stacks_without_a_start_token_is_refused():
     artifact = opened(two_stacks_config())
     artifact.model.special_tokens = SpecialTokens()
     with pytest.raises(ConfigError, match=r"first token is not known; set model\.special_tokens\.start"):
-        see_attention(artifact, Request("a", target="b"))
+        see_attention(artifact, AttentionRequest("a", target="b"))
 
 
 def test_a_picture_that_would_be_too_large_is_not_written(tmp_path):
     with pytest.raises(ConfigError, match=r"^120 tokens cannot be read in one picture of 2 x 4 maps, at most \d+ can"):
-        see_attention(DECODER, Request("a" * 120, out=tmp_path / "x.png"))
+        see_attention(DECODER, AttentionRequest("a" * 120, out=tmp_path / "x.png"))
     assert list(tmp_path.iterdir()) == []
-    see_attention(DECODER, Request("a" * 120, layers="0", heads="0", out=tmp_path / "x.png"))
+    see_attention(DECODER, AttentionRequest("a" * 120, layers="0", heads="0", out=tmp_path / "x.png"))
     assert (tmp_path / "x.png").is_file()
 
 
 def test_a_text_that_is_not_utf8_is_refused():
     with pytest.raises(ConfigError, match=r"^--target: not UTF-8; check the terminal's encoding$"):
-        Request("a", target="b\udcff")
+        AttentionRequest("a", target="b\udcff")
 
 
 @pytest.fixture(scope="module")

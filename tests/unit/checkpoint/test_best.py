@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from pretrain.checkpoint.best import BEST, Best, BestKeeper, read_best
-from pretrain.checkpoint.layout import list_checkpoints, step_name, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_name, step_of
 from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.checkpoint.retention import BEST, Best, BestKeeper, read_best
 from pretrain.dist import World
 from tests.unit.checkpoint.stand_in import StandIn, state_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint.layout import MANIFEST
+from pretrain.checkpoint.format import MANIFEST
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from tests.helpers.waiting import LIMIT_S

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.checkpoint.host_copy import HostCopy
+from pretrain.checkpoint.snapshot import HostCopy
 
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 25), max_size=6))

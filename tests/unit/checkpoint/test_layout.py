@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain.checkpoint.layout import (
+from pretrain.checkpoint.format import (
     MANIFEST,
     SCHEMA,
     Manifest,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint.leftovers import remove_leftovers
+from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.errors import DiskError
 from pretrain.utils import io
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.checkpoint.layout import MANIFEST, SCHEMA, Manifest, NewerFormatError, list_checkpoints, load_manifest
+from pretrain.checkpoint.format import MANIFEST, SCHEMA, Manifest, NewerFormatError, list_checkpoints, load_manifest
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.utils import io
 from tests.unit.checkpoint.stand_in import StandIn, load_newest, manager, save, state_of

@@ -6,16 +6,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from pretrain.checkpoint.preflight import check_room, room_problem, try_writing
+from pretrain.checkpoint.manager import check_room, room_problem, try_writing
 from pretrain.config.optim import OptimConfig
 from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
 from pretrain.engine.replicated import ReplicatedState
 from pretrain.errors import DiskError
-from pretrain.optim import OPTIMIZERS
-from pretrain.optim.build import build_optimizer
+from pretrain.optim.build import OPTIMIZERS, build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
-from pretrain.optim.state_size import state_size
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.utils import io
 from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of

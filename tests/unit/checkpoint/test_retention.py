@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.checkpoint.layout import list_checkpoints, step_name, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_name, step_of
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import MIN_VALID, find_obsolete
 from pretrain.dist import World

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint.layout import MANIFEST, list_checkpoints, load_manifest
+from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, LockedError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as td
 
-from pretrain.checkpoint.layout import list_checkpoints, load_manifest
+from pretrain.checkpoint.format import list_checkpoints, load_manifest
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import LockedError, PretrainError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as td
 
-from pretrain.checkpoint import visible
+from pretrain.checkpoint import agree
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.dist import World
 from pretrain.errors import PretrainError
@@ -47,7 +47,7 @@ def load(rank: int, folder: Path, is_seen: bool) -> None:
     """Loads the newest checkpoint from this node's folder; writes down what came of it."""
     td.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     if rank:
-        visible.time = LateClock(folder) if is_seen else FakeClock()  # type: ignore[assignment]
+        agree.time = LateClock(folder) if is_seen else FakeClock()  # type: ignore[assignment]
     try:
         state = CheckpointManager(folder / f"node-{rank}", 2, World(rank, 2, rank), {}).load_newest(StandIn(0))
         end = f"step {state.step}"
@@ -87,9 +87,9 @@ def save_unseen(folder: Path, steps: list[int], damage: Callable[[Path], None] =
     """Saves on two ranks, of which the second sees nothing under a new name; returns what the first one logged."""
 
     def body(world: World) -> None:
-        visible.time = FakeClock()  # type: ignore[assignment]
+        agree.time = FakeClock()  # type: ignore[assignment]
         if world.rank:
-            visible._names = lambda path: []
+            agree._names = lambda path: []
         else:
             logging.getLogger().addHandler(logging.FileHandler(folder / "log"))
             io.set_fault_hook(lambda operation, path: damage(folder / "run" / "step-00000003"))
@@ -128,5 +128,5 @@ def test_where_a_node_does_not_see_a_checkpoint_all_of_it_is_read_before_an_olde
 
 
 def test_one_process_waits_for_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(visible, "wait_until_visible", None)
-    visible.wait_for_folder(tmp_path / "not there", World(0, 1, 0))
+    monkeypatch.setattr(agree, "wait_until_visible", None)
+    agree.wait_for_folder(tmp_path / "not there", World(0, 1, 0))

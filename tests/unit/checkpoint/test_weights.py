@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from pretrain.checkpoint.layout import load_manifest
-from pretrain.checkpoint.load import load_checkpoint
-from pretrain.checkpoint.weights import WeightReader, write_weights
+from pretrain.checkpoint.format import load_manifest
+from pretrain.checkpoint.load import WeightReader, load_checkpoint, write_weights
 from pretrain.errors import CheckpointError
 from tests.unit.checkpoint.stand_in import SHAPES, StandIn
 

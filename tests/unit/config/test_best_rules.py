@@ -2,10 +2,9 @@
 
 import pytest
 
-from pretrain.config.best_rules import check_best
 from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.config.train import CheckpointConfig, EvalConfig
+from pretrain.config.train import CheckpointConfig, EvalConfig, check_best
 
 MIXTURE = [SourceConfig(name=name, path=name, weight=1.0) for name in ("web", "code")]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pretrain.config.drift import _TABLE, CLASSES, _expand, changed_keys, class_of, without_places
 from pretrain.config.load import dump_config, known_keys, load_config
 from pretrain.config.recurrent import MODEL_SECTIONS
+from pretrain.config.resumption import _TABLE, CLASSES, _expand, changed_keys, class_of, without_places
 
 QUICKSTART = "configs/run/quickstart.yaml"
 MIXTURE = (
@@ -20,7 +20,7 @@ def leaf_keys() -> set[str]:
 
 
 def test_every_key_has_one_class_and_every_class_is_that_of_a_key():
-    """A new key needs a class in pretrain/config/drift.py: what does it do to a run that resumes with it changed?"""
+    """A new key needs a class in pretrain/config/resumption.py: what does a changed value mean for a resumed run?"""
     assert sorted(leaf_keys() - CLASSES.keys()) == []
     assert sorted(CLASSES.keys() - leaf_keys()) == []
     assert sum(len(list(_expand(pattern))) for text in _TABLE.values() for pattern in text.split()) == len(CLASSES)

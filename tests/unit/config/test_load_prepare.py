@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.config.load_prepare import load_prepare, short_prepare
+from pretrain.config.load import load_prepare, short_prepare
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.errors import ConfigError
 

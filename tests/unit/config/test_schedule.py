@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from pretrain.config.schedule import ScheduleConfig
+from pretrain.config.optim import ScheduleConfig
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from pydantic import ValidationError
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
-from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig
+from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig, ScheduleConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.schedule import ScheduleConfig
-from pretrain.config.training_rules import WHOLE_MATRIX_KINDS, check_training
+from pretrain.config.run import WHOLE_MATRIX_KINDS, check_training
 from pretrain.errors import ConfigError
-from pretrain.optim import OPTIMIZERS
+from pretrain.optim.build import OPTIMIZERS
 from pretrain.plan.memory import STATE_BYTES
 
 

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.data.bin_store import BinStore
 from pretrain.data.bin_stream import BinStream
+from pretrain.data.bins import BinStore
 from pretrain.errors import DataError
 from pretrain.objective.causal import causal_rows
 from pretrain.shards.index import DataIndex, build_split, write_index
-from pretrain.shards.shard_reader import ShardReader
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.writer import ShardWriter
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, make_shards

@@ -10,15 +10,14 @@ from pretrain.config.data import DataConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.damage import DamagePolicy, count_skipped
 from pretrain.data.mixture import MixtureOrder
-from pretrain.data.mixture_stream import MixtureStream
+from pretrain.data.source_streams import MixtureStream
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import PairRows
 from pretrain.shards.index import DataIndex, build_split, write_index
-from pretrain.shards.shard_reader import ShardReader
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import LocalStore
 from pretrain.shards.writer import ShardWriter
 from pretrain.types import IGNORE_INDEX

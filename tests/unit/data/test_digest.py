@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data.digest import digest_rows, join64, split64
+from pretrain.data.loader import digest_rows, join64, split64
 from pretrain.utils.rng import mix64
 
 ids = st.lists(st.integers(0, 2**62), min_size=1, max_size=24)

@@ -8,18 +8,17 @@ import pytest
 
 from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.crop import crop
+from pretrain.data.loader import crop
 from pretrain.data.mixture import MixtureOrder
-from pretrain.data.mixture_stream import MixtureStream
-from pretrain.datacheck.files import check_files
+from pretrain.data.source_streams import MixtureStream
+from pretrain.datacheck.shard_files import check_files
 from pretrain.errors import DataError
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN
 from pretrain.rows import IGNORE_INDEX, select_rows
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import DataIndex, data_hash, load_index
-from pretrain.shards.shard_reader import ShardReader
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import LocalStore
 from tests.helpers.corpus import write_rows
 from tests.helpers.prepare_config import labels_config

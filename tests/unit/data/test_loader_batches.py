@@ -10,8 +10,8 @@ import torch
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.objective import MaskedConfig
 from pretrain.data.loader import StepBatch, TrainLoader
+from pretrain.objective.causal import prefix_rows
 from pretrain.objective.masked import masked_rows
-from pretrain.objective.prefix import prefix_rows
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import ModelRows, PairRows, TokenRows
 from tests.unit.objective.test_masked import VOCABULARY, random_rows

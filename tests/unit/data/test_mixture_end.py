@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.data.mixture import MixtureOrder
-from pretrain.data.mixture_end import end_sources
+from pretrain.data.mixture import MixtureOrder, end_sources
 from tests.unit.data.test_mixture import PIECES
 
 SUPPLIES = st.lists(st.one_of(st.none(), st.integers(0, 300)), min_size=4, max_size=4)

@@ -5,9 +5,9 @@ import pytest
 
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.mixture import MixtureOrder
-from pretrain.data.mixture_stream import MixtureStream, source_of
+from pretrain.data.source_streams import MixtureStream, source_of
 from pretrain.data.stream import TokenStream
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardSet
 from tests.helpers.shards import make_shards
 
 SEQ_LEN = 16

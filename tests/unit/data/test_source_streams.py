@@ -8,8 +8,7 @@ import pytest
 
 from pretrain.config.data import BatchConfig, DataConfig, plan_batch
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.mixture_stream import source_of
-from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
+from pretrain.data.source_streams import SourceStreams, open_stores, open_windows, source_of
 from pretrain.errors import ConfigError, DataError
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import PairRows

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pretrain.datacheck.files import check_files
-from pretrain.datacheck.progress import no_progress
+from pretrain.datacheck.progress_bar import no_progress
+from pretrain.datacheck.shard_files import check_files
 from pretrain.errors import DataError
 from pretrain.shards.index import load_index
 from pretrain.shards.store import LocalStore

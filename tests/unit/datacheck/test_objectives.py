@@ -8,9 +8,9 @@ from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.data.loader import TrainLoader
 from pretrain.data.source_streams import SourceStreams, open_stores
-from pretrain.datacheck.kinds import HIDDEN
-from pretrain.datacheck.setup import Choice
+from pretrain.datacheck.setup import ReadingOptions
 from pretrain.datacheck.show import show
+from pretrain.datacheck.sides import HIDDEN
 from pretrain.objective import build_rows
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import IGNORE_INDEX
@@ -130,7 +130,7 @@ def test_rows_are_those_that_the_loader_gives_a_model(config, case, seed, seq_le
         seq_len = 80  # its longest span would not fit
     path = config(*CASES[case], seed, seq_len)
     rows, num_targets = loaded(path)
-    shown = show(path, [], Choice(rows=NUM_ROWS)).rows
+    shown = show(path, [], ReadingOptions(rows=NUM_ROWS)).rows
     assert sum(row.num_targets for row in shown) == num_targets > 0
     for row, (batch, number) in zip(shown, rows, strict=True):
         inputs, targets = batch.tokens_BT[number].numpy(), batch.targets_BT[number].numpy()
@@ -160,7 +160,7 @@ def test_rows_are_those_that_the_loader_gives_a_model(config, case, seed, seq_le
 @pytest.mark.parametrize("case", CASES)
 def test_kinds_say_what_is_predicted(config, case):
     """Told by inputs and targets alone; each kind of the objective comes."""
-    shown = show(config(*CASES[case], 5, 96), [], Choice(rows=NUM_ROWS)).rows
+    shown = show(config(*CASES[case], 5, 96), [], ReadingOptions(rows=NUM_ROWS)).rows
     for row in shown:
         for document in row.documents:
             assert document.target is not None or document.source is not None
@@ -205,7 +205,7 @@ def check_stretch(row, stretch) -> None:
 def test_denoisers_are_told_and_lengths_follow_from_them(config):
     path = config(*CASES["ul2, two stacks"], 5, 96)
     tasks = load_config(path).objective.ul2.denoisers
-    shown = show(path, [], Choice(rows=60)).rows
+    shown = show(path, [], ReadingOptions(rows=60)).rows
     names = {row.denoiser for row in shown}
     assert len(names) == len(tasks) and "[S2S]: prefix, the last 25%" in names
     assert "[NLG]: spans, 50% in spans of 8" in names

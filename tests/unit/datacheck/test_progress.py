@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pretrain.datacheck import progress
-from pretrain.datacheck.progress import share_of, show_progress
+from pretrain.datacheck import progress_bar
+from pretrain.datacheck.progress_bar import share_of, show_progress
 
 
 @given(st.integers(0, 10**12), st.integers(1, 50))
@@ -20,7 +20,7 @@ def test_shares_add_up(total, num_parts):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch, is_terminal):
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
-    monkeypatch.setattr(progress, "stderr_console", lambda: console)
+    monkeypatch.setattr(progress_bar, "stderr_console", lambda: console)
     with show_progress() as start_phase:
         tick = start_phase("files", 10)
         for _ in range(10):

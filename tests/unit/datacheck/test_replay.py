@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pretrain.data.loader import TrainLoader
 from pretrain.data.stream import TokenStream
-from pretrain.datacheck.course import Order, plan_rows, train_course
 from pretrain.datacheck.hash import TokenSums
+from pretrain.datacheck.reading import Order, plan_rows, train_course
 from pretrain.datacheck.replay import choose_kills, plan_ranks, rank_rows, read_course
 from pretrain.errors import DataError
-from pretrain.shards.dataset import ONLY, Dataset, Source
+from pretrain.shards.dataset import ONLY, Dataset, DataSource
 from pretrain.shards.store import LocalStore
 from tests.helpers.rows import CAUSAL
 from tests.helpers.shards import make_shards
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(data):
     folder, index = data
-    return train_course(Dataset((Source(ONLY, folder, index),)), LocalStore(folder), "data", ORDER, SIZES, 0)
+    return train_course(Dataset((DataSource(ONLY, folder, index),)), LocalStore(folder), "data", ORDER, SIZES, 0)
 
 
 def read(course, world_sizes=(2,), limit=None, restarts=2):
@@ -91,7 +91,7 @@ def test_what_a_start_opened_is_let_go_of_before_the_next(course, monkeypatch):
     """Streams are cycles; twenty starts would keep twenty mappings of each shard."""
     opened = []
     monkeypatch.setattr(
-        "pretrain.shards.shard_set.finalize", lambda reader, *_: opened.append(weakref.ref(reader)) or Quiet
+        "pretrain.shards.reader.finalize", lambda reader, *_: opened.append(weakref.ref(reader)) or Quiet
     )
     alive = []
 
@@ -169,7 +169,7 @@ def test_what_a_kill_makes_different_is_noticed(course):
 
 def test_padded_rows_of_the_next_epoch_own_nothing(data):
     folder, index = data
-    dataset, order = Dataset((Source(ONLY, folder, index),)), replace(ORDER, packing="padded")
+    dataset, order = Dataset((DataSource(ONLY, folder, index),)), replace(ORDER, packing="padded")
     course = train_course(dataset, LocalStore(folder), "data", order, SIZES, 0)
     assert course.num_rows > course.num_samples
     reading = read(course, (3,))

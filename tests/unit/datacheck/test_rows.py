@@ -7,10 +7,10 @@ from pretrain.config.model import SpecialTokens
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.stream import TokenStream
-from pretrain.datacheck.rows import describe_rows
+from pretrain.datacheck.shown_rows import describe_rows
 from pretrain.objective import RowContext
 from pretrain.rows import TokenRows
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import describe_vocabulary, load_tokenizer, train_bpe
 from tests.unit.report.data_folders import make_folder, make_texts
 

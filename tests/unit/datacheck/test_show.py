@@ -8,9 +8,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from pretrain.datacheck.setup import Choice
-from pretrain.datacheck.show import show
-from pretrain.datacheck.show_text import print_rows
+from pretrain.datacheck.setup import ReadingOptions
+from pretrain.datacheck.show import print_rows, show
 from pretrain.datacheck.stats import count_data
 from pretrain.errors import ConfigError, DataError
 from tests.unit.report.data_folders import make_folder, make_texts
@@ -66,7 +65,7 @@ def test_rows_of_a_config_are_those_of_its_run(root, config):
     from pretrain.shards.index import load_index
 
     path = config(path=str(root / "text"), lanes=3, block_samples=4)
-    shown = show(path, ["seed=7"], Choice(position=13, rows=4))
+    shown = show(path, ["seed=7"], ReadingOptions(position=13, rows=4))
     stream = TokenStream(
         root / "text", load_index(root / "text"), "train", seq_len=32, seed=7, lanes=3, block_samples=4
     )
@@ -80,36 +79,36 @@ def test_a_run_is_shown_by_its_own_config(root, config, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_bytes((tmp_path / "a.yaml").read_bytes())
-    assert show(str(run), [], Choice()).facts()["rows"] == show(path, [], Choice()).facts()["rows"]
+    assert show(str(run), [], ReadingOptions()).facts()["rows"] == show(path, [], ReadingOptions()).facts()["rows"]
 
 
 def test_options_go_before_the_config(root, config):
     path = config(path=str(root / "text"))
-    shown = show(path, [], Choice(seq_len=48, packing="bins", seed=1))
-    folder = show(str(root / "text"), [], Choice(seq_len=48, packing="bins", seed=1))
+    shown = show(path, [], ReadingOptions(seq_len=48, packing="bins", seed=1))
+    folder = show(str(root / "text"), [], ReadingOptions(seq_len=48, packing="bins", seed=1))
     assert shown.rows == folder.rows and shown.rows[0].num_tokens == 48
 
 
 def test_another_length_leaves_a_step_its_number_of_rows(root, config):
     """On which the order of padded rows depends."""
     path = config(path=str(root / "text"), packing="padded")
-    whole = show(path, ["batch.seq_len=48", "batch.global_tokens=384"], Choice(rows=12))
-    assert show(path, [], Choice(rows=12, seq_len=48)).rows == whole.rows
-    other = show(path, ["batch.seq_len=48", "batch.global_tokens=96"], Choice(rows=12))
+    whole = show(path, ["batch.seq_len=48", "batch.global_tokens=384"], ReadingOptions(rows=12))
+    assert show(path, [], ReadingOptions(rows=12, seq_len=48)).rows == whole.rows
+    other = show(path, ["batch.seq_len=48", "batch.global_tokens=96"], ReadingOptions(rows=12))
     assert other.rows != whole.rows
 
 
 @pytest.mark.parametrize(("kind", "kinds"), [("text", {"text"}), ("pairs", {"source", "target"}),
                                                  ("records", {"context", "learned"})])  # fmt: skip
 def test_a_folder_is_packed_as_its_kind_wants(root, kind, kinds):
-    shown = show(str(root / kind), [], Choice(rows=3))
+    shown = show(str(root / kind), [], ReadingOptions(rows=3))
     assert {stretch.kind for stretch in stretches(shown.rows)} == kinds
     assert {row.num_tokens for row in shown.rows} == {512}
 
 
 def test_rows_of_a_mixture_name_their_sources(root, config):
     mixture = [{"name": name, "path": str(root / name), "weight": 1} for name in ("text", "other")]
-    shown = show(config(mixture=mixture), [], Choice(rows=6))
+    shown = show(config(mixture=mixture), [], ReadingOptions(rows=6))
     assert sorted(shown.sources) == ["other"] * 3 + ["text"] * 3
     assert all(0 <= number < 1000 for number in shown.numbers), "of the source"
     assert f"sample {shown.numbers[0]:,} of {shown.sources[0]} " in printed(shown)
@@ -118,15 +117,15 @@ def test_rows_of_a_mixture_name_their_sources(root, config):
 
 
 def test_validation_is_shown_in_its_fixed_order(root, config):
-    one, other = (show(str(root / "text"), [], Choice(split="validation", seed=seed)) for seed in (1, 2))
+    one, other = (show(str(root / "text"), [], ReadingOptions(split="validation", seed=seed)) for seed in (1, 2))
     assert one.rows == other.rows
     said = "".join(stretch.text for stretch in stretches(one.rows))
     assert said.startswith(TEXTS[0] + "<|endoftext|>" + TEXTS[1])
     mixture = [{"name": name, "path": str(root / name), "weight": 1} for name in ("other", "text")]
-    held = show(config(mixture=mixture), [], Choice(split="validation", seq_len=512))
+    held = show(config(mixture=mixture), [], ReadingOptions(split="validation", seq_len=512))
     assert held.rows == one.rows, "the first source that has any"
     with pytest.raises(ConfigError, match=r"--source: 'other' is no source with a validation split; use text"):
-        show(config(mixture=mixture), [], Choice(split="validation", source="other"))
+        show(config(mixture=mixture), [], ReadingOptions(split="validation", source="other"))
 
 
 @pytest.mark.parametrize(
@@ -148,10 +147,10 @@ def test_validation_is_shown_in_its_fixed_order(root, config):
 )
 def test_what_cannot_be_shown_is_refused(root, what, overrides, choice, error, words):
     with pytest.raises(error, match=words):
-        show(str(root / what), overrides, Choice(**choice))
+        show(str(root / what), overrides, ReadingOptions(**choice))
 
 
-@pytest.mark.parametrize("look", [lambda path: show(path, [], Choice()), count_data], ids=["show", "stats"])
+@pytest.mark.parametrize("look", [lambda path: show(path, [], ReadingOptions()), count_data], ids=["show", "stats"])
 def test_tokens_are_not_spelt_by_another_tokenizer(tmp_path, look):
     make_folder(tmp_path / "text", TEXTS)
     path = tmp_path / "text/tokenizer.json"
@@ -165,16 +164,16 @@ def test_tokens_are_not_spelt_by_another_tokenizer(tmp_path, look):
 
 def test_a_split_that_there_is_not_is_refused_before_anything_is_read():
     with pytest.raises(ConfigError, match="--split: there is no split 'test'; use train or validation"):
-        Choice(split="test")
+        ReadingOptions(split="test")
 
 
 def test_a_packing_for_a_config_is_checked_too(root, config):
     with pytest.raises(ConfigError, match=r"data.packing='tight': input should be 'concat', 'bins' or 'padded'"):
-        show(config(path=str(root / "text")), [], Choice(packing="tight"))
+        show(config(path=str(root / "text")), [], ReadingOptions(packing="tight"))
 
 
 def test_in_a_pipe_a_row_is_plain_text_with_borders_and_padding(root):
-    text = printed(show(str(root / "pairs"), [], Choice(rows=2, seq_len=150)))
+    text = printed(show(str(root / "pairs"), [], ReadingOptions(rows=2, seq_len=150)))
     head, *lines = text.splitlines()
     assert head.startswith("position 0   sample ") and "\x1b" not in text
     assert lines[0].strip() == "the decoder reads <|endoftext|> before each target"
@@ -185,7 +184,7 @@ def test_in_a_pipe_a_row_is_plain_text_with_borders_and_padding(root):
 
 
 def test_on_a_terminal_documents_alternate_in_colour_and_long_lines_keep_the_rule(root):
-    shown = show(str(root / "text"), [], Choice(rows=1, seq_len=200))
+    shown = show(str(root / "text"), [], ReadingOptions(rows=1, seq_len=200))
     text = printed(shown, force_terminal=True, width=40, color_system="standard")
     gutters = [line[: line.index("m") + 1] for line in text.splitlines() if "\u2502" in line]
     colours = [colour for colour, _ in groupby(gutters)]
@@ -203,10 +202,10 @@ def test_on_a_terminal_documents_alternate_in_colour_and_long_lines_keep_the_rul
 
 def test_a_terminal_is_told_nothing_by_a_text(tmp_path):
     make_folder(tmp_path / "data", ["a\x1b[2Jb\nc\u00e9"])
-    text = printed(show(str(tmp_path / "data"), [], Choice(rows=1, seq_len=9, packing="bins")))
+    text = printed(show(str(tmp_path / "data"), [], ReadingOptions(rows=1, seq_len=9, packing="bins")))
     assert "\x1b" not in text and r"\x1b" in text and "\u00e9" in text
 
 
 def test_documents_that_see_each_other_are_said_to(root, config):
-    shown = show(config(path=str(root / "text"), document_mask=False), [], Choice())
+    shown = show(config(path=str(root / "text"), document_mask=False), [], ReadingOptions())
     assert printed(shown).startswith("documents see each other: data.document_mask is off\n")

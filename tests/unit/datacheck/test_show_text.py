@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.datacheck.setup import Choice
-from pretrain.datacheck.show import show
-from pretrain.datacheck.show_text import print_rows
+from pretrain.datacheck.setup import ReadingOptions
+from pretrain.datacheck.show import print_rows, show
 from pretrain.errors import ConfigError
 from pretrain.prepare.prepare import prepare
 from tests.unit.report.data_folders import make_folder
@@ -101,7 +100,7 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def printed(folder: Path, choice: Choice, **options) -> str:
+def printed(folder: Path, choice: ReadingOptions, **options) -> str:
     console = Console(file=io.StringIO(), highlight=False, **options)
     print_rows(show(str(folder), [], choice), console)
     return console.file.getvalue()
@@ -121,12 +120,12 @@ def printed(folder: Path, choice: Choice, **options) -> str:
 )
 def test_in_a_pipe_an_objective_is_told_in_words(data, text, options):
     """A `_` stands for a space at the end of a line."""
-    choice = Choice(**({"rows": 1, "position": 1, "seq_len": 40} | options))
+    choice = ReadingOptions(**({"rows": 1, "position": 1, "seq_len": 40} | options))
     assert printed(data, choice).replace(" \n", "_\n") == text.lstrip("\n")
 
 
 def test_text_that_is_read_before_the_middle_has_no_border_to_the_model(data):
-    shown = show(str(data), [], Choice(objective="fim", rows=12, seq_len=40))
+    shown = show(str(data), [], ReadingOptions(objective="fim", rows=12, seq_len=40))
     labels = {
         tuple(stretch.kind for stretch in document.target.stretches) for row in shown.rows for document in row.documents
     }
@@ -135,22 +134,22 @@ def test_text_that_is_read_before_the_middle_has_no_border_to_the_model(data):
 
 def test_what_is_hidden_and_what_stands_there_have_colours_of_their_own(data):
     options = {"force_terminal": True, "width": 120, "color_system": "standard"}
-    text = printed(data, Choice(objective="masked", rows=1, position=2, seq_len=40, seed=9), **options)
+    text = printed(data, ReadingOptions(objective="masked", rows=1, position=2, seq_len=40, seed=9), **options)
     assert "\x1b[1;32mu\x1b[0m\x1b[2m -> \x1b[0m\x1b[31mA\x1b[0m" in text, "green is the truth, red what is read"
     assert "\x1b[7;36m<|endoftext|>" in text, "special tokens are reversed"
-    plain = printed(data, Choice(objective="masked", rows=1, position=2, seq_len=40, seed=9))
+    plain = printed(data, ReadingOptions(objective="masked", rows=1, position=2, seq_len=40, seed=9))
     assert "q{u -> A}ick" in plain and "\x1b" not in plain
 
 
 def test_facts_of_a_document_are_wrapped_like_its_text(data):
     options = {"force_terminal": True, "width": 60, "color_system": None}
-    text = printed(data, Choice(objective="span", rows=1, position=1, seq_len=40, seed=2), **options)
+    text = printed(data, ReadingOptions(objective="span", rows=1, position=1, seq_len=40, seed=2), **options)
     head, *lines = text.splitlines()
     assert len(head) > 60 and all(len(line) <= 60 for line in lines)
 
 
 def test_json_has_inputs_and_targets_of_each_stretch(data):
-    choice = Choice(objective="masked", rows=1, position=2, seq_len=40, seed=9)
+    choice = ReadingOptions(objective="masked", rows=1, position=2, seq_len=40, seed=9)
     (row,) = json.loads(json.dumps(show(str(data), [], choice).facts()))["rows"]
     (hidden,) = [
         stretch
@@ -177,7 +176,7 @@ def test_an_objective_whose_tokens_are_missing_is_refused_in_one_line(tmp_path, 
     make_marked_folder(tmp_path / "data", TEXTS, [name for name in ALL if name != missing])
     seq_len = 80 if objective == "ul2" else 40
     with pytest.raises(ConfigError, match=words) as refused:
-        show(str(tmp_path / "data"), [], Choice(objective=objective, seq_len=seq_len))
+        show(str(tmp_path / "data"), [], ReadingOptions(objective=objective, seq_len=seq_len))
     assert "\n" not in refused.value.line()
 
 
@@ -193,22 +192,22 @@ def test_an_objective_whose_tokens_are_missing_is_refused_in_one_line(tmp_path, 
 )  # fmt: skip
 def test_an_objective_that_does_not_go_with_a_folder_is_refused(data, options, words):
     with pytest.raises(ConfigError, match=words):
-        show(str(data), [], Choice(**options))
+        show(str(data), [], ReadingOptions(**options))
 
 
 def test_a_config_has_its_own_objective(tmp_path):
     (tmp_path / "a.yaml").write_text("run: {name: a}\n")
     with pytest.raises(ConfigError, match=r"--objective: a config has an objective of its own; lay objective.kind"):
-        show(str(tmp_path / "a.yaml"), [], Choice(objective="span"))
+        show(str(tmp_path / "a.yaml"), [], ReadingOptions(objective="span"))
 
 
 def test_pairs_are_shown_though_nothing_could_start_their_targets(tmp_path):
     """A run needs a token for it; who looks at its data does not."""
     make_folder(tmp_path / "data", [("abc", "de")], kind="pairs")
-    (row,) = show(str(tmp_path / "data"), [], Choice(rows=1, seq_len=9)).rows
+    (row,) = show(str(tmp_path / "data"), [], ReadingOptions(rows=1, seq_len=9)).rows
     assert row.starts_with == "<|endoftext|>"
     with pytest.raises(ConfigError, match="the tokenizer has no token that a decoder reads first"):
-        show(str(tmp_path / "data"), [], Choice(objective="seq2seq"))
+        show(str(tmp_path / "data"), [], ReadingOptions(objective="seq2seq"))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,7 @@ def test_labels_are_told_at_the_tokens_that_have_them(tmp_path, kind, rows, fiel
         "tokenizer": {"kind": "wordpiece", "vocab_size": 200, "roles": "bert"},
     }
     prepare(PrepareConfig.model_validate(values), processes=1)
-    shown = show(str(tmp_path / "data"), [], Choice(rows=1, seq_len=32))
-    assert line in printed(tmp_path / "data", Choice(rows=1, seq_len=32))
+    shown = show(str(tmp_path / "data"), [], ReadingOptions(rows=1, seq_len=32))
+    assert line in printed(tmp_path / "data", ReadingOptions(rows=1, seq_len=32))
     names = [stretch.label for document in shown.rows[0].documents for stretch in document.target.stretches]
     assert len([name for name in names if name]) == shown.rows[0].num_targets > 0

@@ -8,11 +8,10 @@ import pytest
 
 from pretrain.data.bin_stream import BinStream
 from pretrain.datacheck.stats import PERCENTILES, count_data
-from pretrain.datacheck.stats_figure import draw_stats
-from pretrain.datacheck.stats_text import group_shares, print_stats, stats_facts, top_tokens
+from pretrain.datacheck.stats_text import draw_stats, group_shares, print_stats, stats_facts, top_tokens
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import load_index
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardSet
 from tests.helpers.shards import read_split
 from tests.unit.report.data_folders import make_folder, make_texts
 

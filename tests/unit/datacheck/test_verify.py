@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pretrain.cli.data import verify_command
 from pretrain.config.data import BLOCK_SAMPLES, LANES
 from pretrain.datacheck import verify as data_verify
-from pretrain.datacheck.course import Order
 from pretrain.datacheck.hash import RowHashes
+from pretrain.datacheck.reading import Order
 from pretrain.datacheck.verify import parse_world_sizes, print_proof, proof_facts, verify
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import load_index

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.doctor import files
-from pretrain.doctor.files import check_files, find_mount, nearest_folder
+from pretrain.doctor import filesystem
+from pretrain.doctor.filesystem import check_files, find_mount, nearest_folder
 from tests.helpers.clock import FakeClock
 from tests.helpers.waiting import LIMIT_S
 
@@ -22,10 +22,10 @@ def found(folder, needed=0, *, is_shared=False):
 
 
 def test_a_sound_folder_passes_and_nothing_is_left_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SLOW_FSYNC_S", math.inf)  # a busy disk is a sound one
-    monkeypatch.setattr(files, "WRITTEN_WITHIN_S", LIMIT_S)
+    monkeypatch.setattr(filesystem, "SLOW_FSYNC_S", math.inf)  # a busy disk is a sound one
+    monkeypatch.setattr(filesystem, "WRITTEN_WITHIN_S", LIMIT_S)
     checks = found(tmp_path / "runs" / "mine")
-    assert set(checks) == {name for name, _ in files._TRIALS} | {"room", "run folder"}
+    assert set(checks) == {name for name, _ in filesystem._TRIALS} | {"room", "run folder"}
     assert {check.status for name, check in checks.items() if name != "run folder"} == {"pass"}
     assert list(tmp_path.iterdir()) == []
 
@@ -75,43 +75,45 @@ def test_a_rename_that_copies_fails(tmp_path, monkeypatch):
 
 def test_a_disk_that_is_slow_to_sync_is_warned_of(tmp_path, monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr(files, "time", clock)
+    monkeypatch.setattr(filesystem, "time", clock)
     monkeypatch.setattr(os, "fsync", lambda descriptor: clock.sleep(0.3))
-    check = files.try_fsync(tmp_path)
+    check = filesystem.try_fsync(tmp_path)
     assert (check.status, check.detail) == ("warn", "a small file takes 0.6 s")
     assert "raise checkpoint.every_steps" in check.fix
 
 
 def test_what_another_process_writes_and_is_never_seen_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "time", FakeClock())
-    monkeypatch.setattr(files.subprocess, "run", lambda *a, **k: files.subprocess.CompletedProcess(a, 0, b"", b""))
-    check = files.try_other_process(tmp_path)
+    monkeypatch.setattr(filesystem, "time", FakeClock())
+    monkeypatch.setattr(
+        filesystem.subprocess, "run", lambda *a, **k: filesystem.subprocess.CompletedProcess(a, 0, b"", b"")
+    )
+    check = filesystem.try_other_process(tmp_path)
     assert (check.status, check.detail) == ("fail", "its file is not seen within 5 s")
 
 
 def test_another_process_that_does_not_come_to_write_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "WRITTEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(filesystem, "WRITTEN_WITHIN_S", 0.0)
     check = found(tmp_path)["another process"]
     assert (check.status, check.detail) == ("fail", "it has not written a file within 0 s")
 
 
 def test_a_skewed_clock_is_told_and_does_not_fail(tmp_path, monkeypatch):
-    real, begun = files._write, 1.7e9
+    real, begun = filesystem._write, 1.7e9
 
     def write(path, content):
         real(path, content)
         os.utime(path, (begun, begun))
 
-    monkeypatch.setattr(files, "_write", write)
+    monkeypatch.setattr(filesystem, "_write", write)
     for shift, told in ((86_400.0, "-86399"), (-86_400.0, "+86400")):  # the server may count seconds
-        monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda shift=shift: begun + shift))
-        check = files.try_clock(tmp_path)
+        monkeypatch.setattr(filesystem, "time", SimpleNamespace(time=lambda shift=shift: begun + shift))
+        check = filesystem.try_clock(tmp_path)
         assert check.status == "warn"
         assert f"is {told} s from this host's" in check.detail
 
 
 def test_checkpoints_that_do_not_fit_fail_with_the_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: USAGE(10 * 2**30, 0, 2 * 2**30))
+    monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda path: USAGE(10 * 2**30, 0, 2 * 2**30))
     check = found(tmp_path, 3 * 2**30)["room"]
     assert (check.status, check.exit_code) == ("fail", 74)
     assert check.detail == "2.0 GiB free, and the checkpoints of this run take 3.0 GiB"
@@ -120,7 +122,7 @@ def test_checkpoints_that_do_not_fit_fail_with_the_numbers(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("is_shared", "text"), [(False, "gone with a reboot"), (True, "seen by this node only")])
 def test_a_run_in_memory_is_warned_of(tmp_path, monkeypatch, is_shared, text):
-    monkeypatch.setattr(files, "find_mount", lambda folder: ("tmpfs", "/mnt"))
+    monkeypatch.setattr(filesystem, "find_mount", lambda folder: ("tmpfs", "/mnt"))
     check = found(tmp_path, is_shared=is_shared)["run folder"]
     assert (check.status, text in check.detail) == ("warn", True)
 

@@ -7,10 +7,11 @@ import pytest
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
-from pretrain.doctor import machine, network, services
+from pretrain.doctor import machine, services
+from pretrain.doctor import services as network
 from pretrain.doctor.machine import GpuFound, check_compiler, check_cores, check_gpus, check_memory, parse_gpus
 from pretrain.doctor.place import find_place, first_node, slurm_environment
-from pretrain.doctor.torch_checks import check_torch, import_torch
+from pretrain.doctor.rank_checks import check_torch, import_torch
 from pretrain.errors import LaunchError
 from tests.helpers.shards import make_shards
 

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from pretrain.drill.attempt import Attempts
-from pretrain.drill.folder import DrillFolder
+from pretrain.drill.attempt import DrillAttempts
+from pretrain.drill.drill_folder import DrillFolder
 from tests.helpers.fork_server import ROOT
 from tests.helpers.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize(("program", "is_killed"), [("", False), ("import signal; signal.pause()", True)])
 def test_a_kill_that_comes_when_the_run_has_ended_well_was_none(monkeypatch, tmp_path, program, is_killed):
-    def launch(self: Attempts, name: str) -> subprocess.Popen[bytes]:
+    def launch(self: DrillAttempts, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", program])
 
     def kill(process: subprocess.Popen[bytes], watch: object) -> bool:
@@ -22,20 +22,20 @@ def test_a_kill_that_comes_when_the_run_has_ended_well_was_none(monkeypatch, tmp
         process.kill()
         return True
 
-    monkeypatch.setattr(Attempts, "_launch", launch)
-    assert Attempts(DrillFolder(tmp_path), "mark", 1)._run("killed", kill).is_killed == is_killed
+    monkeypatch.setattr(DrillAttempts, "_launch", launch)
+    assert DrillAttempts(DrillFolder(tmp_path), "mark", 1)._run("killed", kill).is_killed == is_killed
 
 
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from pretrain.drill.attempt import Attempts
-from pretrain.drill.folder import DrillFolder
+from pretrain.drill.attempt import DrillAttempts
+from pretrain.drill.drill_folder import DrillFolder
 
 parent = os.getpid()
 os.register_at_fork(after_in_parent=lambda: os.kill(parent, signal.SIGINT))
 try:
-    Attempts(DrillFolder(Path(sys.argv[1])), "mark", 1)._launch("killed")
+    DrillAttempts(DrillFolder(Path(sys.argv[1])), "mark", 1)._launch("killed")
 except KeyboardInterrupt:
     print("interrupted")
 """

@@ -4,11 +4,11 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.drill.drill import Drill, plan_steps, steps_for
-from pretrain.drill.folder import Pace
-from pretrain.drill.progress import Progress
+from pretrain.drill.drill_folder import Pace
+from pretrain.drill.watch import DrillProgress
 
 
-class Said(Progress):
+class Said(DrillProgress):
     """Keeps what is said."""
 
     def __init__(self) -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from pretrain.drill.folder import DrillFolder, Pace, Settings, open_state
+from pretrain.drill.drill_folder import DrillFolder, DrillSettings, Pace, open_state
 from pretrain.errors import ConfigError
 
-SETTINGS = Settings(config="seed: 1\n", ranks=2, seed=0, target="rank", steps=20, every_steps=5)
+SETTINGS = DrillSettings(config="seed: 1\n", ranks=2, seed=0, target="rank", steps=20, every_steps=5)
 
 
 @pytest.fixture

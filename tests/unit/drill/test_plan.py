@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from pretrain.drill.plan import PHASES, plan_kill
+from pretrain.drill.watch import PHASES, plan_kill
 
 
 def test_a_kill_is_a_function_of_seed_and_number():

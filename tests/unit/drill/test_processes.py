@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.drill import processes
-from pretrain.drill.attempt import GONE_WITHIN_S
-from pretrain.drill.processes import MARK, check_platform, find_ranks, kill, marked, wait_until_gone
+from pretrain.drill import attempt
+from pretrain.drill.attempt import GONE_WITHIN_S, MARK, check_platform, find_ranks, kill, marked, wait_until_gone
 from pretrain.errors import LaunchError
 from tests.helpers.clock import FakeClock
 from tests.helpers.waiting import LIMIT_S, wait_until
@@ -64,7 +63,7 @@ def test_orphans_are_found(job, monkeypatch):
     launcher.wait()
     wait_for(mark, 2)  # those that were killed take a moment to go
     with monkeypatch.context() as patch:
-        patch.setattr(processes, "time", FakeClock())
+        patch.setattr(attempt, "time", FakeClock())
         left = wait_until_gone(mark, GONE_WITHIN_S)
     assert len(left) == 2
     assert all("os.fork()" in command for command in left.values())

@@ -6,10 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pretrain.checkpoint.layout import MANIFEST, load_manifest, step_name
-from pretrain.checkpoint.weights import write_weights
-from pretrain.drill.folder import GOLDEN, KILLED, DrillFolder, Pace, Settings, State
-from pretrain.drill.leftovers import find_leases, find_shared_memory, find_temporary
+from pretrain.checkpoint.format import MANIFEST, load_manifest, step_name
+from pretrain.checkpoint.load import write_weights
+from pretrain.drill.drill_folder import (
+    GOLDEN,
+    KILLED,
+    DrillFolder,
+    DrillSettings,
+    Pace,
+    State,
+    find_leases,
+    find_shared_memory,
+    find_temporary,
+)
 from pretrain.drill.verdict import judge
 from pretrain.run.lease import Lease
 from pretrain.utils.io import write_json
@@ -43,7 +52,7 @@ def folder(tmp_path):
 @pytest.fixture
 def state():
     """Of a drill with one kill."""
-    settings = Settings("", ranks=2, seed=0, target="rank", steps=2, every_steps=1)
+    settings = DrillSettings("", ranks=2, seed=0, target="rank", steps=2, every_steps=1)
     return State(settings, Pace(10.0, 3.0, 0.1, 0.1), 16.0, [ENTRY])
 
 
@@ -127,7 +136,7 @@ def test_a_lease_that_nobody_gave_back_and_files_beside_it_are_found(folder):
 
 
 def test_shared_memory_in_use_is_somebody_elses(monkeypatch, tmp_path):
-    monkeypatch.setattr("pretrain.drill.leftovers.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("pretrain.drill.drill_folder.SHARED_MEMORY", tmp_path)
     (tmp_path / "old").touch()
     (tmp_path / "left").touch()
     with (tmp_path / "used").open("w"):
@@ -136,13 +145,13 @@ def test_shared_memory_in_use_is_somebody_elses(monkeypatch, tmp_path):
 
 
 def test_shared_memory_that_is_gone_when_its_users_have_been_looked_for_is_not_left(monkeypatch, tmp_path):
-    monkeypatch.setattr("pretrain.drill.leftovers.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("pretrain.drill.drill_folder.SHARED_MEMORY", tmp_path)
 
     def look(names: set[str]) -> set[str]:
         (tmp_path / "brief").unlink()
         return set()
 
-    monkeypatch.setattr("pretrain.drill.leftovers._in_use", look)
+    monkeypatch.setattr("pretrain.drill.drill_folder._in_use", look)
     for name in ("brief", "left"):
         (tmp_path / name).touch()
     assert find_shared_memory(set()) == [str(tmp_path / "left")]

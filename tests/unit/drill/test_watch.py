@@ -5,9 +5,8 @@ import json
 import pytest
 
 from pretrain.drill.attempt import STEPS_SPREAD, _moments
-from pretrain.drill.folder import Pace
-from pretrain.drill.plan import Kill
-from pretrain.drill.watch import Watch, last_row, newest_step
+from pretrain.drill.drill_folder import Pace
+from pretrain.drill.watch import Kill, Watch, last_row, newest_step
 from pretrain.run.folder import RunDir
 
 PACE = Pace(total_s=1.0, start_s=3600.0, step_s=0.0, save_s=0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pretrain.config.engine import EngineConfig
-from pretrain.engine.deepspeed_config import clips_itself, deepspeed_config
+from pretrain.engine.deepspeed_engine import clips_itself, deepspeed_config
 from tests.unit.engine.toy import COMBINATIONS, PLAN, engine_config
 
 CLIP, PARAMETERS = 0.7, 40_000_000

@@ -8,8 +8,8 @@ import torch
 
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
+from pretrain.engine.build import build_engine
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
-from pretrain.engine.engine import build_engine
 from pretrain.engine.torch_engine import TorchEngine
 from pretrain.errors import LaunchError
 from tests.helpers.fake_deepspeed import FakeAccelerator, fake_deepspeed

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain.engine.moments import create_moments_of, set_optimizer_step, state_fragments
-from pretrain.optim.pieces import Piece, Span
+from pretrain.engine.replicated import create_moments_of, set_optimizer_step, state_fragments
+from pretrain.optim.pieces import Span, WeightPiece
 
 
 def stepped(master, gradient, prepare=False):
@@ -43,7 +43,7 @@ def test_fragments_are_live_views_of_a_part_of_the_master_and_of_its_moments():
     master = torch.nn.Parameter(torch.arange(12.0))
     optimizer = torch.optim.AdamW([master])
     spans = [Span("a", 0, 3, 2, 4), Span("b", 0, 0, 6, 5)]
-    pieces = [Piece(span, shape, master) for span, shape in zip(spans, ((2, 4), (5,)), strict=True)]
+    pieces = [WeightPiece(span, shape, master) for span, shape in zip(spans, ((2, 4), (5,)), strict=True)]
     first, second = state_fragments(optimizer, pieces)
     assert (first.name, first.offset, first.shape, first.length) == ("a", 3, (2, 4), 4)
     assert (second.name, second.offset, second.shape, second.length) == ("b", 0, (5,), 5)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.engine.sharded import builds_sharded, fill_sharded
+from pretrain.engine.build import builds_sharded, fill_sharded
 from pretrain.engine.zero_state import build_zero_state
 from tests.helpers.fake_deepspeed import DTYPES, FakeAccelerator, FakeEngine, fake_deepspeed
 from tests.helpers.thread_ranks import Ranks

@@ -11,8 +11,8 @@ import torch
 
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.engine.deepspeed_config import deepspeed_config
-from pretrain.engine.start import pick_device, start_accelerator
+from pretrain.engine.build import pick_device, start_accelerator
+from pretrain.engine.deepspeed_engine import deepspeed_config
 from pretrain.errors import ConfigError, LaunchError
 from tests.unit.engine.toy import PLAN
 

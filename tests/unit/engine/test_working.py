@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.engine.working import working_weights
+from pretrain.engine.replicated import working_weights
 from tests.helpers.fake_deepspeed import DTYPES
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.toy import SHAPES, Toy, fakes, names_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.config.optim import OptimConfig
-from pretrain.engine import moments
+from pretrain.engine import replicated
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from tests.helpers.fake_deepspeed import DTYPES
@@ -209,7 +209,7 @@ MATRIX_STATE = {
 def test_the_state_of_whole_matrices_is_saved_once_and_loaded_by_any_layout(monkeypatch, kind, stage, size):
     """The ranks agree on an owner for each matrix, which alone keeps, saves and loads its state."""
     config, ranks = OptimConfig(kind=kind, lr=0.05), Ranks(size)
-    monkeypatch.setattr(moments.dist, "gather_objects", ranks.gather)
+    monkeypatch.setattr(replicated.dist, "gather_objects", ranks.gather)
     cpu = torch.device("cpu")
     built = fakes(ranks, stage, "bf16", lambda module: build_optimizer(group_parameters(module), config, cpu))
     stores = [store for _, store, _ in built]

@@ -8,21 +8,21 @@ import torch
 from tokenizers import Tokenizer
 
 from pretrain.artifact.average import average_checkpoints
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model
-from pretrain.artifact.what import open_what
 from pretrain.config.objective import MaskedConfig
 from pretrain.config.prepare import PrepareConfig
 from pretrain.data.stream import TokenStream
 from pretrain.errors import CheckpointError, ConfigError, DataError
-from pretrain.evaluate.corpus import Choice
+from pretrain.evaluate.corpus import CorpusOptions
 from pretrain.evaluate.held_out import evaluate_held_out
 from pretrain.objective.masked import masked_rows
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import describe_vocabulary, load_tokenizer
-from pretrain.types import IGNORE_INDEX, Batch, Source
+from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
 
 LONG = [" ".join(text.split()[shift:] + text.split()[:shift]) for text in TEXTS for shift in range(4)]
@@ -73,7 +73,7 @@ def windows_by_hand(data, texts, seq_len):
 
 
 def test_next_token_loss_is_that_of_a_plain_softmax(folder):
-    (found,) = evaluate_held_out(folder / "gpt", Choice(batch_tokens=70)).losses
+    (found,) = evaluate_held_out(folder / "gpt", CorpusOptions(batch_tokens=70)).losses
     pieces, num_tokens, num_bytes = windows_by_hand(folder / "texts", in_order(folder / "texts"), 32)
     loss, correct, count = sums_by_hand(open_artifact(folder / "gpt").model, pieces)
     assert (found.report.num_targets, found.report.num_correct) == (count, correct)
@@ -89,7 +89,7 @@ def in_order(data):
 
 
 def test_loss_of_pairs_is_that_of_a_plain_softmax(folder):
-    (found,) = evaluate_held_out(folder / "t5", Choice()).losses
+    (found,) = evaluate_held_out(folder / "t5", CorpusOptions()).losses
     artifact = open_artifact(folder / "t5")
     tokenizer = Tokenizer.from_file(str(folder / "t5" / "tokenizer.json"))
     (end,), start = artifact.codec.eos_ids, artifact.model_config.special_tokens.start
@@ -98,7 +98,7 @@ def test_loss_of_pairs_is_that_of_a_plain_softmax(folder):
     for text in TEXTS:
         source, target = to_source(text), to_target(text.swapcase())
         ids = [[*tokenizer.encode(side, add_special_tokens=False).ids, end] for side in (source, target)]
-        pieces.append(([start, *ids[1][:-1]], ids[1], Source(torch.tensor([ids[0]]))))
+        pieces.append(([start, *ids[1][:-1]], ids[1], SourceBatch(torch.tensor([ids[0]]))))
     loss, correct, count = sums_by_hand(artifact.model, pieces)
     assert (found.report.num_targets, found.report.num_correct) == (count, correct)
     assert found.report.loss == pytest.approx(loss, rel=1e-5)
@@ -106,8 +106,8 @@ def test_loss_of_pairs_is_that_of_a_plain_softmax(folder):
 
 
 def test_masked_loss_is_over_the_masks_of_the_seed_and_comes_again(folder):
-    (found,) = evaluate_held_out(folder / "bert", Choice(batch_tokens=64)).losses
-    (again,) = evaluate_held_out(folder / "bert", Choice(batch_tokens=640)).losses
+    (found,) = evaluate_held_out(folder / "bert", CorpusOptions(batch_tokens=64)).losses
+    (again,) = evaluate_held_out(folder / "bert", CorpusOptions(batch_tokens=640)).losses
     data, artifact = folder / "texts", open_artifact(folder / "bert")
     index = load_index(data)
     special = artifact.model_config.special_tokens
@@ -131,16 +131,16 @@ def test_masked_loss_is_over_the_masks_of_the_seed_and_comes_again(folder):
 @pytest.mark.long
 def test_a_model_folder_is_evaluated_by_its_shape(folder, tmp_path):
     average_checkpoints([folder / "t5"], 2, tmp_path / "mean")
-    report = evaluate_held_out(tmp_path / "mean", Choice(data=(str(folder / "t5-data"),), seq_len=64))
+    report = evaluate_held_out(tmp_path / "mean", CorpusOptions(data=(str(folder / "t5-data"),), seq_len=64))
     assert report.objective == "seq2seq"
-    whole = evaluate_held_out(folder / "t5", Choice()).losses[0].report
+    whole = evaluate_held_out(folder / "t5", CorpusOptions()).losses[0].report
     assert report.losses[0].report.num_targets == whole.num_targets
     assert report.losses[0].report.loss != whole.loss
 
 
 def test_a_hugging_face_folder_has_the_loss_of_what_it_was_exported_from(folder, tmp_path):
     export_model(folder / "gpt", tmp_path / "hf")
-    choice = Choice(data=(str(folder / "texts"),), seq_len=32)
+    choice = CorpusOptions(data=(str(folder / "texts"),), seq_len=32)
     theirs = evaluate_held_out(tmp_path / "hf", choice, other=folder / "gpt", resamples=100)
     (found,) = theirs.losses
     assert theirs.objective == "causal"
@@ -150,11 +150,11 @@ def test_a_hugging_face_folder_has_the_loss_of_what_it_was_exported_from(folder,
 
 def test_sources_are_told_apart_and_add_up(folder):
     write_given(folder / "more", folder / "texts", OTHERS)
-    choice = Choice(data=(str(folder / "texts"), str(folder / "more")), split="train")
+    choice = CorpusOptions(data=(str(folder / "texts"), str(folder / "more")), split="train")
     report = evaluate_held_out(folder / "gpt", choice)
     first, second, both = report.losses
     assert [found.source for found in report.losses] == ["texts", "more", "all"]
-    (alone,) = evaluate_held_out(folder / "gpt", Choice(data=(str(folder / "more"),), split="train")).losses
+    (alone,) = evaluate_held_out(folder / "gpt", CorpusOptions(data=(str(folder / "more"),), split="train")).losses
     assert alone.report == second.report
     assert both.report.num_targets == first.report.num_targets + second.report.num_targets
     total = sum(one.report.loss * one.report.num_targets for one in (first, second))
@@ -176,9 +176,9 @@ def write_given(output, data, texts):
 
 
 def test_a_comparison_has_the_losses_of_both_and_their_difference(folder):
-    report = evaluate_held_out(folder / "gpt", Choice(), other=folder / "gpt2", resamples=200)
+    report = evaluate_held_out(folder / "gpt", CorpusOptions(), other=folder / "gpt2", resamples=200)
     (found,) = report.losses
-    alone = [evaluate_held_out(folder / name, Choice()).losses[0].report for name in ("gpt", "gpt2")]
+    alone = [evaluate_held_out(folder / name, CorpusOptions()).losses[0].report for name in ("gpt", "gpt2")]
     for mine, theirs in zip((found.report, found.baseline), alone, strict=True):
         assert (mine.num_targets, mine.num_correct) == (theirs.num_targets, theirs.num_correct)
         assert mine.loss == pytest.approx(theirs.loss, rel=1e-6)
@@ -220,21 +220,21 @@ def test_what_makes_no_sense_is_one_line(folder, monkeypatch, name, choice, othe
         write_texts(folder / "foreign", [text[::-1] for text in LONG])
     monkeypatch.chdir(folder)
     with pytest.raises(error, match=message) as caught:
-        evaluate_held_out(folder / name, Choice(**choice), other=other and folder / other)
+        evaluate_held_out(folder / name, CorpusOptions(**choice), other=other and folder / other)
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_folder_needs_data(folder, tmp_path):
     average_checkpoints([folder / "t5"], 2, tmp_path / "mean")
     with pytest.raises(ConfigError, match="this model has no data of its own; give --data DIR"):
-        evaluate_held_out(tmp_path / "mean", Choice())
-    assert open_what(tmp_path / "mean").run is None
+        evaluate_held_out(tmp_path / "mean", CorpusOptions())
+    assert open_source(tmp_path / "mean").run is None
 
 
 @pytest.mark.long
 def test_pairs_that_do_not_fit_are_counted(folder, tmp_path):
     data = write_pairs(tmp_path / "pairs", TEXTS)
-    (found,) = evaluate_held_out(folder / "t5", Choice(data=(str(data),), seq_len=32, source_len=32)).losses
-    (whole,) = evaluate_held_out(folder / "t5", Choice()).losses
+    (found,) = evaluate_held_out(folder / "t5", CorpusOptions(data=(str(data),), seq_len=32, source_len=32)).losses
+    (whole,) = evaluate_held_out(folder / "t5", CorpusOptions()).losses
     assert 0 < found.left_out < len(TEXTS)
     assert found.report.num_targets < whole.report.num_targets

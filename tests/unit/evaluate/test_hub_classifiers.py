@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model, import_model
-from pretrain.artifact.what import open_what
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.evaluate.corpus import Choice, Corpus, settle
+from pretrain.evaluate.corpus import Corpus, CorpusOptions, settle
 from pretrain.evaluate.held_out import evaluate_held_out
-from pretrain.evaluate.labels import read_answers
+from pretrain.evaluate.label_scores import read_answers
 from pretrain.prepare.prepare import prepare
 from tests.helpers.corpus import write_rows
 from tests.helpers.lent import quiet_transformers
@@ -80,8 +80,8 @@ def logits_of_pipeline(folder, texts):
 
 def answers_of(folder, kind, name):
     """What ours says of each document, in the order of the rows that were prepared."""
-    what = open_what(folder / f"{name}-{kind}")
-    choice = Choice(data=(str(folder / kind),))
+    what = open_source(folder / f"{name}-{kind}")
+    choice = CorpusOptions(data=(str(folder / kind),))
     corpus = Corpus(settle(what, choice), choice, what.config)
     return read_answers(open_artifact(what.path).model, corpus.sources[0].loader)
 
@@ -125,7 +125,7 @@ def test_words_have_the_logits_of_their_first_tokens(folder, name):
 
 def test_an_import_of_a_classifier_is_scored_as_its_folder(folder, tmp_path):
     import_model(str(folder / "bert-classes"), tmp_path / "model")
-    choice = Choice(data=(str(folder / "classes"),))
+    choice = CorpusOptions(data=(str(folder / "classes"),))
     found, own = (
         evaluate_held_out(path, choice, resamples=100).facts()["sources"]["data"]
         for path in (tmp_path / "model", folder / "bert-classes")
@@ -139,7 +139,7 @@ def test_a_classifier_of_ours_is_scored_the_same_after_an_export(tmp_path, kind)
     run = write_label_run(tmp_path / "run", data, kind)
     written = export_model(run, tmp_path / "hf")
     assert written.architecture == f"BertFor{'Sequence' if kind == 'classes' else 'Token'}Classification"
-    choice = Choice(data=(str(data),), seq_len=48)
+    choice = CorpusOptions(data=(str(data),), seq_len=48)
     ours, theirs = (
         evaluate_held_out(path, choice, resamples=100).facts()["sources"] for path in (run, tmp_path / "hf")
     )
@@ -156,7 +156,7 @@ class TestRefusals:
         data = write_labelled(tmp_path / "sorted", "classes", CLASSES)
         with pytest.raises(DataError, match=r"labels are mixed, neg, pos, those of .* pos, neg, mixed; prepare .* order"
                                             r": labels=\[pos, neg, mixed\]"):  # fmt: skip
-            evaluate_held_out(folder / "bert-classes", Choice(data=(str(data),)))
+            evaluate_held_out(folder / "bert-classes", CorpusOptions(data=(str(data),)))
 
     def test_labels_that_nobody_named(self, folder, tmp_path):
         copy = tmp_path / "copy"
@@ -165,15 +165,15 @@ class TestRefusals:
             (copy / file.name).write_bytes(file.read_bytes())
         change_config(copy, id2label=..., label2id=..., num_labels=3)
         with pytest.raises(DataError, match=r"LABEL_0, LABEL_1, LABEL_2; prepare .*; or name them in id2label"):
-            evaluate_held_out(copy, Choice(data=(str(folder / "classes"),)))
+            evaluate_held_out(copy, CorpusOptions(data=(str(folder / "classes"),)))
 
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize(("kind", "other"), [("classes", "tags"), ("tags", "classes")])
     def test_words_for_a_classifier_of_texts_and_texts_for_one_of_words(self, folder, name, kind, other):
         with pytest.raises(ConfigError, match=f"the model labels (texts|words), and .* give data of kind {kind}"):
-            evaluate_held_out(folder / f"{name}-{kind}", Choice(data=(str(folder / other),)))
+            evaluate_held_out(folder / f"{name}-{kind}", CorpusOptions(data=(str(folder / other),)))
 
     def test_a_model_folder_that_reads_whole_texts(self, folder, tmp_path):
         import_model(str(folder / "bert-classes"), tmp_path / "model")
         with pytest.raises(ConfigError, match="the model labels texts, and in the data words are labelled"):
-            evaluate_held_out(tmp_path / "model", Choice(data=(str(folder / "tags"),)))
+            evaluate_held_out(tmp_path / "model", CorpusOptions(data=(str(folder / "tags"),)))

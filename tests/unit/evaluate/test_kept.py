@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.checkpoint.layout import MANIFEST
+from pretrain.checkpoint.format import MANIFEST
 from pretrain.cli.evaluate import evaluate_command
 from pretrain.errors import UnreadError
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject, hash_lines, keep_evaluation

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.open import open_artifact
 from pretrain.errors import DataError
-from pretrain.evaluate.corpus import Choice
+from pretrain.evaluate.corpus import CorpusOptions
 from pretrain.evaluate.held_out import evaluate_held_out
 from pretrain.types import Batch
 from tests.unit.evaluate.label_runs import CLASSES, LABELS, TAGS, write_label_run, write_labelled
@@ -52,7 +52,7 @@ def by_hand(run, data, kind):
 
 @pytest.mark.parametrize("kind", ["classes", "tags"])
 def test_a_classifier_is_scored_as_its_documents_are_one_by_one(folder, kind):
-    report = evaluate_held_out(folder / f"{kind}-run", Choice(batch_tokens=100), resamples=100)
+    report = evaluate_held_out(folder / f"{kind}-run", CorpusOptions(batch_tokens=100), resamples=100)
     (found,) = report.losses
     gold, predicted, nll = by_hand(folder / f"{kind}-run", folder / kind, kind)
     assert report.objective == {"classes": "classify", "tags": "tag"}[kind]
@@ -66,8 +66,11 @@ def test_a_classifier_is_scored_as_its_documents_are_one_by_one(folder, kind):
 
 
 def test_two_classifiers_are_compared_over_documents(folder):
-    report = evaluate_held_out(folder / "tags-run", Choice(), other=folder / "tags-other", resamples=100)
-    alone = [evaluate_held_out(folder / name, Choice(), resamples=100).losses[0] for name in ("tags-run", "tags-other")]
+    report = evaluate_held_out(folder / "tags-run", CorpusOptions(), other=folder / "tags-other", resamples=100)
+    alone = [
+        evaluate_held_out(folder / name, CorpusOptions(), resamples=100).losses[0]
+        for name in ("tags-run", "tags-other")
+    ]
     (found,) = report.losses
     assert found.differences.keys() == {"loss", "accuracy", "macro_f1", "matthews"}
     for name in ("accuracy", "macro_f1", "matthews"):
@@ -81,7 +84,7 @@ def test_two_classifiers_are_compared_over_documents(folder):
 @pytest.mark.parametrize("kind", ["classes", "tags"])
 def test_a_model_folder_is_evaluated_by_the_labels_of_the_data(folder, tmp_path, kind):
     average_checkpoints([folder / f"{kind}-run"], 1, tmp_path / "mean")
-    choice = Choice(data=(str(folder / kind),), seq_len=48)
+    choice = CorpusOptions(data=(str(folder / kind),), seq_len=48)
     found, own = (
         evaluate_held_out(path, choice, resamples=100) for path in (tmp_path / "mean", folder / f"{kind}-run")
     )
@@ -95,4 +98,4 @@ def test_data_with_other_labels_are_refused(folder, tmp_path):
     with pytest.raises(
         DataError, match=r"its labels are MIXED, NEG, POS, those of .* mixed, neg, pos; prepare the data"
     ):
-        evaluate_held_out(folder / "classes-run", Choice(data=(str(data),)))
+        evaluate_held_out(folder / "classes-run", CorpusOptions(data=(str(data),)))

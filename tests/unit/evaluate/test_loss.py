@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pretrain.evaluate.loss import LossReport, evaluate_loss, pool
+from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
 from pretrain.types import IGNORE_INDEX, Batch
 
 

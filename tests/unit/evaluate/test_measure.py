@@ -10,7 +10,7 @@ from sacrebleu.significance import PairedTest
 
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import LaunchError
-from pretrain.evaluate.measure import Hypotheses, Measure, detokenize
+from pretrain.evaluate.translation_metrics import Hypotheses, Measure, detokenize
 
 MOSES = NormalizeConfig(steps=["lowercase", "moses"], language="en", target_language="de")
 REFERENCES = [

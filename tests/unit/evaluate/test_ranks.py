@@ -4,8 +4,8 @@ import pytest
 
 from pretrain import dist
 from pretrain.evaluate import held_out
-from pretrain.evaluate.corpus import Choice
-from pretrain.evaluate.ranks import open_together
+from pretrain.evaluate.corpus import CorpusOptions
+from pretrain.evaluate.distributed import open_together
 from tests.unit.artifact.runs import write_run
 
 
@@ -22,7 +22,7 @@ def test_a_rank_that_finds_a_newer_checkpoint_takes_that_of_rank_0(run, monkeypa
 
 
 def test_a_checkpoint_that_appears_meanwhile_is_not_the_one_that_is_measured(run, monkeypatch):
-    expected = held_out.evaluate_held_out(run / "checkpoints" / "step-00000001", Choice())
+    expected = held_out.evaluate_held_out(run / "checkpoints" / "step-00000001", CorpusOptions())
     newest = run / "checkpoints" / "step-00000002"
     newest.rename(newest.with_name("later"))
     settle = held_out.settle
@@ -32,6 +32,6 @@ def test_a_checkpoint_that_appears_meanwhile_is_not_the_one_that_is_measured(run
         return settle(*arguments)
 
     monkeypatch.setattr(held_out, "settle", settle_late)
-    found = held_out.evaluate_held_out(run, Choice())
+    found = held_out.evaluate_held_out(run, CorpusOptions())
     assert found.subject == expected.subject and found.subject.step == 1
     assert found.losses == expected.losses

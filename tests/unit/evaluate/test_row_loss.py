@@ -8,8 +8,7 @@ import torch
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import DataError
-from pretrain.evaluate.loss import evaluate_loss
-from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, sum_rows
+from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, evaluate_loss, sum_rows
 from pretrain.objective import build_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.generate.models import tiny_model

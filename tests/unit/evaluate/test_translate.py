@@ -6,8 +6,7 @@ from pretrain.errors import ConfigError
 from pretrain.evaluate.translate import encode_sources, plan_batches, translate
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.decode import generate
-from pretrain.generate.sampling import GREEDY
+from pretrain.generate.sampling import GREEDY, generate
 from tests.unit.generate.codecs import byte_codec
 from tests.unit.generate.models import tiny_model
 

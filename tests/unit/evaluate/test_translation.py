@@ -7,8 +7,7 @@ import sacremoses
 from pretrain.artifact import open_artifact
 from pretrain.artifact.average import average_checkpoints
 from pretrain.errors import ConfigError
-from pretrain.evaluate.lines import read_texts, write_texts
-from pretrain.evaluate.translate import encode_sources
+from pretrain.evaluate.translate import encode_sources, read_texts, write_texts
 from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Constraints

@@ -9,9 +9,8 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
 from pretrain.generate import GREEDY, Beams, Constraints
-from pretrain.generate.command import run_generate
-from pretrain.generate.fill import fill_masks
-from pretrain.generate.options import Options
+from pretrain.generate.command import fill_masks, run_generate
+from pretrain.generate.generation_options import Options
 from pretrain.generate.text import generate_text
 from tests.unit.generate.codecs import byte_codec
 from tests.unit.generate.models import tiny_model

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.generate.detokenize import Detokenizer, text_after
+from pretrain.generate.text import Detokenizer, text_after
 from tests.unit.generate.codecs import TEXTS, byte_codec, sentencepiece_codec
 
 CODECS = {"bytes": byte_codec(), "sentencepiece": sentencepiece_codec()}

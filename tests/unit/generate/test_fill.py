@@ -6,7 +6,7 @@ import torch
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
-from pretrain.generate.fill import fill_masks
+from pretrain.generate.command import fill_masks
 from pretrain.types import Batch
 from tests.unit.generate.codecs import MASK, byte_codec
 from tests.unit.generate.models import tiny_model

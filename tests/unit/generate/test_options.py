@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.errors import ConfigError
 from pretrain.generate import GREEDY, Beams, Constraints, Sampling
-from pretrain.generate.options import Options
+from pretrain.generate.generation_options import Options
 from tests.unit.generate.codecs import byte_codec
 from tests.unit.generate.models import tiny_model
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.generate.prompts import find_prompts
+from pretrain.generate.text import find_prompts
 
 
 def test_prompts_of_the_command_line_come_in_order():

@@ -4,7 +4,7 @@ import pytest
 
 from pretrain.errors import ConfigError
 from pretrain.generate import GREEDY, Beams, Constraints, Sampling, beam_search, generate
-from pretrain.generate.text import Answer, encode_prompt, generate_text, stream_text
+from pretrain.generate.text import GeneratedText, encode_prompt, generate_text, stream_text
 from tests.unit.generate.codecs import TEXTS, byte_codec, sentencepiece_codec
 from tests.unit.generate.models import random_prompts, tiny_model
 
@@ -51,7 +51,7 @@ def test_an_answer_says_how_long_it_is_and_what_it_scores():
     found = [row[0] for row in generate_text(model, CODEC, PROMPTS, constraints, GREEDY)]
     assert [answer.num_tokens for answer in found] == [len(one.tokens) for one in continuations]
     assert [answer.score for answer in found] == [one.score for one in continuations]
-    assert found[1] == Answer(PROMPTS[1], found[1].text, found[1].num_tokens, found[1].score)
+    assert found[1] == GeneratedText(PROMPTS[1], found[1].text, found[1].num_tokens, found[1].score)
     assert min(answer.num_tokens for answer in found) < 12
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
-from pretrain.interop.shapes import parameter_shapes
-from pretrain.interop.write import Written, write_release
+from pretrain.interop.family import parameter_shapes
+from pretrain.interop.write import ExportReport, write_release
 
 VOCAB = 61
 
@@ -31,7 +31,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     return found
 
 
-def write_tiny(folder: Path, config: ModelConfig, **options: Any) -> tuple[dict[str, Tensor], Written]:
+def write_tiny(folder: Path, config: ModelConfig, **options: Any) -> tuple[dict[str, Tensor], ExportReport]:
     """Writes a model of random weights; returns them by our names."""
     weights = random_weights(config)
     return weights, write_release(config, weights.__getitem__, folder, **options)

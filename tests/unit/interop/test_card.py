@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.interop import FAMILIES
-from pretrain.interop.card import About, model_card
+from pretrain.interop.write import About, model_card
 from tests.unit.interop.releases import tiny
 
 

@@ -9,7 +9,7 @@ from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.choose import choose_family, differences, facts
-from pretrain.interop.shapes import parameter_shapes
+from pretrain.interop.family import parameter_shapes
 from tests.unit.interop.releases import tiny
 
 DECODERS = [name for name, model in PRESETS.items() if "encoder" not in model and name != "gpt-shakespeare"]

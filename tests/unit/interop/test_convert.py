@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.interop.convert import from_theirs, their_shapes, to_theirs
 from pretrain.interop.family import Weight
+from pretrain.interop.tensors import from_theirs, their_shapes, to_theirs
 
 
 def numbered(*shape):

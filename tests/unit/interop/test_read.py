@@ -7,7 +7,7 @@ import torch
 
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import facts
-from pretrain.interop.read import open_release
+from pretrain.interop.release import open_release
 from tests.unit.interop.releases import VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny
 
 

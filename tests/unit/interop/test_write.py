@@ -10,9 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pretrain.errors import ConfigError, DiskError
-from pretrain.interop.card import About
-from pretrain.interop.read import open_release
-from pretrain.interop.write import write_release
+from pretrain.interop.release import open_release
+from pretrain.interop.write import About, write_release
 from pretrain.utils import io
 from tests.unit.interop.releases import VOCAB, random_weights, tiny, write_tiny
 

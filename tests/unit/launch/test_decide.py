@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from launch.decide import FINAL, Outcome, decide
+from launch.job import FINAL, Outcome, decide
+from launch.job_start import is_requeued, was_cancelled
 from launch.journal import append_row, count_idle_restarts, journal_path, last_end, newest_step, read_journal
-from launch.start import is_requeued, was_cancelled
 from pretrain.run.folder import RunDir
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from launch import job as driver
 from launch import node
-from launch.exits import Ending, are_ready
+from launch.exits import StepExit, are_ready
+from launch.job_start import JobStart
 from launch.journal import append_row, mark_of_cancel, read_journal
 from launch.modes import Meeting
-from launch.start import Start
 from pretrain.run.folder import begin_attempt
 from tests.helpers.waiting import poll_pause
 from tests.unit.launch.test_submit import spec
@@ -45,11 +45,11 @@ class Desk:
         """Sets what the script says."""
         (self.folder / name).write_text(text)
 
-    def drive(self, monkeypatch, *endings: Ending, restart: int = 0, number: str = "7", signals=()) -> int:
+    def drive(self, monkeypatch, *endings: StepExit, restart: int = 0, number: str = "7", signals=()) -> int:
         """Runs one start, whose launches end so."""
         left = list(endings)
         monkeypatch.setattr(driver.Driver, "_launch", lambda self, nodes, attempt: left.pop(0))
-        start = Start(number, None, restart, ("n1", "n2"))
+        start = JobStart(number, None, restart, ("n1", "n2"))
         code = driver.Driver(self.spec, start, [*signals]).drive()
         assert not left
         return code
@@ -86,7 +86,7 @@ def desk(tmp_path, monkeypatch):
 
 
 def test_a_run_that_is_done_ends_its_job(desk, monkeypatch):
-    assert desk.drive(monkeypatch, Ending(0, "", True)) == 0
+    assert desk.drive(monkeypatch, StepExit(0, "", True)) == 0
     assert desk.last() == {"event": "end", "exit_code": 0, "decision": "end", "reason": "done", "step": 0}
     first = read_journal(desk.spec.folder)[0]
     assert (first["nodes"], first["world_size"], first["step"], first["job"]) == (["n1", "n2"], 16, 0, "7")
@@ -94,7 +94,7 @@ def test_a_run_that_is_done_ends_its_job(desk, monkeypatch):
 
 
 def test_a_run_that_was_stopped_is_requeued_once_all_is_written_down(desk, monkeypatch):
-    assert desk.drive(monkeypatch, Ending(75, "", True), signals=[signal.SIGUSR1]) == 75
+    assert desk.drive(monkeypatch, StepExit(75, "", True), signals=[signal.SIGUSR1]) == 75
     assert desk.last()["reason"] == "stopped by SIGUSR1"
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 1)
 
@@ -107,13 +107,13 @@ def test_a_requeue_is_tried_until_the_controller_is_back(desk, monkeypatch):
 
     real = driver.run_tool
     monkeypatch.setattr(driver, "run_tool", ask_first)
-    desk.drive(monkeypatch, Ending(76, "a rank hung", True))
+    desk.drive(monkeypatch, StepExit(76, "a rank hung", True))
     assert desk.requeues == 2
 
 
 def test_a_job_that_slurm_does_not_requeue_leaves_the_run_to_the_next(desk, monkeypatch):
     desk.set("refuses")
-    assert desk.drive(monkeypatch, Ending(75, "stopped", True)) == 75
+    assert desk.drive(monkeypatch, StepExit(75, "stopped", True)) == 75
     assert desk.last()["decision"] == "next"
     assert desk.last()["reason"] == "Slurm does not requeue the job: Requested operation is presently disabled"
 
@@ -121,26 +121,26 @@ def test_a_job_that_slurm_does_not_requeue_leaves_the_run_to_the_next(desk, monk
 def test_a_job_that_slurm_requeues_by_itself_is_not_requeued_again(desk, monkeypatch):
     desk.set("state", "COMPLETING")
     desk.set("restarts", "1")
-    desk.drive(monkeypatch, Ending(75, "stopped", True))
+    desk.drive(monkeypatch, StepExit(75, "stopped", True))
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 0)
 
 
 def test_a_requeue_whose_answer_was_cut_off_by_its_own_effect_is_one(desk, monkeypatch):
     """Slurm has taken it, and ends every process of the job, scontrol too."""
     desk.set("dies-requeue")
-    assert desk.drive(monkeypatch, Ending(75, "stopped", True)) == 75
+    assert desk.drive(monkeypatch, StepExit(75, "stopped", True)) == 75
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 1)
 
 
 def test_a_job_that_slurm_ends_while_it_asks_asks_again(desk, monkeypatch):
     desk.set("dies--o")
-    desk.drive(monkeypatch, Ending(75, "stopped", True))
+    desk.drive(monkeypatch, StepExit(75, "stopped", True))
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 0)
 
 
 def test_a_job_that_was_cancelled_is_not_requeued(desk, monkeypatch):
     desk.set("state", "COMPLETING")
-    desk.drive(monkeypatch, Ending(75, "stopped by SIGTERM", True))
+    desk.drive(monkeypatch, StepExit(75, "stopped by SIGTERM", True))
     assert (desk.last()["reason"], desk.requeues) == ("cancelled by the user (stopped by SIGTERM)", 0)
 
 
@@ -155,12 +155,12 @@ def test_three_restarts_without_a_checkpoint_end_a_job_with_the_last_reason(desk
     desk.save(20)
     for restart in range(4):
         desk.set("restarts", str(restart))
-        code = desk.drive(monkeypatch, Ending(137, f"killed, {restart}", True), restart=restart)
+        code = desk.drive(monkeypatch, StepExit(137, f"killed, {restart}", True), restart=restart)
     assert (code, desk.requeues) == (137, 3)
     assert desk.last()["reason"] == "3 restarts in a row without a new checkpoint: killed, 3"
     desk.set("restarts", "4")
     desk.save(40)  # with a new one there is hope again
-    desk.drive(monkeypatch, Ending(137, "killed", True), restart=4)
+    desk.drive(monkeypatch, StepExit(137, "killed", True), restart=4)
     assert desk.last()["decision"] == "requeue"
 
 
@@ -173,14 +173,14 @@ def test_nodes_that_are_lost_again_and_again_end_a_job_before_its_ranks_start(de
 
 
 def test_the_next_job_of_a_chain_does_not_run_what_has_ended(desk, monkeypatch):
-    assert desk.drive(monkeypatch, Ending(65, "a shard is damaged", True)) == 65
+    assert desk.drive(monkeypatch, StepExit(65, "a shard is damaged", True)) == 65
     assert desk.drive(monkeypatch, number="8") == 65
     assert len(read_journal(desk.spec.folder)) == 2
 
 
 def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
-    bad = Ending(69, "on n1: torchrun ended with exit code 1 before its ranks", False)
-    assert desk.drive(monkeypatch, bad, bad, Ending(0, "", True)) == 0
+    bad = StepExit(69, "on n1: torchrun ended with exit code 1 before its ranks", False)
+    assert desk.drive(monkeypatch, bad, bad, StepExit(0, "", True)) == 0
     assert desk.drive(monkeypatch, bad, bad, bad) == 69
 
 
@@ -214,7 +214,7 @@ def test_a_request_to_stop_is_passed_on_when_every_task_can_take_it_or_long_afte
     monkeypatch.setattr(driver, "time", late)
     monkeypatch.setattr(driver, "READY_S", 900 if num_noted == 1 else 10**6)
     step = [sys.executable, "-c", STEP, str(desk.folder), str(num_noted)]
-    one = driver.Driver(desk.spec, Start("7", None, 0, ("n1", "n2")), [signal.SIGUSR1])
+    one = driver.Driver(desk.spec, JobStart("7", None, 0, ("n1", "n2")), [signal.SIGUSR1])
     assert one._wait(step, desk.folder, 2) == 75
 
 
@@ -242,11 +242,11 @@ def test_the_record_of_the_run_tells_the_end_that_rank_0_could_not(desk, monkeyp
     run.path.mkdir()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     begin_attempt(run, "night", {})
-    desk.drive(monkeypatch, Ending(137, "rank 0 on n1 was killed by SIGKILL", True))
+    desk.drive(monkeypatch, StepExit(137, "rank 0 on n1 was killed by SIGKILL", True))
     attempt = json.loads(run.record.read_text())["attempts"][-1]
     assert (attempt["exit_code"], attempt["reason"]) == (137, "rank 0 on n1 was killed by SIGKILL")
     desk.set("restarts", "1")
     desk.drive(
-        monkeypatch, Ending(65, "bad data", True), restart=1
+        monkeypatch, StepExit(65, "bad data", True), restart=1
     )  # died before it had an attempt: not that of before
     assert json.loads(run.record.read_text())["attempts"][-1] == attempt

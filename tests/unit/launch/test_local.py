@@ -306,9 +306,9 @@ def test_a_launcher_that_is_killed_while_it_starts_a_rank_leaves_none(start):
 def test_a_signal_to_the_group_does_not_end_a_janitor_that_has_just_been_forked(start):
     job = start(
         PROGRAM + CHILD,
-        "from launch import janitor\n" + STANDS_STILL + "def late(*pipe, real=janitor._keep_watch):\n"
+        "from launch import local\n" + STANDS_STILL + "def late(*pipe, real=local._keep_watch):\n"
         "    note('janitor')\n    wait_until(lambda: os.path.exists(f'{sys.argv[3]}/asked'))\n    real(*pipe)\n"
-        "janitor._keep_watch = late",
+        "local._keep_watch = late",
     )
     job.wait_for("janitor", 1)
     (janitor,) = job.noted("janitor")[0]

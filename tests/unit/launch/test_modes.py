@@ -10,12 +10,19 @@ from contextlib import suppress
 import pytest
 
 from launch.exits import failed_ranks, note_node, note_rank, read_ending
+from launch.job_start import find_spec, read_start
 from launch.modes import Meeting, hostfile_text, launcher_command, rank_variables
-from launch.network import interface_of, own_addresses, route_to
 from launch.node import node_environment
 from launch.reach import try_address
-from launch.rendezvous import choose_address, find_meeting_point, open_port, ports_of
-from launch.start import find_spec, read_start
+from launch.rendezvous import (
+    choose_address,
+    find_meeting_point,
+    interface_of,
+    open_port,
+    own_addresses,
+    ports_of,
+    route_to,
+)
 from pretrain.errors import ConfigError, LaunchError
 from tests.unit.launch.test_submit import spec
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from launch.outcome import describe_failure, find_cause, job_code, note_outcome, reason_of
+from launch.exits import describe_failure, find_cause, job_code, note_outcome, reason_of
 from pretrain.run.folder import RunDir, begin_attempt, end_attempt
 
 

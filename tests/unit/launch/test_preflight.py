@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.preflight import Request, node_counts, parse_vary, plan_job, plan_ranks, plan_signal, plan_time
+from launch.preflight import LaunchRequest, node_counts, parse_vary, plan_job, plan_ranks, plan_signal, plan_time
 from launch.site import SiteConfig
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
@@ -16,17 +16,17 @@ def config(*overrides: str) -> RunConfig:
 
 
 def plan(*overrides: str, nodes: int = 2, site: SiteConfig | None = None, **request):
-    asked = Request(nodes=nodes, **{"time": "1d", **request})
+    asked = LaunchRequest(nodes=nodes, **{"time": "1d", **request})
     return plan_job(config(*overrides), asked, site or SiteConfig(), "/runs/x", "/data", "/bin/python")
 
 
 def test_a_rank_is_a_gpu_unless_said_otherwise():
     gpu, cpu = config("engine.device=auto"), config("engine.device=cpu")
-    assert plan_ranks(gpu, Request(1, "1d", gpus_per_node=8)) == (8, 8)
-    assert plan_ranks(gpu, Request(1, "1d", ranks_per_node=4)) == (4, 4)
-    assert plan_ranks(gpu, Request(1, "1d")) == (1, 1)
-    assert plan_ranks(gpu, Request(1, "1d", ranks_per_node=2, gpus_per_node=0)) == (2, 0)
-    assert plan_ranks(cpu, Request(1, "1d", ranks_per_node=4)) == (4, 0)
+    assert plan_ranks(gpu, LaunchRequest(1, "1d", gpus_per_node=8)) == (8, 8)
+    assert plan_ranks(gpu, LaunchRequest(1, "1d", ranks_per_node=4)) == (4, 4)
+    assert plan_ranks(gpu, LaunchRequest(1, "1d")) == (1, 1)
+    assert plan_ranks(gpu, LaunchRequest(1, "1d", ranks_per_node=2, gpus_per_node=0)) == (2, 0)
+    assert plan_ranks(cpu, LaunchRequest(1, "1d", ranks_per_node=4)) == (4, 0)
 
 
 def test_a_larger_model_is_asked_to_save_earlier():
@@ -44,7 +44,7 @@ def test_the_signal_before_the_limit_leaves_time_for_saves_as_long_as_the_last_o
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 5, "checkpoint_write_s": 50.0}\n{"step": 10, "checkpoint_write_s": 200.0}\n{"step": 11, "loss": 1}\n'
     )
-    request = Request(nodes=1, time="2h")
+    request = LaunchRequest(nodes=1, time="2h")
     spec, _ = plan_job(config(), request, SiteConfig(), str(tmp_path), "/work", "/usr/bin/python3")
     assert spec.signal_s == 630
 

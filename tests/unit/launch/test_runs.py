@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from launch import runs
-from launch.queue import find_jobs, parse_jobs
-from launch.runs import find_runs, read_run, read_runs
-from launch.show import show_run, show_runs
-from launch.starts import merge_starts
+from launch.job_table import show_run, show_runs
+from launch.runs import find_runs, merge_starts, read_run, read_runs
+from launch.slurm_tools import find_jobs, parse_jobs
 from pretrain.run.folder import RunDir, begin_attempt, end_attempt
 from pretrain.run.owner import LEASE_S
 from tests.helpers.waiting import make_old

@@ -9,9 +9,9 @@ from pathlib import Path
 import pydantic
 import pytest
 
+from launch.job_start import choose_nodes, step_command
 from launch.site import EXPORTED, SiteConfig, load_site, slurm_folder
 from launch.spec import LaunchSpec, load_spec, write_spec
-from launch.start import choose_nodes, step_command
 from launch.submit import format_time, sbatch_command, script_path
 from pretrain.errors import ConfigError
 from tests.helpers.hostile_names import hostile_names

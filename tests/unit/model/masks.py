@@ -6,7 +6,7 @@ import torch
 
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.segments import pads_queries
+from pretrain.model.backends.dense import pads_queries
 from pretrain.types import AttentionMask
 
 CPU = torch.device("cpu")

@@ -5,9 +5,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.model import backends
-from pretrain.model.backends.calls import Calls
+from pretrain.model.backends.blocks import Calls
+from pretrain.model.backends.dense import Segment, document_runs, find_segments
 from pretrain.model.backends.sdpa import OneCall, SdpaAttention, _prepare_gpu
-from pretrain.model.backends.segments import Segment, document_runs, find_segments
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, LENGTHS, MASKS, NEEDS, RUNS, attend, inputs
 

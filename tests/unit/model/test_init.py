@@ -8,7 +8,7 @@ import transformers as hf
 
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
-from pretrain.model.init import init_weights, initial_weight
+from pretrain.model.build import init_weights, initial_weight
 from tests.unit.model.tiny import build, tiny_config
 
 # The standard error of a deviation from n draws is 1 / sqrt(2 n): 0.2% for 400 x 400, and 1% at most below.

@@ -15,9 +15,10 @@ from pretrain.model.position import (
     RotaryPosition,
     SinusoidalPosition,
     distance_buckets,
+    rotary_frequencies,
+    rotate,
     sinusoids,
 )
-from pretrain.model.rotary import rotary_frequencies, rotate
 
 
 def stack(head_width, **axes):

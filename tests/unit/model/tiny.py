@@ -8,7 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import Transformer, build_model, init_weights
-from pretrain.types import IGNORE_INDEX, Batch, Source
+from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 
 CPU = torch.device("cpu")
 
@@ -86,14 +86,14 @@ def random_pairs(
     alone = []
     for source, target in zip(source_lengths, target_lengths, strict=True):
         ids = torch.randint(vocab_size, (1, target + 1), generator=generator)
-        read = Source(torch.randint(vocab_size, (1, source), generator=generator))
+        read = SourceBatch(torch.randint(vocab_size, (1, source), generator=generator))
         alone.append(Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), source=read))
     sources = [batch.source.tokens_BS[0] for batch in alone if batch.source is not None]
     padded = Batch(
         _padded([batch.tokens_BT[0] for batch in alone], 0),
         _padded([batch.targets_BT[0] for batch in alone], IGNORE_INDEX),
         lengths_B=torch.tensor(target_lengths, dtype=torch.int32),
-        source=Source(_padded(sources, 0), lengths_B=torch.tensor(source_lengths, dtype=torch.int32)),
+        source=SourceBatch(_padded(sources, 0), lengths_B=torch.tensor(source_lengths, dtype=torch.int32)),
     )
     return padded, alone
 
@@ -114,7 +114,7 @@ def packed_pairs(alone: list[Batch]) -> Batch:
         torch.cat([batch.targets_BT for batch in alone], dim=1),
         counts(targets),
         numbers(targets),
-        source=Source(torch.cat(sources, dim=1), counts(sources), numbers(sources)),
+        source=SourceBatch(torch.cat(sources, dim=1), counts(sources), numbers(sources)),
     )
 
 

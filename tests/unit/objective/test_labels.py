@@ -10,7 +10,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.objective import build_loss, build_rows
-from pretrain.objective.labels import label_rows
+from pretrain.objective.masked import label_rows
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows
 from pretrain.types import Batch
 from tests.unit.model.tiny import build

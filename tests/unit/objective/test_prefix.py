@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.objective.prefix import prefix_rows
-from pretrain.objective.token_loss import sum_token_loss
+from pretrain.objective.causal import prefix_rows
+from pretrain.objective.contract import sum_token_loss
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
 from pretrain.types import Batch
 from pretrain.utils.rng import draw_uniform

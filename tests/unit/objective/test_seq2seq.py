@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.crop import crop
+from pretrain.data.loader import crop
 from pretrain.errors import ConfigError
 from pretrain.objective import RowMaker, build_loss, build_rows
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardSet
 from tests.helpers.shards import EOS
 from tests.unit.data.test_bin_stream import make_pairs
 from tests.unit.model.tiny import build, random_pairs, two_stacks_config

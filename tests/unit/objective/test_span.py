@@ -13,10 +13,9 @@ from pretrain.config.lengths import corruption_of
 from pretrain.config.objective import SpanConfig
 from pretrain.errors import ConfigError
 from pretrain.objective import build_rows
-from pretrain.objective.span import corrupt
-from pretrain.objective.spans import draw_noise
+from pretrain.objective.span import corrupt, draw_noise
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
-from pretrain.types import Batch, Source
+from pretrain.types import Batch, SourceBatch
 from tests.unit.model.tiny import build, two_stacks_config
 from tests.unit.objective.texts import EOS, PAD, SENTINELS, batch_of, context_of, logits_of, put_back, rows_of
 
@@ -231,7 +230,7 @@ def test_documents_of_a_row_are_read_as_they_are_alone(position, attention):
             one = Batch(
                 batch.tokens_BT[row : row + 1, inside],
                 batch.targets_BT[row : row + 1, inside],
-                source=Source(batch.source.tokens_BS[row : row + 1, of_source]),
+                source=SourceBatch(batch.source.tokens_BS[row : row + 1, of_source]),
             )
             torch.testing.assert_close(logits[row, inside], logits_of(model, one)[0], rtol=1e-10, atol=1e-10)
             alone += 1

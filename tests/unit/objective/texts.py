@@ -8,7 +8,7 @@ from pretrain.config.lengths import row_lengths
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective import RowContext
 from pretrain.rows import ModelRows, TokenRows, Vocabulary
-from pretrain.types import Batch, Source
+from pretrain.types import Batch, SourceBatch
 
 PAD, EOS, UNK = 0, 1, 2
 NAMED = {"[NLU]": 3, "[NLG]": 4, "[S2S]": 5, "<|fim_prefix|>": 6, "<|fim_suffix|>": 7, "<|fim_middle|>": 8}
@@ -76,7 +76,7 @@ def batch_of(made: ModelRows) -> Batch:
 
     source = None
     if made.source is not None:
-        source = Source(*(tensor(a) for a in (made.source.tokens, made.source.positions, made.source.documents)))
+        source = SourceBatch(*(tensor(a) for a in (made.source.tokens, made.source.positions, made.source.documents)))
     whole = [tensor(array) for array in (made.inputs, made.targets, made.positions, made.documents)]
     return Batch(*whole, prefix_BT=tensor(made.prefix), places_P=tensor(made.places), source=source)
 

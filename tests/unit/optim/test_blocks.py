@@ -8,8 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
-from pretrain.optim.blocks import block_rows
-from pretrain.optim.groups import group_parameters
+from pretrain.optim.groups import block_rows, group_parameters
 
 SIZES = {"width": 12, "heads": 6, "kv_heads": 2, "head_width": 4, "ff_width": 10}
 TWO_STACKS = {

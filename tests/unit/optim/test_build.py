@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from pretrain.config.optim import OPTIMIZER_KINDS, OptimConfig
-from pretrain.optim import OPTIMIZERS
-from pretrain.optim.build import build_optimizer
+from pretrain.optim.build import OPTIMIZERS, build_optimizer
 from pretrain.optim.groups import group_parameters
 
 CPU = torch.device("cpu")

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from pretrain.config.optim import MuonConfig, OptimConfig
-from pretrain.engine.moments import place_whole
+from pretrain.engine.replicated import place_whole
 from pretrain.errors import LaunchError
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.optim.pieces import Piece, Span
+from pretrain.optim.pieces import Span, WeightPiece
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def placed(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     optimizer = build_optimizer(group_parameters(model), config, CPU)
     named = list(model.named_parameters())
     pieces = [
-        Piece(Span(name, slot, 0, 0, master.numel()), tuple(master.shape), master)
+        WeightPiece(Span(name, slot, 0, 0, master.numel()), tuple(master.shape), master)
         for slot, (name, master) in enumerate(named)
     ]
     place_whole(optimizer, [master for _, master in named], pieces)

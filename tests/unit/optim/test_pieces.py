@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.optim import exchange
-from pretrain.optim.exchange import cut_into_rounds
-from pretrain.optim.pieces import Block, Part, Span, blocks_of, plan_parts
+from pretrain.optim import matrices
+from pretrain.optim.matrices import cut_into_rounds
+from pretrain.optim.pieces import BlockPart, MatrixBlock, Span, blocks_of, plan_parts
 
 SHAPES = st.lists(
     st.integers(1, 6).flatmap(
@@ -84,11 +84,11 @@ def test_evenly_cut_matrices_are_spread_over_the_ranks():
 
 def test_a_parameter_that_is_not_all_there_is_noticed():
     with pytest.raises(AssertionError, match="not all there"):
-        plan_parts([Block("p", 0, 0, (2, 3))], [[Span("p", 0, 0, 0, 5)]])
+        plan_parts([MatrixBlock("p", 0, 0, (2, 3))], [[Span("p", 0, 0, 0, 5)]])
 
 
 def test_a_round_is_bounded_but_holds_a_block_at_least(monkeypatch):
-    monkeypatch.setattr(exchange, "ROUND_ELEMENTS", 5)
-    parts = [[Part(Block(f"p{size}", 0, 0, (size,)), 0, 0, 0, 0, size)] for size in (4, 6, 1, 20, 2)]
+    monkeypatch.setattr(matrices, "ROUND_ELEMENTS", 5)
+    parts = [[BlockPart(MatrixBlock(f"p{size}", 0, 0, (size,)), 0, 0, 0, 0, size)] for size in (4, 6, 1, 20, 2)]
     rounds = cut_into_rounds(parts, num_ranks=2)
     assert [[part.length for part in group] for group in rounds] == [[4, 6], [1], [20], [2]]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.config.schedule import ScheduleConfig
+from pretrain.config.optim import ScheduleConfig
 from pretrain.optim.schedule import learning_rate_factor
 
 FALLING = ["cosine", "linear", "wsd"]

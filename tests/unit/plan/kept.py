@@ -10,7 +10,7 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
-from pretrain.types import Batch, Source
+from pretrain.types import Batch, SourceBatch
 
 
 def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: int, source_length: int | None) -> int:
@@ -31,7 +31,7 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
         return tensor
 
     tokens = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
-    source = None if source_length is None else Source(torch.zeros(rows, source_length, dtype=torch.int64))
+    source = None if source_length is None else SourceBatch(torch.zeros(rows, source_length, dtype=torch.int64))
     batch = Batch(tokens, tokens.clone(), source=source)
     autocasts = engine.kind != "deepspeed" and engine.precision == "bf16"
     loss, before = build_loss(ObjectiveConfig()), live_tensors()

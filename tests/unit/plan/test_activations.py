@@ -7,8 +7,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import RecurrentConfig
-from pretrain.plan.activations import activation_bytes
-from pretrain.plan.recurrent_memory import recurrent_bytes
+from pretrain.plan.activations import activation_bytes, recurrent_bytes
 from tests.unit.plan.kept import kept_bytes
 
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny",

@@ -8,20 +8,20 @@ import pytest
 from pretrain import cli
 from pretrain.config.load import load_config
 from pretrain.errors import ConfigError
-from pretrain.plan.calibration import (
+from pretrain.plan.cluster import (
     Calibration,
+    Cluster,
     calibration_folder,
     find_calibration,
+    find_gpu,
     fit_products,
     load_calibration,
     save_calibration,
 )
-from pretrain.plan.cluster import Cluster, find_gpu
-from pretrain.plan.constants import CONSTANTS
-from pretrain.plan.fits import check_fits
-from pretrain.plan.layout import Layout, task_of
-from pretrain.plan.rate import predict_rate
-from pretrain.plan.state import memory_limit, rank_memory
+from pretrain.plan.gpus import CONSTANTS
+from pretrain.plan.layout import ParallelLayout, task_of
+from pretrain.plan.search import check_fits, predict_rate
+from pretrain.plan.state_memory import memory_limit, rank_memory
 
 QUICKSTART = "configs/run/quickstart.yaml"
 MEASURED = Calibration(
@@ -51,7 +51,7 @@ def large(micro):
 def step_s(calibration):
     config = large(1)
     cluster = Cluster(2, 8, find_gpu("h100"), calibration)
-    return predict_rate(task_of(config), Layout(config.engine, 1, 32), cluster).step_s
+    return predict_rate(task_of(config), ParallelLayout(config.engine, 1, 32), cluster).step_s
 
 
 @pytest.mark.parametrize(("products", "half_width"), [(0.6, 500.0), (0.9, 20.0)])
@@ -77,7 +77,7 @@ def test_the_same_numbers_measured_predict_the_same_and_others_predict_others():
 def test_overhead_and_limit_are_those_that_were_measured():
     config, gpu = large(1), find_gpu("h100")
     more = replace(MEASURED, overhead_bytes=MEASURED.overhead_bytes + 2**30)
-    layout, task = Layout(config.engine, 1, 1), task_of(config)
+    layout, task = ParallelLayout(config.engine, 1, 1), task_of(config)
     found = [rank_memory(task, layout, Cluster(1, 8, gpu, one)).overhead for one in (None, MEASURED, more)]
     assert found[0] == found[1]
     assert found[2] - found[1] == 2**30

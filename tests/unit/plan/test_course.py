@@ -3,13 +3,14 @@
 import pytest
 
 from pretrain.plan.course import (
+    StoredData,
     daly_interval,
     parse_time,
     plan_failures,
     plan_jobs,
+    plan_supply,
     young_interval,
 )
-from pretrain.plan.supply import Stored, plan_supply
 
 
 def test_young_and_daly_by_hand():
@@ -67,7 +68,7 @@ def test_what_is_no_time_is_refused(text):
 
 
 def test_epochs_lanes_and_the_compute_optimal_ratio():
-    stored = Stored(tokens=1_000_000, shards=4, token_bytes=2, vocab_size=8192)
+    stored = StoredData(tokens=1_000_000, shards=4, token_bytes=2, vocab_size=8192)
     supply = plan_supply(16, 256, 1000, 0.5, 5_000_000, 64, stored)
     assert supply.needed_tokens == 16 * 256 * 1000
     assert supply.epochs == pytest.approx(4.096)
@@ -78,7 +79,7 @@ def test_epochs_lanes_and_the_compute_optimal_ratio():
 
 
 def test_more_lanes_than_rows_are_a_problem():
-    stored = Stored(tokens=10_000, shards=1, token_bytes=2, vocab_size=8192)
+    stored = StoredData(tokens=10_000, shards=1, token_bytes=2, vocab_size=8192)
     supply = plan_supply(16, 256, 10, 0.5, 1000, 64, stored)
     assert supply.problem is not None and "data.lanes=64 lanes share 39 rows" in supply.problem
 

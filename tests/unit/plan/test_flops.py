@@ -12,7 +12,7 @@ from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.plan.flops import count_matmul_weights, train_flops_per_row, train_flops_per_token
-from pretrain.types import Batch, Source
+from pretrain.types import Batch, SourceBatch
 from tests.helpers.waiting import LIMIT_S
 
 GPT2 = ModelConfig(
@@ -117,7 +117,7 @@ def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
         expand_preset({"preset": preset, "vocab_size": 100, "decoder": {"layers": 3, "ff_width": 40}})
     )
     targets, source = torch.randint(0, 100, (3, 16)), torch.randint(0, 100, (3, 24))
-    counted = counted_by_torch(config, Batch(targets, targets, source=Source(source)))
+    counted = counted_by_torch(config, Batch(targets, targets, source=SourceBatch(source)))
     assert counted == 3 * train_flops_per_row(config, 16, source_len=24)
 
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.artifact.adapters import is_adapter
-from pretrain.artifact.freeze import freeze, train_beside
-from pretrain.artifact.lora import add_adapters
+from pretrain.artifact.lora import add_adapters, freeze, train_beside
+from pretrain.artifact.source import is_adapter
 from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths
@@ -19,15 +18,13 @@ from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import parse_model
 from pretrain.errors import ConfigError
 from pretrain.model import build_model, init_weights
+from pretrain.optim.build import state_size
 from pretrain.optim.groups import group_parameters
-from pretrain.optim.state_size import state_size
-from pretrain.plan.flops import row_flops
+from pretrain.plan.flops import row_flops, tuned_flops
 from pretrain.plan.memory import state_bytes
-from pretrain.plan.shapes import parameter_shapes
-from pretrain.plan.trained import Trained, count_values, plan_trained
-from pretrain.plan.tuned_flops import tuned_flops
-from pretrain.plan.work import Task, kept_by
-from pretrain.types import Batch, Source
+from pretrain.plan.trained import TrainableSubset, count_values, parameter_shapes, plan_trained
+from pretrain.plan.work import TrainingTask, kept_by
+from pretrain.types import Batch, SourceBatch
 from tests.unit.plan.kept import kept_bytes
 from tests.unit.plan.test_params import models
 
@@ -164,7 +161,9 @@ def test_patterns_that_name_nothing_are_refused_before_the_queue(patterns, finet
 def counted(config, model, length=12, source_length=9):
     """FLOPs of forward and backward by torch, at eager attention, of 2 rows; and of the forward pass alone."""
     tokens = torch.randint(0, 100, (2, length), generator=torch.Generator().manual_seed(0))
-    source = Source(tokens[:, :source_length]) if config.encoder is not None and config.decoder is not None else None
+    source = (
+        SourceBatch(tokens[:, :source_length]) if config.encoder is not None and config.decoder is not None else None
+    )
     counter = FlopCounterMode(display=False)
     with counter:
         output = model(Batch(tokens, tokens, source=source))
@@ -173,7 +172,7 @@ def counted(config, model, length=12, source_length=9):
     return counter.get_total_flops(), forward
 
 
-def check_flops(config, trained: Trained, model):
+def check_flops(config, trained: TrainableSubset, model):
     whole, forward = counted(config, model)
     found = tuned_flops(config, trained, 12, source_len=9 if config.shape == "encoder+decoder" else None)
     assert (2 * found.whole.total, 2 * found.forward.total) == (whole, forward)
@@ -217,7 +216,7 @@ def test_frozen_blocks_cost_4n_above_what_is_trained_and_2n_below():
 @given(models(), st.integers(1, 20), st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_model_of_which_all_is_trained_has_the_flops_of_the_formula(config, length, source):
-    trained = Trained(frozenset(parameter_shapes(config)), frozenset(), FULL, 0, 0, saves_all=True)
+    trained = TrainableSubset(frozenset(parameter_shapes(config)), frozenset(), FULL, 0, 0, saves_all=True)
     source_len = source if config.shape == "encoder+decoder" else None
     found = tuned_flops(config, trained, length, source_len=source_len)
     assert found.whole == row_flops(config, length, source_len=source_len)
@@ -257,6 +256,6 @@ def check_kept(config, trained):
     """Between what is kept and what is planned lies what frozen matrices would have kept to have a gradient."""
     engine = EngineConfig(kind="single", precision="fp32", device="cpu")
     lengths = RowLengths(64, 64)
-    planned, _ = kept_by(Task(config, lengths, trained=trained), engine, 4, "cpu")
+    planned, _ = kept_by(TrainingTask(config, lengths, trained=trained), engine, 4, "cpu")
     kept = kept_bytes(config, engine, 4, 64, None)
     assert 0.7 * planned < kept <= planned

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from pretrain.config.load_prepare import load_prepare
+from pretrain.config.load import load_prepare
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import ConfigError, LaunchError
 from pretrain.prepare import normalize
-from pretrain.prepare.documents import Document
+from pretrain.prepare.filters import Document
 from pretrain.prepare.normalize import build_normalizers, normalize_document
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION

@@ -11,13 +11,12 @@ import pytest
 from pretrain.config.prepare import FilterConfig
 from pretrain.errors import ConfigError
 from pretrain.prepare import duplicates
-from pretrain.prepare.documents import Document
-from pretrain.prepare.filters import FilterRule
-from pretrain.prepare.pieces import document_key
+from pretrain.prepare.filters import Document, FilterRule
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
+from pretrain.prepare.text_pieces import document_key
 from pretrain.shards.index import load_index
-from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.reader import ShardReader
 from pretrain.tokenizer import load_tokenizer
 from tests.helpers.corpus import WORDS, digests, write_rows
 from tests.helpers.killed import count_writes, run_killed

@@ -8,16 +8,16 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from pretrain.config.load import parse_section
 from pretrain.config.prepare import PrepareConfig
-from pretrain.config.yaml_nodes import Located
+from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.documents import Label
+from pretrain.prepare.filters import Label
+from pretrain.prepare.input_parts import Share
 from pretrain.prepare.labelling import LabelSet, check_labels, first_tokens, number_tokens
 from pretrain.prepare.prepare import prepare, prepare_share
-from pretrain.prepare.share import Share
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.index import load_index
-from pretrain.shards.shard_reader import ShardReader
+from pretrain.shards.reader import ShardReader
 from pretrain.tokenizer import load_tokenizer
 from tests.helpers.corpus import digests, write_rows
 from tests.helpers.prepare_config import labels_config
@@ -210,7 +210,7 @@ def test_a_record_without_its_labels_is_an_error_with_its_place(tmp_path, kind, 
 )
 def test_configs_that_contradict_labels_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        parse_section(PrepareConfig, Located({"output": "x", **values}, {}), "a.yaml")
+        parse_section(PrepareConfig, LocatedTree({"output": "x", **values}, {}), "a.yaml")
 
 
 def test_there_must_be_labels_and_not_more_than_a_shard_can_tell_apart():

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import ConfigError, DataError, DiskError
-from pretrain.prepare.lock import PREPARE_LOCK
-from pretrain.prepare.readers.reader import Reader
+from pretrain.prepare.output import PREPARE_LOCK
+from pretrain.prepare.readers.dispatch import Reader
 from pretrain.tokenizer import dump_tokenizer, train_bpe
 from tests.helpers.corpus import WORDS, digests
 from tests.unit.data.prepared import options, prepare

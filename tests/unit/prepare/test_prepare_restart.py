@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import DiskError, LockedError
-from pretrain.prepare.lock import ORPHAN_WAIT_S, PREPARE_LOCK, WORKERS_LOCK
+from pretrain.prepare.output import ORPHAN_WAIT_S, PREPARE_LOCK, WORKERS_LOCK
 from pretrain.tokenizer import dump_tokenizer, train_bpe
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
@@ -144,7 +144,7 @@ def test_workers_of_a_killed_run_are_waited_for(tmp_path, corpus, monkeypatch):
         fcntl.flock(lock, fcntl.LOCK_SH)
         with monkeypatch.context() as patch:
             clock = FakeClock()
-            patch.setattr("pretrain.utils.flock.time", clock)
+            patch.setattr("pretrain.utils.io.time", clock)
             what = "workers of an earlier `pretrain prepare` are still running; end them"
             with pytest.raises(LockedError, match=what):
                 prepare(options(tmp_path))

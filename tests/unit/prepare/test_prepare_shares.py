@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import ConfigError, DataError, LockedError
-from pretrain.prepare import lock, prepare_steps
-from pretrain.prepare.lock import claim_lock, lock_folder
+from pretrain.prepare import output as lock
+from pretrain.prepare import steps
+from pretrain.prepare.input_parts import Share, parse_share
+from pretrain.prepare.output import claim_lock, lock_folder
 from pretrain.prepare.prepare import prepare, prepare_share
-from pretrain.prepare.share import Share, parse_share
 from pretrain.shards.index import load_index
-from pretrain.utils import flock
+from pretrain.utils import io
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.killed import NEVER, start_child
@@ -113,7 +114,7 @@ def test_a_share_leaves_the_parts_of_others_alone(tmp_path):
 )
 def test_a_share_that_waits_for_others_in_vain_says_for_what(tmp_path, monkeypatch, filters, number, what):
     write_twice(tmp_path / "in")
-    monkeypatch.setattr(prepare_steps, "WAIT_S", 0.0)
+    monkeypatch.setattr(steps, "WAIT_S", 0.0)
     config = config_of(tmp_path, "out", filter=filters)
     with pytest.raises(LockedError, match=f"{what}.*; start the other parts and run this command again"):
         prepare_share(config, Share(number, 2), processes=1)
@@ -154,7 +155,7 @@ def test_a_share_waits_until_the_one_that_came_first_has_said_its_n(tmp_path, mo
             poll_pause()
 
     monkeypatch.setattr(lock, "_write_owner", write_slowly)
-    monkeypatch.setattr(flock, "time", Clock())  # no time passes for the one that waits
+    monkeypatch.setattr(io, "time", Clock())  # no time passes for the one that waits
     with ThreadPoolExecutor() as pool:
         first = pool.submit(hold, Share(1, 2))
         assert first_has_it.wait(LIMIT_S)
@@ -166,7 +167,7 @@ def test_a_share_waits_until_the_one_that_came_first_has_said_its_n(tmp_path, mo
 
 
 def test_what_is_written_in_common_is_written_by_one_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(flock, "time", FakeClock())
+    monkeypatch.setattr(io, "time", FakeClock())
     what = r"\.claim\.lock is held for too long"
     with claim_lock(tmp_path), pytest.raises(LockedError, match=what), claim_lock(tmp_path):
         pass

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.prepare.sources import MAX_PART_BYTES, MIN_PART_BYTES, InputFile, Slice, plan_part_bytes, plan_parts
+from pretrain.prepare.input_parts import MAX_PART_BYTES, MIN_PART_BYTES, InputFile, Slice, plan_part_bytes, plan_parts
 
 
 def test_part_size_is_a_64th_within_bounds():

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from pretrain.prepare.lengths import Lengths, add_up, bins_of, lengths_from_json
 from pretrain.prepare.prepare import prepare
+from pretrain.prepare.split import LengthHistogram, add_up, bins_of, lengths_from_json
 from pretrain.shards.index import load_index
 from tests.helpers.corpus import write_corpus
 from tests.helpers.prepare_config import prepare_config
@@ -30,7 +30,7 @@ def test_bins_are_exact_below_64_and_a_32nd_wide_beyond():
 def test_lengths_of_parts_add_up_to_those_of_the_whole(longest):
     rng = random.Random(0)
     values = [rng.randint(1, longest) for _ in range(999)]
-    parts = [Lengths() for _ in range(4)]
+    parts = [LengthHistogram() for _ in range(4)]
     for number in range(3):
         parts[number].add(np.array(values[number::3]))
     total = add_up(lengths_from_json(json.loads(json.dumps(part.as_json()))) for part in parts)

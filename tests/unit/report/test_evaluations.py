@@ -8,13 +8,13 @@ import pytest
 
 from pretrain.evaluate.bootstrap import Difference
 from pretrain.evaluate.evaluation_log import Data, Subject, keep_evaluation
-from pretrain.evaluate.held_out_report import HeldOutReport, SourceLoss
+from pretrain.evaluate.held_out import HeldOutReport, SourceLoss
 from pretrain.evaluate.label_scores import Answers, score_labels
-from pretrain.evaluate.loss import LossReport
-from pretrain.evaluate.measure import Paired, Scored
+from pretrain.evaluate.row_loss import LossReport
 from pretrain.evaluate.tasks import TaskReport, TaskScore
 from pretrain.evaluate.translate import Translations
-from pretrain.evaluate.translation import Decoded, TranslationReport
+from pretrain.evaluate.translation import TranslationReport, TranslationSet
+from pretrain.evaluate.translation_metrics import MetricScore, PairedComparison
 from pretrain.report.evaluations import read_evaluations
 from pretrain.report.page import build_page, write_report
 from pretrain.run.folder import RunDir
@@ -49,8 +49,11 @@ def labels(subject=None):
 
 def translations(subject=None):
     found = Translations(["ein Satz"] * 4, 8, 1, 2.0)
-    systems = [(Decoded("runs/mt", beams, found, None), [Scored("bleu", 27.314, "", "tok:13a")]) for beams in (1, 5)]
-    pair = Paired("bleu", "runs/mt, greedy", "runs/mt, beam 5", 0.5, 0.03, 1.25, 1.5, "bs:1000")
+    systems = [
+        (TranslationSet("runs/mt", beams, found, None), [MetricScore("bleu", 27.314, "", "tok:13a")])
+        for beams in (1, 5)
+    ]
+    pair = PairedComparison("bleu", "runs/mt, greedy", "runs/mt, beam 5", 0.5, 0.03, 1.25, 1.5, "bs:1000")
     return TranslationReport(systems, [pair], [Data("source", "test.en", "3" * 64)], subject)
 
 

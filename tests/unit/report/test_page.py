@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from launch.journal import read_journal
-from launch.starts import merge_starts
-from pretrain.report.details import differing_keys
-from pretrain.report.page import build_page, write_report
+from launch.runs import merge_starts
+from pretrain.report.page import build_page, differing_keys, write_report
 from pretrain.report.panels import choose_panels
-from pretrain.report.read import MAX_PICTURE_BYTES, RunData, read_run_data
+from pretrain.report.run_data import MAX_PICTURE_BYTES, RunData, read_run_data
 from pretrain.run.folder import RunDir
 from tests.helpers.hostile_names import hostile_names
 from tests.unit.checkpoint.stand_in import save

@@ -7,7 +7,7 @@ from datetime import UTC
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.report.read import flatten, label_runs, read_lines, read_run_data
+from pretrain.report.run_data import flatten, label_runs, read_lines, read_run_data
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import metric_row, write_lines, write_run
 

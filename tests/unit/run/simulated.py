@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import torch.distributed as td
 
-from pretrain.run import messenger, progress, watchdog
-from pretrain.run.board import Board
-from pretrain.run.progress import Progress
+from pretrain.run import heartbeat, phase, watchdog
+from pretrain.run.heartbeat import Board
+from pretrain.run.phase import Progress
 from pretrain.run.watchdog import Watchdog
 
 ANSWER_S = 0.001
@@ -205,11 +205,11 @@ class SimulatedJob:
             Thread=lambda **options: Thread(self, **options),
             main_thread=lambda: self.here.task.rank.main.thread,
         )
-        for module in (messenger, progress, watchdog):
+        for module in (heartbeat, phase, watchdog):
             monkeypatch.setattr(module, "time", clock)
             monkeypatch.setattr(module, "threading", threads)
-        monkeypatch.setattr(messenger, "Board", MemoryBoard)
-        monkeypatch.setattr(messenger, "_listens", lambda address: self.ranks[0].main is not None)
+        monkeypatch.setattr(heartbeat, "Board", MemoryBoard)
+        monkeypatch.setattr(heartbeat, "_listens", lambda address: self.ranks[0].main is not None)
         monkeypatch.setattr(watchdog, "num_collectives", lambda: self.here.task.rank.num_begun)
         exits = {"_exit": lambda code: self.here.task.rank.exit(code)}
         monkeypatch.setattr(watchdog, "os", SimpleNamespace(**vars(os) | exits))

@@ -8,12 +8,10 @@ from typing import ClassVar
 import pytest
 import torch.distributed as td
 
-from pretrain.run import board as boards
-from pretrain.run import messenger as messengers
-from pretrain.run.board import Board
-from pretrain.run.messenger import Messenger
-from pretrain.run.progress import Beat, Progress, Pulse
-from pretrain.run.verdict import Verdict
+from pretrain.run import heartbeat as boards
+from pretrain.run import heartbeat as messengers
+from pretrain.run.heartbeat import Board, Messenger, Verdict
+from pretrain.run.phase import Beat, Progress, Pulse
 from tests.helpers.waiting import LIMIT_S, pass_time, wait_until
 
 BEAT = Beat(1, "n1", 7, number=1, marks=2, collectives=3, phase="data", step=4, for_s=0.0, limit_s=600.0, stack=[])

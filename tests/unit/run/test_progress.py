@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from pretrain.config.engine import EngineConfig
-from pretrain.run import progress as progress_module
-from pretrain.run.progress import STACK_DEPTH, Beat, Progress, Pulse, limit_of
+from pretrain.run import phase as progress_module
+from pretrain.run.phase import STACK_DEPTH, Beat, Progress, Pulse, limit_of
 from tests.helpers.clock import FakeClock
 
 PHASE_S = 8.0

@@ -15,7 +15,7 @@ from tests.helpers.waiting import LIMIT_S, finish
 ROOT = Path(__file__).parents[3]
 PREAMBLE = """
 import os, signal, subprocess, sys
-from pretrain.control import stop
+from pretrain.run import stop
 from tests.helpers.clock import FakeClock
 from tests.helpers.waiting import hang, wait_until
 stop.time = clock = FakeClock()

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pretrain.run.progress import Beat
-from pretrain.run.verdict import Standing, Verdict, describe_store, judge
+from pretrain.run.heartbeat import Standing, Verdict, describe_store, judge
+from pretrain.run.phase import Beat
 
 WAITING = Beat(0, "n1", 100, 60, 41, 90, "update", 10, 9.0, 8.0, ["train/loop.py:72 train"])
 HUNG = replace(WAITING, rank=1, host="n2", pid=200, marks=40, collectives=88, phase="data", stack=["a.py:1 read"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pretrain.run.progress import LONG_FACTOR
+from pretrain.run.phase import LONG_FACTOR
 from pretrain.run.watchdog import LAST_WORDS_S, OBSERVE_S, STORE_GONE_S, TICK_S
 from tests.unit.run.simulated import Rank, SimulatedJob
 

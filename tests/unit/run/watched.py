@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 import torch.distributed as td
 
-from pretrain.run import messenger, verdict, watchdog
-from pretrain.run.board import Board
-from pretrain.run.progress import Progress
+from pretrain.run import heartbeat, watchdog
+from pretrain.run.heartbeat import Board
+from pretrain.run.phase import Progress
 from pretrain.run.watchdog import Watchdog
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
 from tests.helpers.waiting import hang, pass_time, wait_until
 
 RANKS = 3
@@ -32,10 +32,10 @@ BAD_STEP = 60
 
 def shorten_waits() -> None:
     """A heartbeat four times a second; on a busy machine a process may well stand still for ten."""
-    messenger.BEAT_S = watchdog.BEAT_S = 0.25
-    messenger.SILENT_S = watchdog.SILENT_S = verdict.SILENT_S = watchdog.STORE_STAYS_S = 12.0
+    heartbeat.BEAT_S = watchdog.BEAT_S = 0.25
+    heartbeat.SILENT_S = watchdog.SILENT_S = heartbeat.SILENT_S = watchdog.STORE_STAYS_S = 12.0
     watchdog.OBSERVE_S, watchdog.STORE_GONE_S = 12.5, 60.0
-    messenger.Messenger.say.__defaults__ = (12.0,)
+    heartbeat.Messenger.say.__defaults__ = (12.0,)
 
 
 def say_farewell(code: int, reason: str) -> None:
@@ -75,7 +75,7 @@ def take_steps(rank: int, scenario: str, store: td.Store) -> None:
     dog.start()
     kind, _, bad_rank = scenario.partition("-")
     if kind == "fail" and rank == 2:
-        messenger.BEAT_S = 3.0  # hears of it late
+        heartbeat.BEAT_S = 3.0  # hears of it late
     for step in range(1, 100_000):
         progress.enter("data", step)
         if rank == int(bad_rank) and step == BAD_STEP and not kind.endswith("middle"):

@@ -6,15 +6,16 @@ import threading
 
 import pytest
 
-from pretrain.artifact.normalize import normalize_of_data
+from pretrain.artifact.open import normalize_of_data
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import TrainLoader
 from pretrain.errors import DataError, DiskError, LaunchError
 from pretrain.shards.index import load_index
-from pretrain.shards.shard_set import ShardSet
-from pretrain.shards.store import LocalStore, open_store
+from pretrain.shards.reader import ShardSet
+from pretrain.shards.remote_store import open_store
+from pretrain.shards.store import LocalStore
 from tests.helpers.rows import CAUSAL
 from tests.helpers.served import (
     cached_bytes,

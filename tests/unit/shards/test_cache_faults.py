@@ -8,11 +8,10 @@ import pytest
 
 from pretrain.errors import DataError
 from pretrain.shards.index import INDEX_NAME
-from pretrain.shards.shard_reader import ShardReader
-from pretrain.shards.shard_set import ShardSet
+from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.sidecars import load_lengths
 from pretrain.shards.store import Patience, UnavailableError
-from pretrain.utils import remote
+from pretrain.utils import retry
 from tests.helpers.clock import FakeClock
 from tests.helpers.served import (
     cached,
@@ -42,7 +41,7 @@ def data(data, tmp_path):
 def clock(monkeypatch):
     """Of those who try again: it is their waits that count."""
     clock = FakeClock()
-    monkeypatch.setattr(remote, "time", clock)
+    monkeypatch.setattr(retry, "time", clock)
     return clock
 
 

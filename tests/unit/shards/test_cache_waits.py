@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pretrain.shards import remote
+from pretrain.shards import remote_store
 from pretrain.shards.store import Patience, WaitStoppedError
 from tests.helpers.clock import FakeClock
 from tests.helpers.served import (
@@ -64,7 +64,7 @@ class LookClock(FakeClock):
 
 def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog, monkeypatch):
     clock = LookClock()
-    monkeypatch.setattr(remote, "time", clock)
+    monkeypatch.setattr(remote_store, "time", clock)
     name = train_shards(data)[0].name
     server.faults.append(Fault(path=".tar", times=10**9, status=503))
     store = opened(patience=Patience(first_s=0.02, longest_s=0.02, total_s=LIMIT_S, report_s=1))

@@ -45,7 +45,7 @@ def test_an_index_is_read_back_as_it_was_written(tmp_path):
 
 
 def test_reading_an_index_needs_neither_torch_nor_numpy():
-    code = "import sys, pretrain.index; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, pretrain.shards.index; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

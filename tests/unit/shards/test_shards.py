@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import DataError, DiskError
-from pretrain.shards.ragged import TokenDocuments, ragged_of
-from pretrain.shards.shard_reader import ShardReader
-from pretrain.shards.sidecars import load_lengths, npy_bytes
+from pretrain.shards.reader import ShardReader
+from pretrain.shards.sidecars import TokenDocuments, load_lengths, npy_bytes, ragged_of
 from pretrain.shards.writer import MAX_DOCUMENT_TOKENS, ShardWriter
 from pretrain.utils import io
 from tests.helpers.shards import make_documents, write_shard

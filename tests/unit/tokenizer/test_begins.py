@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.tokenizer import EOS, describe_vocabulary, eos_id, load_tokenizer, special_tokens_of, train_tokenizer
-from pretrain.tokenizer.begins import build_word_finder
+from pretrain.tokenizer.roles import build_word_finder
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [

@@ -1,6 +1,6 @@
 """The loss of each source between two rows."""
 
-from pretrain.tracking.by_source import SourceLosses
+from pretrain.tracking.meter import SourceLosses
 
 
 def test_a_row_has_the_mean_over_all_targets_since_the_last_one():

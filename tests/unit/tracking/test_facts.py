@@ -3,12 +3,12 @@
 import subprocess
 
 from pretrain import __version__
-from pretrain.tracking import facts
-from pretrain.tracking.facts import code_facts, machine_facts, slurm_variables
+from pretrain.tracking import run_facts
+from pretrain.tracking.run_facts import code_facts, machine_facts, slurm_variables
 
 
 def test_a_checkout_has_a_commit_and_is_dirty_once_a_file_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "_GIT_S", 150)
+    monkeypatch.setattr(run_facts, "_GIT_S", 150)
 
     def git(*arguments):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b@c", *arguments], cwd=tmp_path, check=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.tracking.memory import memory_metrics
+from pretrain.tracking.meter import memory_metrics
 
 
 def test_on_a_cpu_it_is_what_the_process_has_in_memory():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.tracking.pictures import Pictures
+from pretrain.tracking.picture_files import Pictures
 from pretrain.utils import io
 from tests.unit.tracking.test_tracker import make
 

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from pretrain.config.tracking import ProfileConfig
-from pretrain.tracking.profile import Profiler
+from pretrain.tracking.timeline import Profiler
 
 
 def take_steps(profiler: Profiler, steps: range) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as td
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.train.step_totals import Agreed, start_exchange
+from pretrain.train.step_totals import StepTotals, start_exchange
 from tests.helpers.waiting import LIMIT_S
 
 
@@ -21,7 +21,7 @@ def exchange(
     next_targets: int,
     is_written: bool,
     stop: bool,
-) -> Agreed:
+) -> StepTotals:
     """Starts an exchange and waits for it."""
     sums = torch.tensor([loss_sum, num_correct], dtype=torch.float64)
     return start_exchange(sums, digest, num_skipped, num_tokens, next_targets, stop, is_written)()
@@ -41,7 +41,7 @@ def test_alone_a_rank_hears_itself(
     loss_sum, num_correct, digest, num_skipped, num_tokens, next_targets, is_written, stop
 ):
     values = (loss_sum, num_correct, digest, num_skipped, num_tokens, next_targets, is_written, stop)
-    assert exchange(*values) == Agreed(*values)
+    assert exchange(*values) == StepTotals(*values)
 
 
 def coming(number: int, digest: int | None) -> int | None:
@@ -57,7 +57,7 @@ def test_the_digest_of_what_comes_next_is_heard_where_anything_comes(digest):
 
 
 def test_before_the_first_step_there_is_nothing_done():
-    assert exchange(0.0, 0, 0, 0, 0, 7, False, False) == Agreed(0.0, 0, 0, 0, 0, 7, 0, False)
+    assert exchange(0.0, 0, 0, 0, 0, 7, False, False) == StepTotals(0.0, 0, 0, 0, 0, 7, 0, False)
 
 
 def rank(number: int, store: Path, results) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pretrain.errors import CheckpointError, PretrainError
 from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.tracking.audit import AuditLedger
-from pretrain.train.history import check_new, note_commit
+from pretrain.train.best import check_new, note_commit
 from pretrain.utils.io import make_dir
 from tests.unit.checkpoint.stand_in import StandIn, manager, save
 

@@ -6,7 +6,7 @@ import torch
 
 from pretrain.config.load import load_config
 from pretrain.dist import World
-from pretrain.train.noise import seed_dropout
+from pretrain.train.bad_step import seed_dropout
 
 
 def test_noise_is_that_of_its_seed_step_micro_batch_and_rank_alone():

@@ -7,7 +7,7 @@ from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.errors import EXIT_UNAVAILABLE, OutOfMemoryError
-from pretrain.train.out_of_memory import memory_explained
+from pretrain.train.run import memory_explained
 
 WORLD = World(1, 2, 1)
 

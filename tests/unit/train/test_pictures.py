@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrain.artifact.codec import PlainCodec
+from pretrain.artifact.model_path import PlainCodec
 from pretrain.config.tracking import AttentionConfig
 from pretrain.errors import ConfigError
 from pretrain.tokenizer import train_char
 from pretrain.train import pictures
 from pretrain.train.pictures import AttentionPictures
-from pretrain.train.texts import TextReader
+from pretrain.train.samples import TextReader
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 
 TOKENIZER = train_char(["abcdefghij klmnopqrstuvwxyz.\n"])

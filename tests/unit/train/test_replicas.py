@@ -11,7 +11,7 @@ import torch.distributed as td
 from torch import Tensor
 
 from pretrain.errors import DivergedError
-from pretrain.train.replicas import bit_sums, check_replicas, odd_ones
+from pretrain.train.guard import bit_sums, check_replicas, odd_ones
 from tests.helpers.waiting import LIMIT_S
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -4,7 +4,7 @@ import pytest
 
 from pretrain.checkpoint.state import TrainState
 from pretrain.errors import ConfigError, DataError
-from pretrain.train.resume import check_data, check_order
+from pretrain.train.claim import check_data, check_order
 
 
 def test_other_data_is_refused_unless_allowed():

@@ -5,15 +5,14 @@ import logging
 import pytest
 import torch
 
-from pretrain.artifact.codec import PlainCodec
+from pretrain.artifact.model_path import PlainCodec
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.generate import Constraints, Sampling
 from pretrain.generate.text import generate_text
 from pretrain.tokenizer import train_char
-from pretrain.train.samples import Samples
-from pretrain.train.texts import TextReader
+from pretrain.train.samples import Samples, TextReader
 from tests.unit.model.tiny import build, tiny_config, two_stacks_config
 
 TOKENIZER = train_char(["abcdefghij klmnopqrstuvwxyz.\n"])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.checkpoint.layout import list_checkpoints, step_of
+from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError

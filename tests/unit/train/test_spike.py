@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.train.spike import SpikeDetector
+from pretrain.train.guard import SpikeDetector
 
 LOSSES = st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=40)
 

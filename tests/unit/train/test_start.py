@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.artifact.adapt import Adapted
-from pretrain.artifact.what import open_what
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.source import AdaptedModel
 from pretrain.config.load import load_config
 from pretrain.config.model import HeadConfig
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import CheckpointError
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import dump_tokenizer, train_tokenizer
-from pretrain.train.start import take_weights
+from pretrain.train.initial_weights import take_weights
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 
 SHAPES = {"encoder.weight": (3, 4), "pooler.weight": (4, 4), "head.weight": (2, 4), "head.bias": (2,)}
@@ -42,7 +42,7 @@ def finished_run(folder: Path, kind: str, head: str, shapes: dict[str, tuple[int
 def start_from(run: RunDir, labels: list[str], caplog) -> dict[str, float]:
     """The one value that each weight has after the start of a run over these labels."""
     model = load_config(run.config).model.model_copy(update={"head": HeadConfig(kind="labels", labels=labels)})
-    store, source = StandIn(0, SHAPES), Adapted(open_what(run.path), model, SHAPES)
+    store, source = StandIn(0, SHAPES), AdaptedModel(open_source(run.path), model, SHAPES)
     take_weights(source, store)
     caplog.set_level(logging.INFO)
     logging.getLogger("pretrain").info("%s", source.describe())

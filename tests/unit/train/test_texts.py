@@ -8,7 +8,7 @@ from pretrain.config.data import DataConfig
 from pretrain.config.prepare import PrepareConfig
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.dataset import Dataset, open_dataset
-from pretrain.train.texts import build_reader, has_evaluations
+from pretrain.train.samples import build_reader, has_evaluations
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pretrain.evaluate.loss import LossReport
-from pretrain.train.build import Held
+from pretrain.evaluate.row_loss import LossReport
+from pretrain.train.build import ValidationSource
 from pretrain.train.validate import _describe
 
 NONE: Any = None
-WEB, CODE = (Held(name, NONE, NONE, ratio) for name, ratio in (("web", 0.5), ("code", 0.25)))
+WEB, CODE = (ValidationSource(name, NONE, NONE, ratio) for name, ratio in (("web", 0.5), ("code", 0.25)))
 
 
 def test_a_row_has_all_splits_together_and_the_loss_of_each():

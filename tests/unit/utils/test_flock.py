@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pretrain.utils import flock
-from pretrain.utils.flock import take_flock
+from pretrain.utils import io
+from pretrain.utils.io import take_flock
 from tests.helpers.clock import FakeClock
 
 PATIENCE = 5.0
@@ -51,11 +51,11 @@ def test_a_lock_is_waited_for_as_long_as_asked_and_had_when_it_comes_free(two, m
     first, second = two
     assert take_flock(first)
     clock = Clock(lambda: fcntl.flock(first, fcntl.LOCK_UN))
-    monkeypatch.setattr(flock, "time", clock)
+    monkeypatch.setattr(io, "time", clock)
     assert not take_flock(second, wait_s=PATIENCE)
-    assert clock.waited == pytest.approx(PATIENCE, abs=flock.LOOK_EVERY_S)
+    assert clock.waited == pytest.approx(PATIENCE, abs=io.LOOK_EVERY_S)
     assert take_flock(second, wait_s=2 * PATIENCE)
-    assert clock.waited == pytest.approx(1.5 * PATIENCE, abs=2 * flock.LOOK_EVERY_S)
+    assert clock.waited == pytest.approx(1.5 * PATIENCE, abs=2 * io.LOOK_EVERY_S)
 
 
 def test_a_file_system_without_locks_is_said(two, monkeypatch):

@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import psutil
 
-from pretrain.utils.interfaces import interface_addresses, usable_addresses
+from pretrain.utils.net import interface_addresses, usable_addresses
 
 Entry = namedtuple("Entry", ["family", "address"])
 

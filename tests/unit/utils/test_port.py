@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pretrain.errors import LaunchError
-from pretrain.utils.port import reserved_port
+from pretrain.utils.net import reserved_port
 
 
 def test_a_port_in_use_is_refused_by_name():

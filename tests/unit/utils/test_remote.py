@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from pretrain.utils import remote
-from pretrain.utils.remote import AbandonedError, Attempts, Failure, Waits, describe, failure_of
+from pretrain.utils import retry
+from pretrain.utils.retry import AbandonedError, Failure, RetryTimer, Waits, describe, failure_of
 from tests.helpers.clock import FakeClock
 
 
@@ -27,12 +27,12 @@ def test_a_failure_passes_or_does_not(error, failure):
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr(remote, "time", clock)
+    monkeypatch.setattr(retry, "time", clock)
     return clock
 
 
 def test_attempts_end_when_there_was_no_answer_for_too_long(clock):
-    attempts, begun = Attempts(Waits(0.001, 0.002, 0.05)), clock.now
+    attempts, begun = RetryTimer(Waits(0.001, 0.002, 0.05)), clock.now
     number = 0
     while attempts.again():
         number += 1
@@ -42,14 +42,14 @@ def test_attempts_end_when_there_was_no_answer_for_too_long(clock):
 
 
 def test_an_answer_starts_the_count_anew(clock):
-    attempts = Attempts(Waits(0.01, 0.01, 0.015))
+    attempts = RetryTimer(Waits(0.01, 0.01, 0.015))
     for _ in range(5):
         assert attempts.again()
         attempts.succeed()
 
 
 def test_attempts_are_abandoned_while_they_wait():
-    attempts = Attempts(Waits(60, 60, 600), abandoned=lambda: True)
+    attempts = RetryTimer(Waits(60, 60, 600), abandoned=lambda: True)
     with pytest.raises(AbandonedError):
         attempts.again()
 

@@ -89,7 +89,7 @@ def test_what_a_closed_stream_leaves_free_is_given_to_no_file():
     """Else what a library prints would be written into the first file that the process opens."""
     code = """
         import os
-        from pretrain.utils.streams import guard_streams
+        from pretrain.utils.process import guard_streams
         guard_streams()
         os._exit(3 if os.open(os.devnull, os.O_RDONLY) > 2 and os.get_inheritable(1) else 4)
     """
@@ -110,7 +110,7 @@ def test_a_full_device_that_has_room_again_gets_what_comes_then(tmp_path):
     """A job's output on a disk that was full: lines are missing, and those after are there."""
     code = """
         import resource, sys
-        from pretrain.utils.streams import guard_streams
+        from pretrain.utils.process import guard_streams
         guard_streams()
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         print("before", file=sys.stderr)
@@ -127,7 +127,7 @@ def test_a_full_device_that_has_room_again_gets_what_comes_then(tmp_path):
 
 
 def test_streams_that_a_caller_has_put_there_stay(monkeypatch):
-    from pretrain.utils.streams import discard_refused_stdout, guard_stderr, guard_streams
+    from pretrain.utils.process import discard_refused_stdout, guard_stderr, guard_streams
 
     ours = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", ours[0])

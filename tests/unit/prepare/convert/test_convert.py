@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.convert.text_bytes import TextBytes
+from pretrain.prepare.convert.convert_part import TextBytes
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import EOS, load_tokenizer, tokenizer_hash, train_bpe
 from tests.helpers.corpus import WORDS, digests
@@ -192,7 +192,7 @@ def test_text_is_counted_as_it_was():
 
 @pytest.mark.parametrize("piece_tokens", [1, 3, 1000])
 def test_text_of_other_tokenizers_is_decoded(tmp_path, monkeypatch, piece_tokens):
-    monkeypatch.setattr("pretrain.prepare.convert.text_bytes.DECODE_TOKENS", piece_tokens)
+    monkeypatch.setattr("pretrain.prepare.convert.convert_part.DECODE_TOKENS", piece_tokens)
     tokenizer = load_tokenizer(writers.write_tokenizer(tmp_path / "tokenizer.json"))
     assert TextBytes(tokenizer).count(np.array([1, 20, 299, EOS_ID])) == len("w1w20w299")
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.convert.nanogpt import open_nanogpt
-from pretrain.prepare.convert.olmo import open_olmo
+from pretrain.prepare.convert.flat import open_nanogpt, open_olmo
 from pretrain.prepare.convert.token_file import ReadOptions
 from tests.unit.prepare.convert import writers
 from tests.unit.prepare.convert.writers import EOS_ID, VOCAB_SIZE

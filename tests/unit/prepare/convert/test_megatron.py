@@ -48,7 +48,7 @@ def test_a_pair_is_named_in_any_way(tmp_path, pair, name):
 
 
 def test_checks_go_on_past_the_first_piece_of_the_index(tmp_path, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.convert.megatron_index.CHECK_SEQUENCES", 2)
+    monkeypatch.setattr("pretrain.prepare.convert.megatron.CHECK_SEQUENCES", 2)
     writers.write_megatron(tmp_path / "a", DOCUMENTS)
     assert read(open_megatron([str(tmp_path / "a")], options())[0]) == JOINED
     damage(tmp_path / "a.idx", 34 + 4 * 3, 4)

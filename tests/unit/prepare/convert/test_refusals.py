@@ -5,7 +5,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pretrain.errors import ConfigError, DataError, LockedError
-from pretrain.prepare.lock import lock_folder
+from pretrain.prepare.output import lock_folder
 from pretrain.tokenizer import dump_tokenizer
 from tests.helpers.corpus import digests
 from tests.unit.prepare.convert import writers

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 
 from pretrain.errors import DataError
 from pretrain.prepare.convert import FORMATS, token_file
-from pretrain.prepare.convert.cut import cut_documents, find_cuts
-from pretrain.prepare.convert.token_file import ReadOptions
+from pretrain.prepare.convert.token_file import ReadOptions, cut_documents, find_cuts
 from tests.unit.prepare.convert import writers
 from tests.unit.prepare.convert.writers import EOS_ID, VOCAB_SIZE, join
 
@@ -115,7 +114,7 @@ def test_no_more_is_read_than_the_slice_needs():
 
 
 def test_a_document_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.convert.cut.MAX_DOCUMENT_TOKENS", 10)
+    monkeypatch.setattr("pretrain.prepare.convert.token_file.MAX_DOCUMENT_TOKENS", 10)
     chunks = ((position, np.ones(4, int), np.empty(0, int)) for position in range(0, 40, 4))
     message = "^x: no end of a document in 10 tokens before position 12; give the token that separates its documents$"
     with pytest.raises(DataError, match=message):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import DataError
-from pretrain.prepare.inputs.compressed import decompress, zstd
-from pretrain.prepare.sources import InputFile
+from pretrain.prepare.input_parts import InputFile
+from pretrain.prepare.inputs.opening import decompress, zstd
 
 COMPRESS = {"gzip": gzip.compress, "zstd": zstd.compress}
 

@@ -13,8 +13,8 @@ import pytest
 
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import plan_parts
+from pretrain.prepare.input_parts import plan_parts
+from pretrain.prepare.readers.dispatch import Reader
 from tests.helpers.reading import listing, texts
 
 pytestmark = pytest.mark.long
@@ -96,7 +96,7 @@ def bucket():
 
 
 def test_files_folders_and_globs_are_read(bucket, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.remote_file.BLOCK_BYTES", 4000)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.BLOCK_BYTES", 4000)
     assert texts("gs://corpus/t") == ["one", "two"]
     assert texts("gs://corpus/t/*.txt") == ["one"]
     assert texts("gs://corpus/a.jsonl", part_bytes=3000) == [str(number) for number in range(500)]

@@ -15,12 +15,12 @@ import pytest
 
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
-from pretrain.prepare.inputs.compressed import zstd
+from pretrain.prepare.input_parts import plan_parts
+from pretrain.prepare.inputs.opening import zstd
 from pretrain.prepare.prepare import prepare
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import plan_parts
-from pretrain.utils import remote
-from pretrain.utils.remote import Waits
+from pretrain.prepare.readers.dispatch import Reader
+from pretrain.utils import retry
+from pretrain.utils.retry import Waits
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.prepare_config import prepare_config
@@ -50,9 +50,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", Waits(0.01, 0.02, 0.1))
-    monkeypatch.setattr(remote, "time", FakeClock())  # it is the attempts that count
-    monkeypatch.setattr("pretrain.prepare.inputs.remote_file.BLOCK_BYTES", 5000)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", Waits(0.01, 0.02, 0.1))
+    monkeypatch.setattr(retry, "time", FakeClock())  # it is the attempts that count
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.BLOCK_BYTES", 5000)
     with serve_folder(folder) as server:
         yield server
 
@@ -76,7 +76,7 @@ def test_every_format_reads_as_it_does_from_a_disk(server, folder, name):
     "fault", [{"drop": True, "times": 6}, {"status": 503, "times": 3}, {"status": 429}, {"cut_after": 1000, "times": 3}]
 )
 def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, fault, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", PATIENT)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", PATIENT)
     files = listing(f"{server.url}/{name}")
     reader = Reader((InputConfig(),))
     part = plan_parts(files, 1 << 20)[0]
@@ -86,14 +86,14 @@ def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, faul
 
 
 def test_a_block_that_breaks_off_is_asked_for_again_and_no_other(server, caplog, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", PATIENT)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", PATIENT)
 
     def note(request):
         server.requests.append(request)
         return Fault(cut_after=3000) if ranges(server).count(5000) == 1 and request.first == 5000 else Fault()
 
     server.note = note
-    with caplog.at_level(logging.WARNING, "pretrain.prepare.inputs.retry"):
+    with caplog.at_level(logging.WARNING, "pretrain.prepare.inputs.remote_files"):
         assert texts(f"{server.url}/f.txt") == [LINES.decode()]
     assert ranges(server) == [0, 5000, 5000, 10_000]
     assert f"{server.url}/f.txt: ClientPayloadError" in caplog.text and "; trying again" in caplog.text
@@ -114,8 +114,8 @@ class Return(FakeClock):
 
 
 def test_a_server_that_dies_and_returns_is_waited_for(server, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", PATIENT)
-    monkeypatch.setattr(remote, "time", Return(server, waits=3))
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", PATIENT)
+    monkeypatch.setattr(retry, "time", Return(server, waits=3))
     url = f"{server.url}/a.jsonl"
     found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
     rows = [next(found).text]
@@ -147,7 +147,7 @@ def test_a_server_without_ranges_is_read_as_one_stream(server, folder, name):
 
 
 def test_a_server_without_ranges_that_breaks_off_is_read_again_from_the_beginning(server, folder, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", PATIENT)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", PATIENT)
     server.faults += [
         Fault(path="none"),
         Fault(whole=True, times=1),  # the question whether there are ranges

@@ -152,7 +152,7 @@ def test_files_that_cannot_hold_the_kind_of_data_are_refused(tmp_path, options, 
 )
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, path, package, message):
     touch(tmp_path, "a.parquet")
-    monkeypatch.setattr("pretrain.prepare.inputs.formats.find_spec", lambda name: None if name == package else True)
+    monkeypatch.setattr("pretrain.prepare.inputs.local_files.find_spec", lambda name: None if name == package else True)
     with pytest.raises(LaunchError, match=message):
         listing(path if "://" in path else tmp_path / path)
 

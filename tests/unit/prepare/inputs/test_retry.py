@@ -3,9 +3,9 @@ import logging
 
 import pytest
 
-from pretrain.prepare.inputs.retry import call_remote
-from pretrain.utils import remote
-from pretrain.utils.remote import Waits
+from pretrain.prepare.inputs.remote_files import call_remote
+from pretrain.utils import retry
+from pretrain.utils.retry import Waits
 from tests.helpers.clock import FakeClock
 
 URL = "https://host/a.txt?secret"
@@ -35,8 +35,8 @@ class AnswerError(OSError):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", Waits(0.01, 0.02, 0.1))
-    monkeypatch.setattr(remote, "time", FakeClock())
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", Waits(0.01, 0.02, 0.1))
+    monkeypatch.setattr(retry, "time", FakeClock())
 
 
 @pytest.mark.parametrize(

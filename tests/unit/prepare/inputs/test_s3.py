@@ -10,9 +10,9 @@ import s3fs
 
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import plan_parts
-from pretrain.utils.remote import Waits
+from pretrain.prepare.input_parts import plan_parts
+from pretrain.prepare.readers.dispatch import Reader
+from pretrain.utils.retry import Waits
 from tests.helpers.reading import documents, listing, texts, touch
 from tests.helpers.servers import serve_s3
 
@@ -53,7 +53,7 @@ def test_folders_and_globs_are_listed_as_on_a_disk(bucket, folder):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz", "c.parquet", "t/1.txt"])
 def test_files_read_as_they_do_from_a_disk(bucket, folder, name, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.remote_file.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.BLOCK_BYTES", 2000)
     assert documents(f"{bucket}/{name}", part_bytes=3000) == documents(folder / name, part_bytes=3000)
 
 
@@ -77,7 +77,7 @@ def test_a_bucket_that_is_not_there_and_a_file_that_is_not_text_are_refused(buck
 
 
 def test_a_file_that_is_replaced_by_one_of_equal_size_is_refused(bucket, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.remote_file.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.BLOCK_BYTES", 2000)
     files = s3fs.S3FileSystem()
     files.pipe_file("corpus/changing.jsonl", LINES)
     parts = plan_parts(listing(f"{bucket}/changing.jsonl"), 1 << 20)
@@ -112,7 +112,7 @@ def test_missing_credentials_are_told_at_once(bucket, monkeypatch, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_one_error(bucket, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.inputs.retry.WAITS", Waits(0.0, 0.0, 0.0))
+    monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", Waits(0.0, 0.0, 0.0))
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

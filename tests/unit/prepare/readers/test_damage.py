@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from pretrain.errors import DataError
-from pretrain.prepare.inputs.compressed import zstd
+from pretrain.prepare.inputs.opening import zstd
 from tests.helpers.reading import documents
 from tests.unit.prepare.readers.test_webdataset import pack
 

@@ -17,7 +17,7 @@ VALUES = st.recursive(
 
 @pytest.fixture
 def tiny_chunks(monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.readers.json_list.CHUNK_BYTES", 3)
+    monkeypatch.setattr("pretrain.prepare.readers.json.CHUNK_BYTES", 3)
 
 
 @given(
@@ -31,7 +31,7 @@ def test_every_record_comes_once_in_order_wherever_chunks_end(tmp_path_factory, 
     records = [{"more": more, "text": text} for text, more in rows]
     path.write_text(json.dumps(records, indent=indent, ensure_ascii=is_ascii), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pretrain.prepare.readers.json_list.CHUNK_BYTES", chunk)
+        patch.setattr("pretrain.prepare.readers.json.CHUNK_BYTES", chunk)
         assert [(document.text, document.fields) for document in documents(path, fields=("more",))] == [
             (text, {"more": more}) for text, more in rows
         ]

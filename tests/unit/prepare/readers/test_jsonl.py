@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import DataError
-from pretrain.prepare.inputs.compressed import zstd
+from pretrain.prepare.inputs.opening import zstd
 from tests.helpers.reading import documents, texts
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstd.compress}

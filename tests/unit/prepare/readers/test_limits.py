@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 
 from pretrain.errors import DataError
-from pretrain.prepare.inputs.compressed import zstd
-from pretrain.prepare.readers.tar import TarMembers
+from pretrain.prepare.inputs.opening import zstd
+from pretrain.prepare.readers.webdataset import TarMembers
 from tests.helpers.reading import documents, texts
 
 MIB = 2**20

@@ -6,9 +6,9 @@ import pytest
 
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
+from pretrain.prepare.input_parts import plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
-from pretrain.prepare.readers.reader import Reader
-from pretrain.prepare.sources import plan_parts
+from pretrain.prepare.readers.dispatch import Reader
 from tests.helpers.reading import listing, touch
 
 

@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from pretrain.errors import DataError
-from pretrain.prepare.documents import Document
+from pretrain.prepare.filters import Document
 from tests.helpers.reading import documents, texts
 
 

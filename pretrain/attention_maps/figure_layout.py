@@ -1,0 +1,205 @@
+"""Where everything in a picture of attention maps goes, in inches; pure arithmetic.
+
+    section   heading
+              title  title  title        one panel a head, one row a layer; a row of cells is a query, a column a key
+              labels panel  panel  panel
+              title  title  title
+              labels panel  panel  panel
+                     labels labels labels
+    section   ...                                                       the colour bar stands right of the first row
+
+Labels stand at the left and at the bottom of a row of panels, or beside every panel where panels are large.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from pretrain.errors import ConfigError
+
+MAX_SIDE = 36.0
+"""Longest side of a picture."""
+
+MIN_CELL, MAX_CELL = 0.085, 0.4
+"""Side of one cell; the least of them has labels of 5 points, which can just be read."""
+
+MAX_TOKENS = 400
+"""As many fit in a picture of one map."""
+
+OVERVIEW_PANEL, SINGLE_PANEL, OVERVIEW = 1.8, 6.0, 14.0
+"""Sides that are aimed at: of a panel among others, of one alone, of all together. Many tokens make them larger."""
+
+MIN_COLUMN, MIN_WIDTH = 1.0, 3.8
+"""Room of a title over a narrow panel, and of a heading over few of them."""
+
+HEADING, TITLE, GAP, EDGE, BAR = 0.5, 0.22, 0.12, 0.12, 0.9
+
+LARGE_PANEL = 4
+"""A panel is large when it is this many times as wide and as high as its labels."""
+
+TOP_LABELS_ROWS = 3
+"""From this many rows on, keys are labelled above the first row too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionSize:
+    """The size of a section, in panels, cells and characters.
+
+    Attributes:
+        rows: Layers.
+        columns: Heads.
+        queries: T.
+        keys: S.
+        query_columns: Width of the longest label of a query, in columns of a monospaced font.
+        key_columns: The same of a key.
+    """
+
+    rows: int
+    columns: int
+    queries: int
+    keys: int
+    query_columns: int
+    key_columns: int
+
+
+class Box(NamedTuple):
+    """A rectangle, its origin the upper left corner of the picture."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+class Labels(NamedTuple):
+    """On which sides of a panel tokens are written."""
+
+    left: bool
+    top: bool
+    bottom: bool
+
+
+def font_points(cell: float) -> float:
+    """Returns the font size of labels beside cells of this side."""
+    return min(9.0, 59 * cell)
+
+
+def _text_inches(columns: int, cell: float) -> float:
+    # A character of DejaVu Sans Mono is 0.602 em wide; an em of p points is p / 72 inches. One more for the gap.
+    return (columns + 1) * 0.602 * font_points(cell) / 72
+
+
+@dataclass(frozen=True, slots=True)
+class FigureLayout:
+    """A picture of sections below each other, with cells of one size."""
+
+    shapes: tuple[SectionSize, ...]
+    cell: float
+
+    def has_large_panels(self, shape: SectionSize) -> bool:
+        """Whether every panel of a section has labels of its own."""
+        wide = shape.keys * self.cell >= LARGE_PANEL * self._query_label(shape)
+        return wide and shape.queries * self.cell >= LARGE_PANEL * self._key_label(shape)
+
+    def _query_label(self, shape: SectionSize) -> float:
+        return _text_inches(shape.query_columns, self.cell)
+
+    def _key_label(self, shape: SectionSize) -> float:
+        return _text_inches(shape.key_columns, self.cell)
+
+    @property
+    def left(self) -> float:
+        """Where the panels begin."""
+        return EDGE + max(map(self._query_label, self.shapes))
+
+    def _column_width(self, shape: SectionSize) -> float:
+        return max(shape.keys * self.cell, MIN_COLUMN)
+
+    def _column_pitch(self, shape: SectionSize) -> float:
+        own_labels = self._query_label(shape) if self.has_large_panels(shape) else 0.0
+        return self._column_width(shape) + GAP + own_labels
+
+    def _right(self, shape: SectionSize) -> float:
+        return self.left + (shape.columns - 1) * self._column_pitch(shape) + self._column_width(shape)
+
+    def _row_pitch(self, shape: SectionSize) -> float:
+        own_labels = self._key_label(shape) if self.has_large_panels(shape) else 0.0
+        return TITLE + shape.queries * self.cell + GAP + own_labels
+
+    def labels(self, section: int, row: int, column: int) -> Labels:
+        """Returns where a panel is labelled."""
+        shape = self.shapes[section]
+        if self.has_large_panels(shape):
+            return Labels(left=True, top=False, bottom=True)
+        top = row == 0 and shape.rows >= TOP_LABELS_ROWS
+        return Labels(left=column == 0, top=top, bottom=row == shape.rows - 1)
+
+    def _section_height(self, shape: SectionSize) -> float:
+        # Large panels have theirs in the pitch.
+        num_labels = 0 if self.has_large_panels(shape) else 2 if shape.rows >= TOP_LABELS_ROWS else 1
+        return HEADING + shape.rows * self._row_pitch(shape) + num_labels * self._key_label(shape)
+
+    @property
+    def width(self) -> float:
+        """Of the picture."""
+        return max(*map(self._right, self.shapes), MIN_WIDTH - BAR) + BAR
+
+    @property
+    def height(self) -> float:
+        """Of the picture."""
+        bar = self.colour_bar()
+        return EDGE + max(EDGE + sum(map(self._section_height, self.shapes)), bar.top + bar.height + EDGE)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the bounds."""
+        return max(self.width, self.height) <= MAX_SIDE
+
+    def heading(self, section: int) -> float:
+        """Returns the upper edge of a section, where its heading goes."""
+        return EDGE + sum(map(self._section_height, self.shapes[:section]))
+
+    def panel(self, section: int, row: int, column: int) -> Box:
+        """Returns where one map goes."""
+        shape = self.shapes[section]
+        top = self.heading(section) + HEADING + row * self._row_pitch(shape) + TITLE
+        if self.labels(section, 0, 0).top:
+            top += self._key_label(shape)
+        left = self.left + column * self._column_pitch(shape)
+        return Box(left, top, shape.keys * self.cell, shape.queries * self.cell)
+
+    def colour_bar(self) -> Box:
+        """Returns where the colour bar goes."""
+        first = self.panel(0, 0, 0)
+        return Box(self._right(self.shapes[0]) + 0.25, first.top, 0.14, max(1.0, min(3.0, first.height)))
+
+
+def plan_layout(shapes: Sequence[SectionSize]) -> FigureLayout:
+    """Returns a layout with cells as large as is pleasant and as the bounds allow.
+
+    Raises:
+        ConfigError: The labels could not be read in a picture of at most `MAX_SIDE`; says how many tokens fit.
+    """
+    is_single = len(shapes) == 1 and shapes[0].rows == shapes[0].columns == 1
+    num_tokens = max(max(shape.queries, shape.keys) for shape in shapes)
+    most_panels = max(max(shape.rows, shape.columns) for shape in shapes)
+    panel = SINGLE_PANEL if is_single else max(MIN_COLUMN, min(OVERVIEW_PANEL, OVERVIEW / most_panels))
+    wanted = min(MAX_CELL, panel / num_tokens)
+    step = 0.005
+    for number in range(max(0, int((wanted - MIN_CELL) / step)), -1, -1):
+        layout = FigureLayout(tuple(shapes), MIN_CELL + step * number)
+        if layout.fits:
+            return layout
+    raise _too_large(shapes, num_tokens)
+
+
+def _too_large(shapes: Sequence[SectionSize], num_tokens: int) -> ConfigError:
+    maps = " and ".join(f"{shape.rows} x {shape.columns}" for shape in shapes)
+    for most in range(num_tokens - 1, 0, -1):
+        cut = (replace(s, queries=min(s.queries, most), keys=min(s.keys, most)) for s in shapes)
+        if FigureLayout(tuple(cut), MIN_CELL).fits:
+            return ConfigError(
+                f"{num_tokens} tokens cannot be read in one picture of {maps} maps, at most {most} can",
+                fix="shorten the text, or choose fewer maps with --layer and --head",
+            )
+    return ConfigError(f"{maps} maps do not fit in one picture", fix="choose fewer with --layer and --head")

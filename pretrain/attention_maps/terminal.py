@@ -1,0 +1,172 @@
+"""`pretrain attention`: from a text to the maps of the heads that were asked for, drawn and in numbers.
+
+text -> tokens -> one batch -> record_attention -> choose_heads -> picture, facts
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.artifact import Artifact
+from pretrain.attention_maps.figure import build_sections, check_format, draw_attention, spell_tokens
+from pretrain.attention_maps.figure_layout import MAX_TOKENS
+from pretrain.attention_maps.maps import choose_heads, parse_numbers, record_attention, summarize_head
+from pretrain.errors import ConfigError
+from pretrain.generate import generate
+from pretrain.generate.constraints import Codec
+from pretrain.generate.generation_options import Options
+from pretrain.generate.incremental_decoder import check_prompt
+from pretrain.model import Transformer
+from pretrain.types import Batch, SourceBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRequest:
+    """What is to be seen.
+
+    Attributes:
+        text: What the model reads; with two stacks, what its encoder reads.
+        target: What the decoder of two stacks reads after its start token. None: what the model says to the text,
+            greedily, at most twice as many tokens as the text has, and a few.
+        kind: `self`, `cross`, `encoder`, `decoder`, or None: `cross` where there is any, else `self`.
+        layers: `all`, or numbers from 0 with commas between.
+        heads: The same.
+        out: Picture to write: .png, .svg or .pdf. None: none.
+
+    Raises:
+        ConfigError: A text is not UTF-8, or the picture is of no known format.
+    """
+
+    text: str
+    target: str | None = None
+    kind: str | None = None
+    layers: str = "all"
+    heads: str = "all"
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, text in (("--text", self.text), ("--target", self.target or "")):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ConfigError("not UTF-8", where=name, fix="check the terminal's encoding") from None
+        if self.out is not None:
+            check_format(self.out)
+
+
+def see_attention(artifact: Artifact, request: AttentionRequest) -> dict[str, Any]:
+    """Draws what was asked for and returns the facts of it.
+
+    Args:
+        artifact: The model.
+        request: Which maps of which text.
+
+    Returns:
+        `tokens`: those that each stack reads; `heads`: a summary of each; `out`: the picture, if there is one.
+
+    Raises:
+        ConfigError: A text that is empty or too long, or a head that there is not.
+        DiskError: The picture cannot be written.
+    """
+    if not isinstance(artifact.model, Transformer):
+        raise ConfigError("a recurrent model has no heads to draw", fix="give a Transformer")
+    ids = _read_text(artifact, request)
+    tokens = {stack: spell_tokens(artifact.codec, numbers) for stack, numbers in ids.items()}
+    maps = record_attention(artifact.model, build_row(ids, artifact.model))
+    layers, heads = parse_numbers(request.layers, "layer"), parse_numbers(request.heads, "head")
+    rows = choose_heads(maps, request.kind, layers, heads)
+    if request.out is not None:
+        draw_attention(build_sections(rows, tokens), request.out)
+    summaries = [
+        summarize_head(head, tokens["encoder" if head.kind == "cross" else head.stack]) for row in rows for head in row
+    ]
+    return {"tokens": tokens, "heads": summaries, "out": None if request.out is None else str(request.out)}
+
+
+def _read_text(artifact: Artifact, request: AttentionRequest) -> dict[str, list[int]]:
+    """Returns the ids that each stack reads."""
+    model, codec = artifact.model, artifact.codec
+    has_answer = request.target is None and model.encoder is not None and model.decoder is not None
+    if not has_answer:
+        return encode_texts(model, codec, request.text, request.target)
+    text, start = _encode_source(model, codec, request.text, "--text"), _start_of(model)
+    target = [start, *_answer(artifact, text)]
+    _check(target, model, "--target")
+    return {"encoder": text, "decoder": target}
+
+
+def encode_texts(
+    model: Transformer,
+    codec: Codec,
+    text: str,
+    target: str | None,
+    *,
+    options: tuple[str, str] = ("--text", "--target"),
+) -> dict[str, list[int]]:
+    """Returns the ids that each stack reads, by its name.
+
+    Args:
+        model: The model.
+        codec: Its tokenizer.
+        text: What the model reads; with two stacks, what its encoder reads.
+        target: What the decoder of two stacks reads after its start token; None with one stack.
+        options: What errors call text and target.
+
+    Raises:
+        ConfigError: A text is empty or too long, or a target is not for this model.
+    """
+    ids = _encode_source(model, codec, text, options[0])
+    if model.encoder is None or model.decoder is None:
+        if target is not None:
+            raise ConfigError(
+                f"{options[1]} is for models of two stacks", fix=f"leave it out, or put it behind {options[0]}"
+            )
+        return {"decoder" if model.encoder is None else "encoder": ids}
+    start = _start_of(model)
+    assert target is not None, "the decoder of two stacks reads something"
+    read = codec.encode_target(target)
+    # What ends a text is only ever said, never read.
+    read = read[:-1] if read and read[-1] in codec.eos_ids else read
+    _check([start, *read], model, options[1])
+    return {"encoder": ids, "decoder": [start, *read]}
+
+
+def _encode_source(model: Transformer, codec: Codec, text: str, where: str) -> list[int]:
+    ids = codec.encode(text)
+    _check(ids, model, where)
+    return ids
+
+
+def _start_of(model: Transformer) -> int:
+    """Returns what a decoder of two stacks reads first."""
+    if model.special_tokens.start is None:
+        raise ConfigError("the decoder's first token is not known", fix="set model.special_tokens.start")
+    return model.special_tokens.start
+
+
+def _answer(artifact: Artifact, text: Sequence[int]) -> list[int]:
+    """Returns what the model says to a source, greedily, without the end."""
+    model = artifact.model
+    most = min(2 * len(text) + 8, MAX_TOKENS - 1, model.max_seq_len - 1)
+    constraints = Options(max_tokens=most).constraints(model, artifact.codec, artifact.generation)
+    return generate(model, [text], constraints)[0].tokens
+
+
+def _check(ids: Sequence[int], model: Transformer, where: str) -> None:
+    check_prompt(model, ids, where=where)
+    if len(ids) > MAX_TOKENS:
+        raise ConfigError(
+            f"{len(ids)} tokens cannot be read in one picture, at most {MAX_TOKENS} can", where=where, fix="shorten it"
+        )
+
+
+def build_row(ids: dict[str, list[int]], model: Transformer) -> Batch:
+    """Returns what `encode_texts` returned as a batch of one row, on the model's device."""
+    rows = {stack: torch.tensor([numbers], device=model.embedding.weight.device) for stack, numbers in ids.items()}
+    if len(rows) == 2:
+        return Batch(rows["decoder"], rows["decoder"], source=SourceBatch(rows["encoder"]))
+    (tokens_BT,) = rows.values()
+    return Batch(tokens_BT, tokens_BT)

@@ -1,0 +1,139 @@
+"""What the ranks tell each other about a save, so that all go on alike or fail alike."""
+
+import math
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pretrain import dist
+from pretrain.dist import World
+from pretrain.errors import CheckpointError, DiskError, LockedError, PretrainError
+
+KINDS: dict[str, type[PretrainError]] = {kind.__name__: kind for kind in (LockedError, CheckpointError, DiskError)}
+
+"""Errors that travel between ranks; where several ranks fail, the kind that comes first here is raised."""
+
+
+def agree(outcome: Callable[[], Any]) -> list[Any]:
+    """Returns what `outcome` returned on every rank, by rank. Collective.
+
+    Args:
+        outcome: Returns something JSON-able, or raises. An error that is none of the user's is raised here and now, and
+            ends this rank.
+
+    Raises:
+        PretrainError: It raised on some rank; the same one on every rank.
+    """
+    value: Any = None
+    failure: dict[str, str] | None = None
+    try:
+        value = outcome()
+    except PretrainError as error:
+        kind = next((name for name, known in KINDS.items() if isinstance(error, known)), None)
+        if kind is None:
+            raise
+        failure = {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix}
+    votes = dist.gather_objects([value, failure])
+    failures = [failure for _, failure in votes if failure is not None]
+    for name, known in KINDS.items():
+        for failure in failures:
+            if failure["kind"] == name:
+                raise known(failure["what"], where=failure["where"], fix=failure["fix"])
+    return [value for value, _ in votes]
+
+
+def nothing() -> None:
+    """The part of a rank that has none."""
+
+
+# Whether what the ranks have written is a whole model, and the same one as before.
+
+
+def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Returns the shape of every parameter.
+
+    Args:
+        votes: Of each rank: `shapes` of the parameters that it has pieces of, and `num_weights`, the elements of each.
+        previous: Shapes in the checkpoint before; empty: none.
+
+    Raises:
+        CheckpointError: A parameter is not whole, has two shapes, or another shape than before; it is named.
+    """
+    shapes: dict[str, list[int]] = {}
+    found: dict[str, int] = {}
+    for vote in votes:
+        for name, shape in vote["shapes"].items():
+            _check_same(name, shapes.setdefault(name, shape), shape, "on another rank")
+        for name, number in vote["num_weights"].items():
+            found[name] = found.get(name, 0) + number
+    for name, shape in shapes.items():
+        if found.get(name, 0) != math.prod(shape):
+            raise _refusal(f"{name} has {math.prod(shape):,} elements, and the ranks have {found.get(name, 0):,} of it")
+    if previous:
+        for name in sorted({*previous, *shapes}):
+            _check_same(name, previous.get(name), shapes.get(name), "now")
+    return shapes
+
+
+def _check_same(name: str, expected: list[int] | None, shape: list[int] | None, where: str) -> None:
+    if expected != shape:
+        shown = ["no such parameter" if values is None else f"shape {values}" for values in (expected, shape)]
+        raise _refusal(f"{name} has {shown[0]} in what was saved, {shown[1]} {where}")
+
+
+def _refusal(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint not saved: {what}", fix="the checkpoints before it are good; report this as a bug"
+    )
+
+
+# Files that another node has, on a file system that shows them late: a client of NFS remembers what
+# was not there.
+
+
+LONGEST_WAIT_S = 90.0
+
+"""A client of NFS forgets within `acdirmax`, 60 seconds unless it was mounted otherwise."""
+
+POLL_S = 0.1
+
+
+def wait_for_folder(folder: Path, world: World) -> None:
+    """Waits until this rank sees all files of `folder` that rank 0 sees. Collective; one rank alone waits for nothing.
+
+    So a checkpoint that one node does not see yet is not taken for a damaged one.
+
+    Raises:
+        CheckpointError: Some rank does not see them in `LONGEST_WAIT_S`; on every rank.
+    """
+    if world.size == 1:
+        return
+    seen = dist.broadcast_object(_names(folder) if world.is_main else [])
+    agree(lambda: wait_until_visible(folder, seen))
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns the names in a folder; none where it is not seen. Asks the server once, however many files there are."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def wait_until_visible(folder: Path, names: Iterable[str]) -> None:
+    """Waits until this process sees files that are there.
+
+    Raises:
+        CheckpointError: One of them stays unseen for `LONGEST_WAIT_S`; names it and this machine.
+    """
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while missing := sorted(set(names) - set(_names(folder))):
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"not seen on {socket.gethostname()} in {LONGEST_WAIT_S:.0f} s, and there on another node",
+                where=str(folder / missing[0]),
+                fix="see whether all nodes mount the same file system there",
+            )
+        time.sleep(POLL_S)

@@ -1,0 +1,155 @@
+"""What a checkpoint folder holds, and its manifest.
+
+    checkpoints/step-00001000/rank-00000.safetensors ...   fragments, one file a rank
+    checkpoints/step-00001000/manifest.json                written last: state, files with sizes and CRCs, parameters
+    checkpoints/.tmp-step-00001000/                        being written; nothing reads it
+    checkpoints/step-00001000.bad-damaged/                 set aside after a failed verification
+    checkpoints/step-00001000.rolled-back/                 set aside when the run went back behind it
+
+A folder without a readable manifest is not a checkpoint. A model folder, which `pretrain import` writes, is a
+checkpoint of weights alone (weights-00001.safetensors ...) with model.json and tokenizer/ beside it.
+"""
+
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import CheckpointError, DiskError
+from pretrain.utils.checksum import FileRecord
+from pretrain.utils.io import json_bytes, rename_dir
+
+SCHEMA = 1
+
+MANIFEST = "manifest.json"
+
+MODEL_FILE = "model.json"
+
+"""In a model folder, beside the manifest: the model's config, settings of generation, and where it came from."""
+
+_STEP = re.compile(r"step-(\d{8,})$")
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint of a format that this version does not read. It may well be good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of `manifest.json`.
+
+    Attributes:
+        schema: Version of this format.
+        state: The training state (see `state.py`).
+        shapes: Shape of every parameter, by name.
+        moments: Names of the optimizer moments saved for every parameter.
+        files: Every other file of the folder.
+        topology: World size, engine and attempt that wrote it; for people, not needed to load.
+        scalars: State of the engine that is no tensor, such as a loss scale; written where there is any.
+    """
+
+    schema: int
+    state: dict[str, Any]
+    shapes: dict[str, list[int]]
+    moments: list[str]
+    files: list[FileRecord]
+    topology: dict[str, Any]
+    scalars: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values for `write_json`, with a CRC32 over them: a manifest vouches for itself too."""
+        content = asdict(self)
+        if not self.scalars:
+            del content["scalars"]
+        return {"content": content, "crc32": _crc32(content)}
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def step_name(step: int) -> str:
+    """Returns the folder name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Returns the step of a checkpoint folder by its name; None for any other name."""
+    match = _STEP.match(path.name)
+    return int(match.group(1)) if match else None
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Gives a checkpoint a name that nothing reads, `step-N.WHY`, and that no earlier one of the same step has.
+
+    Raises:
+        DiskError: It cannot be renamed.
+    """
+    names = (f"{path.name}.{why}{'' if number == 1 else f'-{number}'}" for number in count(1))
+    rename_dir(path, next(target for target in map(path.with_name, names) if not target.exists()))
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Returns whatever has the name of a checkpoint, oldest first; without a manifest it is none, and was one.
+
+    Raises:
+        DiskError: The folder cannot be looked into.
+    """
+    try:
+        found = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
+    except OSError as error:
+        raise unseen(error) from error
+    return sorted(found, key=lambda path: step_of(path) or 0)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Returns committed checkpoints, oldest first, unverified. Raises: DiskError, where that cannot be seen."""
+    try:
+        return [path for path in list_folders(folder) if (path / MANIFEST).is_file()]
+    except OSError as error:
+        raise unseen(error) from error
+
+
+def unseen(error: OSError) -> DiskError:
+    """Returns what to raise where a look into a folder fails: it may not be entered, or its server is away."""
+    what, fix = f"cannot be looked into: {error.strerror}", "fix permissions, or see to the file system"
+    return DiskError(what, where=str(error.filename), fix=fix)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Reads the manifest of a checkpoint folder, of which no byte may be other than it was written.
+
+    Raises:
+        CheckpointError: Missing, not JSON, damaged, or with fields missing or file names that leave the folder.
+        NewerFormatError: Of another schema.
+    """
+    file = path / MANIFEST
+    try:
+        written = file.read_bytes()
+        envelope = json.loads(written)
+        raw = envelope["content"]
+        if envelope["crc32"] != _crc32(raw):
+            raise ValueError("its CRC32 does not match")
+        if raw["schema"] != SCHEMA:
+            raise NewerFormatError(
+                f"written in format {raw['schema']}, this version reads {SCHEMA}",
+                where=str(file),
+                fix="update pretrain",
+            )
+        if written != json_bytes(envelope):  # the CRC is of what it says, and a last newline that is gone says nothing
+            raise ValueError("it says the same, and is not as it was written")
+        files = [FileRecord(**record) for record in raw.pop("files")]
+        manifest = Manifest(files=files, **raw)
+    except FileNotFoundError:
+        raise CheckpointError("not a checkpoint (no manifest.json)", where=str(path), fix="check the path") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the manifest is damaged ({reason})", where=str(file), fix="use another one") from None
+    if not all(isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for record in manifest.files):
+        raise CheckpointError("a file name leaves the folder", where=str(file), fix="do not trust this checkpoint")
+    return manifest

@@ -1,0 +1,190 @@
+"""Parameters made and cut up one by one, for ZeRO stage 3: a rank never holds a whole model, at no moment.
+
+    on the meta device -> for each parameter: draw it, keep this rank's share, let the rest go -> build_engine
+
+The costs at any time are the shares and one parameter. The objects stay the same: names and groups that were made of
+the parameters on the meta device hold.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.config.data import BatchPlan
+from pretrain.config.engine import EngineConfig
+from pretrain.dist import World
+from pretrain.engine.deepspeed_engine import deepspeed_config
+from pretrain.engine.engine import Engine
+from pretrain.engine.frozen import CompleteState
+from pretrain.errors import ConfigError, LaunchError
+from pretrain.utils.log import quiet_libraries
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+_WORKING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def builds_sharded(config: EngineConfig) -> bool:
+    """Returns whether a model is to be built on the meta device and filled by `fill_sharded`."""
+    return config.kind == "deepspeed" and config.zero_stage == 3
+
+
+def fill_sharded(
+    model: nn.Module, draw: Callable[[str, torch.Size], Tensor], config: EngineConfig, accelerator: "Accelerator"
+) -> None:
+    """Gives the parameters of a model on the meta device their values, each cut over the ranks at once. Collective.
+
+    Args:
+        model: Parameters on the meta device; shared ones are done once.
+        draw: Returns the initial value of a parameter, whole; the same on every rank.
+        config: The dtype of the working weights is that of its precision.
+        accelerator: From `start_accelerator`, with its DeepSpeed plugin.
+    """
+    import deepspeed
+
+    dtype = _WORKING_DTYPES[config.precision]
+    cut: Any = None
+    for name, parameter in model.named_parameters():
+        value = draw(name, parameter.shape).to(accelerator.device, dtype)
+        torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
+        if cut is None:
+            holder = nn.Module()
+            holder.register_parameter("weight", parameter)
+            plugin = accelerator.state.deepspeed_plugin
+            deepspeed.zero.Init(module=holder, config_dict_or_path=plugin.deepspeed_config, dtype=dtype)
+            cut = parameter.convert_to_zero_parameters
+        else:
+            cut([parameter])
+
+
+# Starts accelerate, and with it the process group, on the device and backend of the config.
+
+
+def pick_device(config: EngineConfig) -> str:
+    """Returns `cuda` or `cpu`. Raises: ConfigError where CUDA is asked for, or needed, and absent."""
+    if config.precision == "fp16" and not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.precision=fp16 needs a GPU, and torch sees none", fix="use engine.precision=bf16, or fp32"
+        )
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "engine.device=cuda, but torch sees no GPU", fix="use engine.device=auto, or install a CUDA torch"
+        )
+    return "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def start_accelerator(
+    config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int, world: World
+) -> "Accelerator":
+    """Brings up the process group and returns accelerate's front. Collective.
+
+    Raises:
+        ConfigError: `single` with several ranks, or a device that is not there.
+        LaunchError: The ranks cannot reach each other, or a package is missing.
+    """
+    device = pick_device(config)
+    if config.kind == "single" and world.size > 1:
+        raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix="use engine.kind=ddp or deepspeed")
+    # accelerate and deepspeed call collectives by names that torch is renaming; the user can do nothing about it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    if device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    # `accelerate launch` exports its own idea of engine and precision; the config is the only one that counts.
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+    kwargs: dict[str, Any] = {"mixed_precision": "no" if config.precision == "fp32" else config.precision}
+    if config.kind == "deepspeed":
+        kwargs["gradient_accumulation_steps"] = plan.accumulation
+        kwargs["deepspeed_plugin"] = _deepspeed_plugin(device, config, grad_clip, plan, num_parameters)
+    else:
+        # With cpu=True accelerate would drop a DeepSpeed plugin without a word; here there is none to drop.
+        kwargs["cpu"] = device == "cpu"
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=config.group_timeout_s))
+    try:
+        return Accelerator(kwargs_handlers=[group], **kwargs)
+    except (torch.distributed.DistError, OSError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise LaunchError(
+            f"cannot set up the process group: {str(error).splitlines()[0]}",
+            where=f"rank {world.rank} at {address}",
+            fix="see that the port is free and that every rank reaches that address",
+        ) from error
+
+
+def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise LaunchError(
+            f"engine.kind=deepspeed needs the deepspeed package: {error}", fix="install it, or use engine.kind=ddp"
+        ) from None
+    from accelerate.utils import DeepSpeedPlugin
+
+    quiet_libraries()
+    # Its shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a kill. Where
+    # the table of its ops is read first, it compiles a probe for each in TMPDIR, where a kill leaves it: not here.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+    return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))
+
+
+def build_engine(
+    module: nn.Module,
+    names: dict[int, str],
+    optimizer: torch.optim.Optimizer,
+    accelerator: "Accelerator",
+    config: EngineConfig,
+    grad_clip: float,
+    plan: BatchPlan,
+    world: World,
+    *,
+    saves_frozen: bool = True,
+) -> Engine:
+    """Wraps a module and its optimizer.
+
+    Args:
+        module: Its `forward(batch)` returns the sum of the losses, a scalar, and what is shown of it, float64 [2].
+        names: Name of each of its parameters in checkpoints, by `id(parameter)`.
+        optimizer: Over its parameters.
+        accelerator: From `start_accelerator`.
+        config: What was asked for.
+        grad_clip: Largest global gradient norm; 0: no clipping.
+        plan: How a global batch is cut.
+        world: This process's place.
+        saves_frozen: Parameters that need no gradient are of its state too, as weights without moments.
+
+    Raises:
+        LaunchError: What was built is not what `config` asks for.
+    """
+    from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
+    from pretrain.engine.torch_engine import TorchEngine
+
+    if accelerator.num_processes != world.size:
+        raise LaunchError(
+            f"accelerate sees {accelerator.num_processes} processes, the launcher started {world.size}",
+            fix="start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed",
+        )
+    engine: DeepSpeedZeroEngine | TorchEngine
+    if config.kind == "deepspeed":
+        engine = DeepSpeedZeroEngine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
+    else:
+        engine = TorchEngine(module, names, optimizer, accelerator, config, grad_clip, world)
+    frozen = [(names[id(p)], p) for p in module.parameters() if saves_frozen and not p.requires_grad]
+    if frozen:
+        engine.state = CompleteState(engine.state, frozen, world)
+    return engine

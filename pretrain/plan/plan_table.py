@@ -1,0 +1,255 @@
+"""A plan as tables for a terminal."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pretrain.utils.units import count, flops, percent, size, span
+
+_MEMORY = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer, master weights",
+    "gathered": "gathered by stage 3",
+    "activations": "activations",
+    "loss": "chunk of logits",
+    "buckets": "communication buckets",
+    "overhead": "context, NCCL, fragmentation",
+}
+
+_BAR = 30
+
+
+def show_plan(facts: dict[str, Any], console: Console) -> None:
+    """Prints all that a plan says; problems last, where they are seen."""
+    _show_model(facts, console)
+    if "layout" in facts:
+        _show_memory(facts, console)
+        _show_time(facts, console)
+        _show_course(facts, console)
+        _show_data(facts["data"], console)
+    if "search" in facts:
+        show_search(facts["search"], console)
+    if "sweep" in facts:
+        show_sweep(facts["sweep"], console)
+    for problem in facts["problems"]:
+        word = "error" if problem["refuses"] else "predicted"
+        console.print(f"{word}: {problem['what']}; {problem['fix']}", style="bold red", soft_wrap=True)
+
+
+def _section(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", min_width=28)
+    table.add_column(justify="right", min_width=12)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _show_model(facts: dict[str, Any], console: Console) -> None:
+    model, cluster = facts["model"], facts["cluster"]
+    parts = dict(model["parameters"])
+    total = parts.pop("total")
+    table = _section(f"Model: {count(total)} parameters ({total:,})")
+    for name, number in parts.items():
+        if number:
+            table.add_row(name, count(number), percent(number / total))
+    weights = total + model["adapters"]
+    if model["trained"] != total:
+        table.add_row("trained", count(model["trained"]), f"{percent(model['trained'] / weights)} of the weights")
+    if model["adapters"]:
+        table.add_row("adapters", count(model["adapters"]), percent(model["adapters"] / weights))
+    each = model["flops_per_token"]
+    table.add_row("FLOPs a token, forward", flops(each["forward"]))
+    table.add_row("backward", flops(each["backward"]))
+    if each["recompute"]:
+        table.add_row("recomputed", flops(each["recompute"]), "no useful work: not in MFU")
+    console.print(table)
+    if model["vocab_assumed"]:
+        console.print(
+            f"[yellow]The vocabulary is not known, its data are not here: {model['vocab_size']:,} is assumed; "
+            "say model.vocab_size=N[/yellow]",
+            soft_wrap=True,
+        )
+    layout = facts.get("layout")
+    where = f"{cluster['nodes']} x {cluster['per_node']} {cluster['name']}"
+    if layout is not None:
+        text = (
+            f"{layout['engine']} ZeRO-{layout['zero_stage']}, {layout['precision']}; {layout['rows']} rows a step = "
+            f"{cluster['ranks']} ranks x {layout['accumulation']} accumulated x {layout['micro']} at once, "
+            f"{count(layout['tokens_per_step'])} tokens"
+        )
+        console.print(f"\n[bold]On {where}[/bold]: {text}", soft_wrap=True, highlight=False)
+    else:
+        console.print(f"\n[bold]On {where}[/bold]")
+    if (measured := facts["calibration"]) is not None:
+        console.print(f"Calibrated on {measured['device']} ({measured['host']}, {measured['measured'][:10]})")
+    console.print()
+
+
+def _show_memory(facts: dict[str, Any], console: Console) -> None:
+    memory = facts["memory"]
+    limit = memory["limit"]
+    table = _section(f"Memory of a rank: {size(memory['total'])} of {size(limit)}")
+    for key, name in _MEMORY.items():
+        if memory[key]:
+            table.add_row(name, size(memory[key]), "#" * round(_BAR * min(1.5, memory[key] / limit)))
+    table.add_row("in the host's memory", size(memory["host"]), "offloaded, and what a save copies")
+    most = f"{memory['largest_micro']:,}" + (" or more" if memory["largest_micro"] == memory["micro_limit"] else "")
+    table.add_row("largest micro-batch", most, f"rows; batch.micro={facts['layout']['micro']} is asked for")
+    console.print(table)
+    console.print()
+
+
+def _show_time(facts: dict[str, Any], console: Console) -> None:
+    rates = facts["rates"]
+    first = rates["predicted"]
+    table = Table(title=f"Time: bound by {first['bound']}", title_justify="left", title_style="bold", box=None)
+    for name in ("", "MFU", "tokens/s", "a step", "whole run", "GPU-hours"):
+        table.add_column(name, justify="right" if name else "left", header_style="dim", min_width=9)
+    for name, rate in rates.items():
+        table.add_row(
+            name,
+            percent(rate["mfu"]),
+            count(rate["tokens_per_s"]),
+            span(rate["step_s"]),
+            span(rate["days"] * 86_400),
+            f"{rate['gpu_hours']:,.{1 if rate['gpu_hours'] < 10 else 0}f}",
+        )
+    console.print(table)
+    parts = _section("")
+    parts.title = None
+    for name, seconds in first["parts_s"].items():
+        if seconds:
+            share = seconds / first["step_s"]
+            parts.add_row(f"  {name}", span(seconds), f"{percent(share):>6}  {'#' * round(_BAR * share)}")
+    console.print(parts)
+    if facts["cluster"]["ranks"] > 1:
+        _show_network(facts, console)
+    console.print()
+
+
+def _show_network(facts: dict[str, Any], console: Console) -> None:
+    table = Table(title="A rank sends in a step", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("ZeRO", "bytes", "in a node", "between nodes", ""):
+        table.add_column(name, justify="left" if not name else "right", header_style="dim", min_width=5)
+    for one in facts["network"]:
+        between = span(one["between_s"]) if one["between_s"] else "-"
+        asked = "<- asked for" if one["zero_stage"] == facts["layout"]["zero_stage"] else ""
+        table.add_row(str(one["zero_stage"]), size(one["bytes"]), span(one["inside_s"]), between, asked)
+    console.print(table)
+
+
+def _show_course(facts: dict[str, Any], console: Console) -> None:
+    course, failures = facts["course"], facts["course"]["failures"]
+    table = _section("Checkpoints, jobs, failures")
+    table.add_row(
+        "a checkpoint", size(course["checkpoint_bytes"]), f"written in {span(course['save_s'])}, beside training"
+    )
+    table.add_row("disk", size(course["disk_bytes"]), f"{course['checkpoints_kept']} at once")
+    if course["interval_s"]:
+        table.add_row("every", span(course["interval_s"]), "by checkpoint.every_steps")
+    else:
+        table.add_row("every", "never", "checkpoint.every_steps=0: only at the end or a stop")
+    table.add_row("a failure every", span(failures["mtbf_s"]), f"{failures['expected']:.1f} expected over the run")
+    best = f"checkpoint.every_steps={failures['daly_steps']} (Daly)"
+    if failures["daly_s"] > course["total_s"]:
+        best = "longer than the run (Daly)"
+    table.add_row("best interval", span(failures["daly_s"]), best)
+    table.add_row("", span(failures["young_s"]), "by Young")
+    table.add_row("lost to saves and failures", percent(failures["lost_share"]), "at most: saves run beside training")
+    if "jobs" in course:
+        jobs = course["jobs"]
+        text = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"
+        fits = str(jobs["count"]) if jobs["count"] else "none"
+        table.add_row("jobs", fits, text if jobs["count"] else "the limit is shorter than start and save")
+    console.print(table)
+    console.print()
+
+
+def _show_data(data: dict[str, Any], console: Console) -> None:
+    table = _section("Data")
+    table.add_row("tokens read", count(data["needed_tokens"]), f"{size(data['bytes_s'])}/s by all ranks")
+    share = data["needed_tokens"] / data["optimal_tokens"]
+    table.add_row("compute-optimal", count(data["optimal_tokens"]), f"20 a parameter; the run reads {share:.2f} x")
+    if data["stored"] is None:
+        table.add_row("there are", "?", "the data are not here")
+    else:
+        stored = data["stored"]
+        table.add_row(
+            "there are", count(stored["tokens"]), f"in {stored['shards']} shards: {data['epochs']:.2f} epochs"
+        )
+        table.add_row("rows a lane", count(data["rows_a_lane"]), f"an epoch, data.lanes={data['lanes']}")
+    console.print(table)
+    if data["problem"]:
+        console.print(f"[bold red]{data['problem']}[/bold red]", soft_wrap=True)
+
+
+# Tables of what `--search` and `--sweep` find.
+
+
+_SMALL_BAR = 12
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    # One space between columns: the widest numbers fit a terminal of 80.
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name == "curve" else "right", header_style="dim", no_wrap=True)
+    return table
+
+
+def show_search(found: list[dict[str, Any]], console: Console) -> None:
+    """Prints the layouts that fit, and how to ask for the first."""
+    console.print()
+    if not found:
+        console.print("[bold]Layouts that fit[/bold]: none")
+        return
+    columns = ("ZeRO", "micro", "x", "recomputed", "on host", "MFU", "tokens/s", "memory", "bound")
+    table = _table("Layouts that fit, fastest first", columns)
+    for one in found:
+        host = [name for name in ("optimizer", "params") if one[f"offload_{name}"] != "none"]
+        table.add_row(
+            str(one["zero_stage"]),
+            str(one["micro"]),
+            str(one["accumulation"]),
+            one["activation_checkpointing"],
+            "+".join(host) or "-",
+            percent(one["mfu"]),
+            count(one["tokens_per_s"]),
+            size(one["memory_bytes"]),
+            one["bound"],
+        )
+    console.print(table)
+    console.print("The first: " + " ".join(found[0]["overrides"]), soft_wrap=True, highlight=False)
+
+
+def show_sweep(points: list[dict[str, Any]], console: Console) -> None:
+    """Prints the scaling curve."""
+    console.print()
+    columns = ("nodes", "GPUs", "micro", "x", "tokens/s", "MFU", "of 1st", "run", "bound", "curve")
+    table = _table("Scaling: the same batch on more nodes (x: micro-batches a step)", columns)
+    most = max((point["tokens_per_s"] or 0 for point in points), default=0)
+    for point in points:
+        if point["tokens_per_s"] is None:
+            continue
+        table.add_row(
+            str(point["nodes"]),
+            f"{point['ranks']:,}",
+            str(point["micro"]),
+            str(point["accumulation"]),
+            count(point["tokens_per_s"]),
+            percent(point["mfu"]),
+            percent(point["efficiency"]),
+            span(point["days"] * 86_400),
+            point["bound"],
+            "#" * max(1, round(_SMALL_BAR * point["tokens_per_s"] / most)),
+        )
+    console.print(table)
+    for point in points:
+        if point["why"]:
+            console.print(
+                f"{point['nodes']} node{'s' if point['nodes'] > 1 else ''}: {point['why']}",
+                style="yellow",
+                soft_wrap=True,
+            )

@@ -1,0 +1,160 @@
+"""The memory of one rank: weights, gradients, optimizer, activations, buckets, overhead; and what is on the host.
+
+    device    weights + gradients + optimizer, by ZeRO stage, + activations at the peak + the loss's chunk of logits
+              + buckets as `plan_buckets` sets them + what stage 3 has gathered + context and fragmentation
+    host      what is offloaded, and the copy that a checkpoint is written from
+
+Tested against the live tensors of real ranks (`tests/integration/test_plan_memory.py`).
+"""
+
+from dataclasses import dataclass, fields
+
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.layout import ParallelLayout
+from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
+from pretrain.plan.params import count_parameters
+from pretrain.plan.work import TrainingTask, kept_by
+
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""As `objective/loss.py` has it: scores that the loss holds at once."""
+
+_MAX_LIVE = 1_000_000_000
+"""Parameters that DeepSpeed's stage 3 may leave gathered, by its default (`stage3_max_live_parameters`)."""
+
+_ALL_REDUCED = 500_000_000
+"""Gradients that DeepSpeed copies side by side to reduce them at stage 0 (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
+
+_CONTEXT_BYTES = 600 * 2**20
+_NCCL_BYTES = 500 * 2**20
+_FRAGMENTED = 0.03
+"""Of a CUDA process before its first tensor, of NCCL's channels, and of what the allocator cannot use."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes on the device of one rank, at its fullest.
+
+    Attributes:
+        weights: Working weights.
+        gradients: Held between micro-batches.
+        optimizer: Master weights and moments.
+        gathered: Weights that stage 3 holds beside its share.
+        activations: Kept by a micro-batch, and of the block that is computed again.
+        loss: Logits of a chunk, and the sum of the head's gradient.
+        buckets: Of communication.
+        overhead: Context, NCCL, fragmentation.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    loss: int
+    buckets: int
+    overhead: int
+
+    @property
+    def state(self) -> int:
+        """Weights, gradients and optimizer."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def bucket_bytes(parameters: int, trained: int, layout: ParallelLayout, world_size: int) -> int:
+    """Returns what communication holds beside gradients and weights of a model, of which so many are trained."""
+    engine, size = layout.engine, 4 if layout.engine.precision == "fp32" else 2
+    if world_size == 1 and engine.kind != "deepspeed":
+        return 0
+    if engine.kind == "ddp":
+        return 4 * trained  # DDP's buckets are a copy of the gradients
+    if not engine.zero_stage:
+        return size * min(trained, _ALL_REDUCED) if world_size > 1 else 0
+    buckets = plan_buckets(parameters, engine.zero_stage)
+    return size * (buckets.reduce_bucket_size + max(buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size))
+
+
+def loss_bytes(task: TrainingTask, layout: ParallelLayout, device: str) -> int:
+    """Returns what the chunked loss works with: its logits, their slope, and sums in fp32."""
+    model = task.model
+    if model.head.kind != "lm":
+        return 0
+    size, rows = 4 if layout.engine.precision == "fp32" else 2, model.padded_vocab_size
+    positions = round(layout.micro * task.lengths.target * task.head_share)
+    logits = min(CHUNK_LOGITS[device], positions * rows)
+    in_16_bits = 2 * size if size == 2 else 0  # scores before, and slopes after they are in fp32
+    sums = rows * model.last_stack.width * (4 + size if size == 2 and task.trains_head else 0)
+    return logits * (4 + in_16_bits) + sums
+
+
+def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> RankMemory:
+    """Counts what one rank holds."""
+    engine, values, parameters = layout.engine, task.values, count_parameters(task.model)
+    each = bytes_per_parameter(
+        engine.zero_stage,
+        engine.precision if engine.kind == "deepspeed" else "fp32",
+        cluster.size,
+        state_bytes(task.optimizer, values) / values.trained,
+        offload_optimizer=engine.offload_optimizer != "none",
+        offload_params=engine.offload_params != "none",
+    )
+    _, peak = kept_by(task, engine, layout.micro, cluster.device)
+    size = 4 if engine.precision == "fp32" else 2
+    sharded = engine.zero_stage == 3 and cluster.size > 1
+    found = RankMemory(
+        weights=round(each.weights * values.weights),
+        gradients=round(each.gradients * values.trained),
+        optimizer=round(each.optimizer * values.trained),
+        gathered=size * min(values.weights, _MAX_LIVE) if sharded or engine.offload_params != "none" else 0,
+        activations=peak,
+        loss=loss_bytes(task, layout, cluster.device),
+        buckets=bucket_bytes(parameters, values.trained, layout, cluster.size),
+        overhead=0,
+    )
+    overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
+    return RankMemory(**{f.name: getattr(found, f.name) for f in fields(found)} | {"overhead": overhead})
+
+
+def _fixed_bytes(cluster: Cluster) -> int:
+    """Of a process that has no tensor yet: measured, or estimated for a GPU and left out for a CPU."""
+    measured = cluster.calibration
+    context = 0 if cluster.device == "cpu" else _CONTEXT_BYTES
+    group = 0 if cluster.device == "cpu" else _NCCL_BYTES
+    if measured is not None:
+        context = measured.overhead_bytes
+        group = group if measured.group_bytes is None else measured.group_bytes
+    return context + (group if cluster.size > 1 else 0)
+
+
+def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
+    """Returns what a rank keeps in the memory of its host: what is offloaded, and the copy that a save is made from."""
+    engine, values = layout.engine, task.values
+    state = state_bytes(task.optimizer, values)
+    copied = (4 * values.saved + state) // cluster.size
+    offloaded = 0
+    if engine.offload_optimizer != "none":
+        offloaded += (state + 8 * values.trained) // cluster.size
+    if engine.offload_params != "none":
+        offloaded += values.weights * (4 if engine.precision == "fp32" else 2) // cluster.size
+    return copied + offloaded
+
+
+def memory_limit(cluster: Cluster) -> int:
+    """Returns what a rank may hold; the ranks of a machine share its memory where they run on CPUs."""
+    if cluster.calibration is None:
+        return int(cluster.gpu.memory_gib * 2**30)
+    return cluster.calibration.memory_bytes // (cluster.per_node if cluster.device == "cpu" else 1)
+
+
+def largest_micro(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, most: int) -> int:
+    """Returns the most rows at once that fit a rank, at most `most`; 0: not even one."""
+    low, high, limit = 0, most, memory_limit(cluster)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = rank_memory(task, ParallelLayout(layout.engine, middle, 1), cluster).total <= limit
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low

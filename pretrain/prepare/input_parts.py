@@ -1,0 +1,230 @@
+"""URLs among the inputs: which there are, and how they are written where others may read."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from pretrain.errors import ConfigError, DataError
+
+REMOTE_SCHEMES = ("http", "https", "s3", "gs")
+
+_REMOTE_PREFIXES = tuple(f"{scheme}://" for scheme in REMOTE_SCHEMES)
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
+
+
+def scheme_of(path: str) -> str:
+    """Returns the scheme of a URL, or the empty string for a path.
+
+    Raises:
+        DataError: A URL of a kind that is not read.
+    """
+    match = _SCHEME.match(path)
+    if match is None:
+        return ""
+    if match[2] == "://" and match[1] in (*REMOTE_SCHEMES, "file"):
+        return match[1]
+    raise DataError(
+        f"URLs of {match[1]!r} are not read",
+        where=shown(path),
+        fix=f"use a path, or a URL of {', '.join(REMOTE_SCHEMES)} or file",
+    )
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL that is read over a network."""
+    return path.startswith(_REMOTE_PREFIXES)
+
+
+def local_path(path: str) -> str:
+    """Returns the path that a file: URL means; any other path as it is."""
+    return unquote(urlsplit(path).path) if path.startswith("file://") else path
+
+
+def name_of(path: str) -> str:
+    """Returns what a path or URL ends in, by which its format goes: no query, no fragment."""
+    if path.startswith(("http://", "https://")):
+        path = unquote(urlsplit(path).path)
+    return path.rpartition("/")[2]
+
+
+def shown(path: str) -> str:
+    """Returns `path` without what may be a secret in a URL: user and password, and the query of all but s3 and gs,
+    where a question mark is part of a name."""
+    if "://" not in path:
+        return path
+    scheme, _, rest = path.partition("://")
+    place, slash, name = rest.partition("/")
+    if scheme not in ("s3", "gs"):
+        place, name = place.partition("?")[0], name.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{name}"
+
+
+# Input files as they were listed, and their cut into parts.
+#
+#     InputFile    one file: where it is, how large, which version of it, how documents lie in it, of which input
+#     Slice        a run of its bytes
+#     Part         slices that one process reads in order and turns into shards of its own
+#     plan_parts   [InputFile] -> [Part], by sizes alone, so that any number of processes shares the same parts out
+#
+# Nothing is opened here. Which files an input names is inputs/listing.py; reading them is readers/.
+
+
+MIN_PART_BYTES = 2 * 2**20
+
+MAX_PART_BYTES = 256 * 2**20
+
+PARTS_WANTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input file as it was when listed.
+
+    Attributes:
+        path: As the user's input leads to it; a URL where it is remote.
+        size: Bytes, as stored.
+        version: With `size`, how a change is noticed: nanoseconds of the last change of a local file, the entity tag
+            (or what the server has instead) of a remote one. No spaces.
+        input: Which of the inputs it belongs to, from 0.
+        format: How documents lie in it: a key of `READERS`.
+        compression: `gzip`, `zstd` or none.
+        is_cuttable: Slices of it may begin inside.
+        pair: The file whose n-th line belongs to the n-th line of this one.
+    """
+
+    path: str
+    size: int
+    version: str
+    input: int = 0
+    format: str = "text"
+    compression: str = ""
+    is_cuttable: bool = False
+    pair: "InputFile | None" = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size as stored, its pair's included."""
+        return self.size + (self.pair.size if self.pair else 0)
+
+    @property
+    def shown(self) -> str:
+        """The path for messages and records: without what may be a secret in a URL."""
+        return shown(self.path)
+
+    @property
+    def is_remote(self) -> bool:
+        """It is read over a network."""
+        return is_remote(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Bytes [start, stop) of a file: the lines, or row groups, whose first byte lies there."""
+
+    file: InputFile
+    start: int
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size as stored, its pair's included."""
+        return self.stop - self.start + (self.file.pair.size if self.file.pair else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """A unit of work: slices that one process reads in order and turns into shards of its own."""
+
+    number: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def name(self) -> str:
+        """Stem of the part's files."""
+        return f"part-{self.number:05d}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size as stored."""
+        return sum(piece.num_bytes for piece in self.slices)
+
+
+def plan_part_bytes(files: Iterable[InputFile]) -> int:
+    """Returns the size of a part: a 64th of the input, from 2 to 256 MiB."""
+    total = sum(file.num_bytes for file in files)
+    return min(max(total // PARTS_WANTED, MIN_PART_BYTES), MAX_PART_BYTES)
+
+
+def plan_parts(files: Iterable[InputFile], part_bytes: int) -> list[InputPart]:
+    """Cuts the input into parts of about `part_bytes`, in order. A pure function of the listing.
+
+    A file that is cuttable is cut by bytes; which line or row group a cut falls in is settled when it is read.
+    """
+    parts: list[InputPart] = []
+    pending: list[Slice] = []
+    room = part_bytes
+    for piece in _slices(files, part_bytes):
+        pending.append(piece)
+        room -= piece.num_bytes
+        if room <= 0:
+            parts.append(InputPart(len(parts), tuple(pending)))
+            pending, room = [], part_bytes
+    if pending:
+        parts.append(InputPart(len(parts), tuple(pending)))
+    return parts
+
+
+def _slices(files: Iterable[InputFile], part_bytes: int) -> Iterator[Slice]:
+    for file in files:
+        if file.is_cuttable and file.size > part_bytes:
+            starts = range(0, file.size, part_bytes)
+            yield from (Slice(file, start, min(start + part_bytes, file.size)) for start in starts)
+        else:
+            yield Slice(file, 0, file.size)
+
+
+# Which parts of the input one of several machines prepares: of `--part i/n`, those with number % n
+# == i - 1.
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `of` commands that fill one folder together.
+
+    Attributes:
+        number: From 1. The first makes what all depend on: the tokenizer, and which documents came before.
+        of: How many. 1: the whole input.
+    """
+
+    number: int = 1
+    of: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """There are no others."""
+        return self.of == 1
+
+    @property
+    def is_first(self) -> bool:
+        """The others wait for what this one makes."""
+        return self.number == 1
+
+    def own(self, parts: Sequence[InputPart]) -> list[InputPart]:
+        """Returns the parts that are this one's, in order."""
+        return [part for part in parts if part.number % self.of == self.number - 1]
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+WHOLE = Share()
+
+
+def parse_share(text: str) -> Share:
+    """Reads `i/n` with 1 <= i <= n. Raises: ConfigError."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f"part={text!r} is not a part", fix="use i/n with 1 <= i <= n, such as 1/4")
+    return Share(int(match[1]), int(match[2]))

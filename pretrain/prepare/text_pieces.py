@@ -1,0 +1,104 @@
+"""A document as what is encoded: its split, its sides, and pieces of these that are not too long.
+
+    Document -> divide -> [Piece], a span each -> cut_piece -> Piece, Piece, ... (the last one ends the document)
+
+text       one span, or one in each split
+pairs      the source, then the target
+records    one span a segment
+classes    one span
+tags       one span, which is not cut: its labels tell places in it
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pretrain.prepare.filters import Document, Label
+from pretrain.prepare.split import SplitRule
+from pretrain.tokenizer import cut_text
+
+
+class TextPiece(NamedTuple):
+    """A run of one document's text, encoded in one go. A tuple, because making one a document is what they cost.
+
+    Attributes:
+        split: Where the document goes.
+        text: Its characters.
+        ends: The document ends with it, or the source of a pair.
+        consumed_bytes: Input bytes to report when it is done.
+        is_source: It is of the source of a pair, which comes before the target.
+        is_learned: Its tokens are learned.
+        labels: Of the document, with its first piece.
+        is_marker: A template wrote it: special tokens that it names are meant.
+    """
+
+    split: str
+    text: str
+    ends: bool
+    consumed_bytes: int
+    is_source: bool = False
+    is_learned: bool = True
+    labels: tuple[Label, ...] = ()
+    is_marker: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """The document ends with it."""
+        return self.ends and not self.is_source
+
+
+def document_key(document: Document) -> bytes:
+    """Returns the bytes that make a document what it is: equal for two documents only if they are the same.
+
+    Of a labelled one that is its text: whatever its label, it is not to be in both splits.
+    """
+    if document.source is not None:
+        source = document.source.encode()
+        return b"%d:%b%b" % (len(source), source, document.utf8)
+    if document.segments:
+        parts = ((text.encode(), is_learned) for text, is_learned in document.segments)
+        return b"".join(b"%d%c%b" % (len(text), b"=" if is_learned else b":", text) for text, is_learned in parts)
+    return document.utf8
+
+
+def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns a document that is not empty as pieces, one a span; with `tail`, of two documents.
+
+    The first tells the bytes that the document took from the input.
+    """
+    consumed = document.consumed_bytes
+    if rule.kind == "tail" and document.split is None:
+        sides = rule.divide(document.text, document.utf8)
+        return [TextPiece(split, side, True, 0 if number else consumed) for number, (split, side) in enumerate(sides)]
+    split = document.split or rule.split_of(document_key(document))
+    if document.source is not None:
+        return [
+            TextPiece(split, document.source, True, consumed, is_source=True),
+            TextPiece(split, document.text, True, 0),
+        ]
+    if document.segments:
+        last = len(document.segments) - 1
+        return [
+            TextPiece(
+                split,
+                text,
+                number == last,
+                0 if number else consumed,
+                is_learned=is_learned,
+                is_marker=number in document.markers,
+            )
+            for number, (text, is_learned) in enumerate(document.segments)
+        ]
+    return [TextPiece(split, document.text, True, consumed, labels=document.labels)]
+
+
+def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
+    """Yields a piece in pieces of about PIECE_CHARS, where the tokenizer allows `cut_text`."""
+    texts = list(cut_text(piece.text))
+    for number, text in enumerate(texts, 1):
+        is_first, is_last = number == 1, number == len(texts)
+        yield piece._replace(
+            text=text,
+            ends=piece.ends and is_last,
+            consumed_bytes=piece.consumed_bytes if is_first else 0,
+            labels=piece.labels if is_first else (),
+        )

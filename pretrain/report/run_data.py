@@ -1,0 +1,282 @@
+"""What a report knows of a run: all that its folder says, as plain values. Only reads, and imports no torch.
+
+    run.json, config.yaml        identity, versions, attempts, config
+    metrics.jsonl                rows in order of steps; those of steps that were done again are left out
+    samples.jsonl                texts that the run has generated
+    attention/step-00001000.png  pictures that it has drawn: the newest
+    evaluations.jsonl            what `pretrain evaluate` has found
+    checkpoints/*/manifest.json  what is on disk, and how many parameters there are
+
+A run may be going on, cut short or damaged: what cannot be read is left out, and a note says so. Not here: the starts
+of a run, which its Slurm jobs know of too (launch/runs.py).
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_of
+from pretrain.errors import CheckpointError
+from pretrain.report.evaluations import Evaluation, read_evaluations
+from pretrain.report.series import ProgressCurve, make_course
+from pretrain.run.folder import RunDir
+from pretrain.tracking.picture_files import ATTENTION, list_pictures
+
+SAMPLES = "samples.jsonl"
+MAX_PICTURE_BYTES = 4 * 2**20
+_PNG = b"\x89PNG\r\n\x1a\n"
+_HUGE = 2**1000
+"""Above, an int is no float."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint that is on disk.
+
+    Attributes:
+        step: Of the run.
+        tokens: Trained on by then.
+        num_bytes: Of all its files.
+        at: When its manifest was written, UTC.
+        written_by: Engine and ranks.
+        manifest: sha256 of its manifest.
+    """
+
+    step: int
+    tokens: int
+    num_bytes: int
+    at: datetime
+    written_by: str
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run.
+
+    Attributes:
+        path: Its folder.
+        label: What the report calls it.
+        record: run.json.
+        config: Values of config.yaml by dotted key.
+        config_text: config.yaml as it is; empty where there is none.
+        metrics: Of metrics.jsonl: (step, value) by name, in order; nan where a row has null.
+        last_step: Of its rows.
+        course: Tokens and hours by step, a knot at each row.
+        samples: Of samples.jsonl: a step, and (prompt, text) pairs.
+        attention: Step and PNG of the newest picture of attention, if there is one.
+        evaluations: Of evaluations.jsonl, oldest first.
+        starts: Oldest first, as `launch.runs` merges them.
+        checkpoints: Oldest first.
+        parameters: Of the model, as far as a checkpoint tells.
+        notes: What could not be read, in words.
+    """
+
+    path: Path
+    label: str
+    record: dict[str, Any]
+    config: dict[str, Any]
+    config_text: str
+    metrics: dict[str, list[tuple[float, float]]]
+    last_step: int
+    course: ProgressCurve
+    samples: list[tuple[int, list[tuple[str, str]]]]
+    attention: tuple[int, bytes] | None
+    evaluations: list[Evaluation]
+    starts: list[dict[str, Any]]
+    checkpoints: list[SavedCheckpoint]
+    parameters: int | None
+    notes: list[str]
+
+    def finite(self, name: str) -> list[tuple[float, float]]:
+        """Returns (step, value) where a metric is finite."""
+        return [point for point in self.metrics.get(name, []) if not math.isnan(point[1])]
+
+    @property
+    def last_attempt(self) -> dict[str, Any]:
+        """The newest entry of run.json."""
+        return dict(self.record["attempts"][-1])
+
+
+def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> RunData:
+    """Reads a run folder.
+
+    Args:
+        path: The folder.
+        label: What to call it.
+        starts: Of the run.
+
+    Raises:
+        ConfigError: There is no run, or its record is damaged.
+    """
+    run, notes = RunDir(path), list[str]()
+    record = run.read_record()
+    text, config = _read_config(run.config, notes)
+    checkpoints, parameters = _read_checkpoints(run, notes)
+    rows = read_lines(run.metrics, notes)
+    return RunData(
+        path=path,
+        label=label,
+        record=record,
+        config=config,
+        config_text=text,
+        metrics=split_columns(rows),
+        last_step=rows[-1]["step"] if rows else 0,
+        course=make_course(rows),
+        samples=_read_samples(path / SAMPLES, notes),
+        attention=_read_attention(path / ATTENTION, notes),
+        evaluations=read_evaluations(run.evaluations, notes),
+        starts=list(starts),
+        checkpoints=checkpoints,
+        parameters=parameters,
+        notes=notes,
+    )
+
+
+def label_runs(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
+    """Returns what to call runs: their names; where two have the same, name and path; where these too, a number."""
+    labels = [
+        name if list(names).count(name) == 1 else f"{name} ({path})" for name, path in zip(names, paths, strict=True)
+    ]
+    seen: dict[str, int] = {}
+    for place, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            labels[place] = f"{label} {seen[label]}"
+    return labels
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) of nested dicts; a list of dicts is gone through too, by number."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for place, item in enumerate(value):
+            yield from flatten(item, f"{prefix}[{place}]")
+    else:
+        yield prefix, value
+
+
+def _read_config(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return text, dict(flatten(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+    except (OSError, yaml.YAMLError) as error:
+        notes.append(f"config.yaml cannot be read: {error}")
+        return "", {}
+
+
+def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Returns the rows of a file of JSON lines with a `step`, in order: a row takes back those at and after its step.
+
+    A last line without an end is being written, and is no row. No file: no rows.
+    """
+    rows: list[dict[str, Any]] = []
+    damaged = taken_back = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = json.loads(line)
+                    row["step"] = int(row["step"])
+                except (ValueError, KeyError, TypeError, OverflowError):
+                    damaged += 1
+                    continue
+                if rows and row["step"] < rows[-1]["step"]:
+                    kept = next((n for n in range(len(rows), 0, -1) if rows[n - 1]["step"] < row["step"]), 0)
+                    taken_back += len(rows) - kept
+                    del rows[kept:]
+                rows.append(row)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}")
+    if damaged:
+        notes.append(f"{path.name}: {damaged:,} damaged lines are left out")
+    if taken_back:
+        notes.append(f"{path.name}: {taken_back:,} rows of steps that were done again are left out")
+    return rows
+
+
+def split_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Returns (step, value) by metric; nan where a value is null or not finite. What is no number is left out."""
+    columns: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        step = row["step"]
+        for name, value in row.items():
+            if value is None or type(value) is float:
+                finite = value if value is not None and math.isfinite(value) else math.nan
+            elif type(value) is int:
+                finite = float(value) if abs(value) < _HUGE else math.nan
+            else:
+                continue
+            columns.setdefault(name, []).append((step, finite))
+    columns.pop("step", None)
+    return columns
+
+
+def _read_samples(path: Path, notes: list[str]) -> list[tuple[int, list[tuple[str, str]]]]:
+    found = []
+    for row in read_lines(path, notes):
+        entries = row.get("samples")
+        pairs = [
+            (str(entry.get("prompt", "")), str(entry.get("text", "")))
+            for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict)
+        ]
+        if pairs:
+            found.append((row["step"], pairs))
+    return found
+
+
+def _read_attention(folder: Path, notes: list[str]) -> tuple[int, bytes] | None:
+    found = list_pictures(folder)
+    if not found:
+        return None
+    step, path = found[-1]
+    try:
+        with path.open("rb") as file:
+            png = file.read(MAX_PICTURE_BYTES + 1)
+    except OSError as error:
+        notes.append(f"{path.name}: {error.strerror}")
+        return None
+    if len(png) > MAX_PICTURE_BYTES or not png.startswith(_PNG):
+        notes.append(f"{path.name}: no PNG of at most {MAX_PICTURE_BYTES >> 20} MiB")
+        return None
+    return step, png
+
+
+def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[SavedCheckpoint], int | None]:
+    found: list[SavedCheckpoint] = []
+    parameters = None
+    for path in list_checkpoints(run.checkpoints):
+        try:
+            manifest = load_manifest(path)
+            written = (path / MANIFEST).stat().st_mtime
+            digest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+        except (CheckpointError, OSError) as error:
+            notes.append(f"{path.name}: {getattr(error, 'what', error)}")
+            continue
+        parameters = sum(math.prod(shape) for shape in manifest.shapes.values())
+        topology = manifest.topology
+        found.append(
+            SavedCheckpoint(
+                step=int(step_of(path) or 0),
+                tokens=int(manifest.state.get("tokens", 0)),
+                num_bytes=sum(record.num_bytes for record in manifest.files),
+                at=datetime.fromtimestamp(written, UTC),
+                written_by=str(topology.get("engine", topology)),
+                manifest=digest,
+            )
+        )
+    return found, parameters

@@ -1,0 +1,92 @@
+"""What Weights & Biases shows of a run beside its config: code, machine, job and data.
+
+Found in the tracker's thread, so that a slow `git` or a slow disk delays no step. Nothing here may fail: what cannot be
+found out is left out. Not here: versions of packages, which run.json has for each attempt.
+"""
+
+import contextlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain import __version__
+from pretrain.shards.dataset import Dataset
+
+SLURM_NAMES = (
+    *("JOB_ID", "JOB_NAME", "JOB_PARTITION", "JOB_ACCOUNT", "JOB_QOS", "JOB_NUM_NODES", "JOB_NODELIST"),
+    *("CLUSTER_NAME", "NTASKS", "RESTART_COUNT", "ARRAY_JOB_ID", "ARRAY_TASK_ID"),
+)
+
+_MAX_CARD_CHARACTERS = 20_000
+
+_GIT_S = 10.0
+
+
+def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
+    """Returns `code`, `machine`, `slurm` (where a job runs under it) and `data_card`, for the run's config.
+
+    Args:
+        dataset: The sources.
+        num_ranks: Of the job.
+    """
+    slurm = slurm_variables()
+    found = {"code": code_facts(Path(__file__).parent), "machine": machine_facts() | {"ranks": num_ranks}}
+    return found | ({"slurm": slurm} if slurm else {}) | {"data_card": data_facts(dataset)}
+
+
+def code_facts(folder: Path) -> dict[str, Any]:
+    """Returns the version, and of a git checkout the commit, and whether files that git tracks were changed since."""
+    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--untracked-files=no")
+    facts: dict[str, Any] = {"version": __version__}
+    return facts if commit is None else facts | {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns host, cores, memory, and the GPUs of this node."""
+    facts: dict[str, Any] = {"host": platform.node(), "system": platform.platform(), "cores": os.cpu_count()}
+    with contextlib.suppress(OSError, ValueError):  # not every system tells
+        facts["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        facts["gpus"] = [torch.cuda.get_device_properties(number).name for number in range(count)]
+        facts["gpu_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def slurm_variables() -> dict[str, str]:
+    """Returns what Slurm tells of the job, by name in lower case; nothing outside of one."""
+    values = {name.lower(): os.environ.get(f"SLURM_{name}") for name in SLURM_NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def data_facts(dataset: Dataset) -> dict[str, Any]:
+    """Returns for each source its size by split, its identity, and its data card where `prepare` has left one."""
+    sources: dict[str, Any] = {}
+    for source in dataset.sources:
+        splits = {
+            name: {"tokens": split.num_tokens, "documents": split.num_documents, "shards": len(split.shards)}
+            for name, split in source.index.splits.items()
+        }
+        sources[source.name] = {"kind": source.index.kind, "vocab_size": source.index.vocab_size, **splits}
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # of an older version, or on a server
+            card = (source.folder / "data_card.md").read_text(encoding="utf-8")
+            sources[source.name]["card"] = card[:_MAX_CARD_CHARACTERS]
+    return {"sha256": dataset.sha256, "tokenizer": dataset.index.tokenizer_sha256, "sources": sources}
+
+
+# Pictures that a run draws: `step-00001000.png` in a folder, one file a step.

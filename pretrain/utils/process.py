@@ -1,0 +1,122 @@
+"""Standard streams that break without changing how a process ends.
+
+    stderr                               diagnostics: refused writes are discarded
+    stdout of `train` and of launchers   progress: refused writes are discarded, the run keeps its exit code
+    stdout of other commands             the result: a reader that has gone raises UnreadError (128 + SIGPIPE, silent),
+                                         a device that refuses raises DiskError
+    a stream closed before the start     /dev/null
+
+A terminal hangs up, a reader ends, a disk is full. Without this, the next print raises, or Python's flush at exit fails
+and turns the exit code into 120, which a launcher takes for a failure.
+"""
+
+import contextlib
+import ctypes
+import io
+import os
+import signal
+import sys
+from typing import Any
+
+from pretrain.errors import DiskError, UnreadError
+
+
+class _Descriptor(io.FileIO):
+    """The raw file below a stream. A refused write ends the command if the stream is its result, else is discarded."""
+
+    def __init__(self, number: int, name: str, *, is_result: bool) -> None:
+        super().__init__(number, "w", closefd=False)
+        self.name, self.is_result = f"<{name}>", is_result
+
+    def write(self, data: Any, /) -> int:
+        """Writes. Reports discarded data as written, so that none stays in a buffer for the flush at exit."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not self.is_result:
+                return len(data)
+            self.is_result = False  # messages about the error are discarded too
+            if isinstance(error, BrokenPipeError):
+                raise UnreadError from error
+            raise DiskError(
+                f"cannot be written: {error.strerror}", where="standard output", fix="write to another place"
+            ) from error
+
+
+class _Stream(io.TextIOWrapper):
+    """A stream that libraries cannot close."""
+
+    def close(self) -> None:
+        """Flushes."""
+        self.flush()
+
+
+def guard_streams(*, stdout_is_result: bool = False) -> None:
+    """Replaces this process's standard streams by guarded ones. Called first in every program; idempotent.
+
+    Args:
+        stdout_is_result: Whether a write that stdout refuses is an error.
+    """
+    if sys.stdin is None:
+        sys.stdin = _open_null("r")
+    _guard("stdout", is_result=stdout_is_result)
+    _guard("stderr", is_result=False)
+
+
+def guard_stderr() -> None:
+    """Guards stderr alone, unless a caller has replaced it."""
+    if sys.stderr is sys.__stderr__:
+        _guard("stderr", is_result=False)
+
+
+def discard_refused_stdout() -> None:
+    """Marks stdout as progress: from now on, refused writes are discarded."""
+    if isinstance(sys.stdout, _Stream):
+        _descriptor_of(sys.stdout).is_result = False
+
+
+def _guard(name: str, *, is_result: bool) -> None:
+    stream = getattr(sys, name) or _open_null("w")
+    if isinstance(stream, _Stream) or not isinstance(stream, io.TextIOWrapper) or stream.closed:
+        return
+    with contextlib.suppress(OSError):
+        stream.flush()
+    descriptor = _Descriptor(stream.fileno(), name, is_result=is_result)
+    guarded = _Stream(
+        descriptor if stream.write_through else io.BufferedWriter(descriptor),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,  # set by PYTHONUNBUFFERED
+    )
+    setattr(sys, name, guarded)
+
+
+def _open_null(mode: str) -> Any:
+    """Opens /dev/null at the lowest free descriptor: that of the closed stream, which no later file may get."""
+    number = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(number, True)
+    return open(number, mode, encoding="utf-8", closefd=False)
+
+
+def _descriptor_of(stream: _Stream) -> Any:
+    return getattr(stream.buffer, "raw", stream.buffer)
+
+
+# A process that does not outlive the one that has started it, however that ends. On Linux;
+# elsewhere it may.
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when `parent`, which has started it, is gone; that may be so already.
+
+    For the time between fork and exec, where the parent cannot do more for its child.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the kernel sends the signal at its end, and that has been
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,245 @@
+"""The shape of the source tree: rooms and their sizes, grain, names, cycles, density and prose.
+
+Ceilings are those of today and only fall: a test that finds slack names the number to write instead. One that has to
+rise rises in the commit that adds the capability, with the reason in its message.
+"""
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
+
+ROOMS: dict[str, tuple[int, int]] = {
+    "": (7, 734),
+    "artifact": (7, 1385),
+    "attention_maps": (5, 961),
+    "checkpoint": (10, 1679),
+    "cli": (11, 1448),
+    "config": (23, 3259),
+    "data": (11, 2154),
+    "datacheck": (13, 2564),
+    "doctor": (15, 2245),
+    "drill": (6, 1080),
+    "engine": (8, 985),
+    "evaluate": (13, 2481),
+    "generate": (8, 1411),
+    "inspect": (4, 402),
+    "interop": (17, 2720),
+    "launch": (19, 3081),
+    "model": (21, 3315),
+    "objective": (10, 1387),
+    "optim": (5, 863),
+    "plan": (19, 3379),
+    "prepare": (37, 6471),
+    "report": (10, 1903),
+    "run": (8, 1469),
+    "shards": (13, 2764),
+    "tokenizer": (8, 1375),
+    "tracking": (8, 1275),
+    "train": (17, 2691),
+    "utils": (11, 1264),
+}
+"""Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
+LINES_SLACK = 60
+MAX_FLAT_MODULES = 18
+MIN_MEAN_LINES = 140
+MIN_LINES_OF_ONE_IMPORTER = 60
+SHARED_BASENAMES = {"__init__", "build"}
+SECTIONS = {"config", "cli"}
+"""Rooms whose files are named after a section or a group of commands, as the room is that they belong to."""
+
+MAX_WIDTH = 100
+MAX_WIDE_LINES = 0.081
+MAX_PARALLEL_ASSIGNMENTS = 0.084
+MIN_COMMENT_LINES = 0.02
+
+RIDDLE = re.compile(r"(What|Whether|How|Who|Which|Where)\b")
+HEADLESS = re.compile(r"(Of|As|Likewise|Its)\b")
+ENTRY = re.compile(r"^\s+\w+: (.+)$", re.MULTILINE)
+MAX_RIDDLES = 95
+MAX_HEADLESS = 476
+
+IMPORTED_AS = {"pyyaml": "yaml", "huggingface_hub": "huggingface_hub"}
+UNUSED_DEPENDENCIES = {"sentencepiece", "webdataset"}
+"""Read through transformers; and through the shards that are its format."""
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Returns the modules of the tree that each module imports, lazy and type-checking imports too."""
+    modules = {module_name(path): path for path in SOURCE_FILES}
+    found = {}
+    for module, path in modules.items():
+        used: set[str] = set()
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Import):
+                used |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{name(path)} has a relative import"
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                used |= inner & modules.keys() or {node.module}
+        found[module] = (used & modules.keys()) - {module}
+    return found
+
+
+def importers() -> dict[str, set[str]]:
+    """Returns the modules that import each module."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, used in imports().items():
+        for target in used:
+            found[target].add(module)
+    return found
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Returns the strongly connected components of more than one node (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def room_of(module: str) -> str:
+    """Returns the room of a module; "" for one beside the rooms."""
+    first, *rest = module.split(".")
+    if first != "pretrain":
+        return first
+    return rest[0] if rest and (ROOT / "pretrain" / rest[0]).is_dir() else ""
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yields every docstring with its node."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False)
+            if text:
+                yield node, text
+
+
+def comment_lines(text: str) -> int:
+    """Returns how many comments a file has."""
+    return sum(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline))
+
+
+def too_low(ceilings: dict[str, int], found: dict[str, int], slack: int = 0) -> list[str]:
+    """Returns the ceilings that are broken, and those that leave more room than `slack`."""
+    wrong = [f"{key}: {found[key]} > {ceilings[key]}" for key in found if found[key] > ceilings[key]]
+    return wrong + [
+        f"{key}: lower its ceiling of {ceilings[key]} to {found[key]}"
+        for key in found
+        if ceilings[key] - found[key] > slack
+    ]
+
+
+def share(part: float, whole: Iterable[object]) -> float:
+    """Returns a part as a share of a collection."""
+    return part / max(1, len(list(whole)))
+
+
+def test_rooms_and_their_sizes():
+    files: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for path in SOURCE_FILES:
+        room = room_of(module_name(path))
+        files[room] += 1
+        lines[room] += len(path.read_text().splitlines())
+    assert files.keys() == ROOMS.keys()
+    assert too_low({room: ceiling for room, (ceiling, _) in ROOMS.items()}, files) == []
+    assert too_low({room: ceiling for room, (_, ceiling) in ROOMS.items()}, lines, LINES_SLACK) == []
+
+
+def test_no_folder_is_a_list_of_files_and_no_file_is_a_fragment():
+    flat = Counter(path.parent for path in SOURCE_FILES if path.name != "__init__.py")
+    assert {name(folder): count for folder, count in flat.items() if count > MAX_FLAT_MODULES} == {}
+    sizes = {module_name(path): len(path.read_text().splitlines()) for path in SOURCE_FILES}
+    assert sum(sizes.values()) / len(sizes) >= MIN_MEAN_LINES
+    packages = {module_name(path) for path in SOURCE_FILES if path.name == "__init__.py"}
+    alone = {module: next(iter(users)) for module, users in importers().items() if len(users) == 1}
+    beside = {module for module, user in alone.items() if module.rpartition(".")[0] == user.rpartition(".")[0]}
+    assert [module for module in sorted(beside - packages) if sizes[module] < MIN_LINES_OF_ONE_IMPORTER] == []
+
+
+def test_names_are_found_by_a_search():
+    stems = Counter(
+        path.stem
+        for path in SOURCE_FILES
+        if path.stem not in SHARED_BASENAMES and room_of(module_name(path)) not in SECTIONS
+    )
+    assert [stem for stem, count in stems.items() if count > 1] == []
+    classes = Counter(node.name for path in SOURCE_FILES for node in parse(path).body if isinstance(node, ast.ClassDef))
+    assert [found for found, count in classes.items() if count > 1 and not found.startswith("_")] == []
+
+
+def test_no_module_imports_itself_through_others():
+    assert cycles(imports()) == []
+
+
+def test_density():
+    texts = [path.read_text() for path in SOURCE_FILES]
+    lines = [line for text in texts for line in text.splitlines()]
+    assert share(sum(len(line) > MAX_WIDTH for line in lines), lines) <= MAX_WIDE_LINES
+    assigned = [node for path in SOURCE_FILES for node in ast.walk(parse(path)) if isinstance(node, ast.Assign)]
+    parallel = [
+        node for node in assigned if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+    ]
+    assert share(len(parallel), assigned) <= MAX_PARALLEL_ASSIGNMENTS
+    assert share(sum(map(comment_lines, texts)), lines) >= MIN_COMMENT_LINES
+
+
+def test_prose():
+    found = [(path, node, text) for path in SOURCE_FILES for node, text in docstrings(parse(path))]
+    riddles = [name(path) for path, node, text in found if isinstance(node, ast.Module) and RIDDLE.match(text)]
+    headless = [
+        f"{name(path)}: {entry}" for path, _, text in found for entry in ENTRY.findall(text) if HEADLESS.match(entry)
+    ]
+    counts = {"riddles": len(riddles), "headless entries": len(headless)}
+    assert too_low({"riddles": MAX_RIDDLES, "headless entries": MAX_HEADLESS}, counts) == [], riddles + headless
+
+
+def test_every_dependency_is_imported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[\[<>=;! ]", entry)[0].lower() for entry in project["dependencies"]}
+    imported = set()
+    for path in SOURCE_FILES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.split(".")[0])
+                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    unused = {one for one in required if IMPORTED_AS.get(one, one) not in imported}
+    assert unused == UNUSED_DEPENDENCIES
+
+
+def test_the_rules_themselves():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert cycles({"a": {"b"}, "b": set()}) == []
+    assert too_low({"a": 3, "b": 9}, {"a": 4, "b": 5}, slack=3) == ["a: 4 > 3", "b: lower its ceiling of 9 to 5"]
+    assert ENTRY.findall("Says it.\n\n    Args:\n        run: Of the run.\n") == ["Of the run."]
+    assert comment_lines("x = 1  # why\n# because\n") == 2
