@@ -1,8 +1,7 @@
 """The table of commands. Their functions import what is heavy when they run, so that `--help` answers at once."""
 
 import os
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,17 +12,6 @@ from pretrain.cli.launch import cancel_command, launch_app, logs_command, resubm
 from pretrain.cli.model import attention_command, export_command, generate_command, import_command, inspect_command
 from pretrain.cli.plan import plan_command
 from pretrain.cli.run import config_command, report_command, rollback_command, runs_command, train_command
-from pretrain.config.start import READERS
-
-
-def _read_release(folder: Path) -> dict[str, Any]:
-    """Returns the model of a Hugging Face folder, for configs that start from one."""
-    from pretrain.interop.release import open_release
-
-    return open_release(folder).config.model_dump(mode="json")
-
-
-READERS["config.json"] = _read_release
 
 app = typer.Typer(
     name="pretrain",

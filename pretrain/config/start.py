@@ -1,27 +1,26 @@
-"""The model of a run that starts from another: that of `init.from`, and over it the keys that `model` names.
+"""Reads the model of `init.from`, over which the keys of `model:` are laid.
 
-    a run, a checkpoint of one   config.yaml      a model folder   model.json      Hugging Face   config.json
+    run, or a checkpoint of one   config.yaml
+    model folder                  model.json
+    Hugging Face folder           config.json
 
-Read before the config is checked, and only where `model` names neither a preset nor a stack's layers: a resolved config
-says all of its model, and needs no other folder.
+Read before validation, and only where `model:` names neither a preset nor a stack's layers: a resolved config holds its
+whole model and needs no other folder.
 """
 
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.yaml_nodes import merge, read_yaml
 from pretrain.errors import ConfigError
-
-Read = Callable[[Path], dict[str, Any]]
-"""Returns the values of `model:` of a folder. Raises: ConfigError, CheckpointError."""
 
 _OWN_HEAD = ("head", "tied_embeddings")
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    from pretrain.config.yaml_nodes import read_yaml  # the command line imports this file before it knows its command
-
     return dict(read_yaml(folder / "config.yaml").values["model"])
 
 
@@ -29,8 +28,18 @@ def _of_model_folder(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "model.json").read_text(encoding="utf-8"))["model"])
 
 
-READERS: dict[str, Read] = {"model.json": _of_model_folder, "config.yaml": _of_run}
-"""By the file that a folder is known by. The command line adds that of Hugging Face."""
+def _of_release(folder: Path) -> dict[str, Any]:
+    # `interop` is a layer above and needs torch: found by its name, for the one kind of folder that needs it.
+    open_release = pkgutil.resolve_name("pretrain.interop.release:open_release")
+    return dict(open_release(folder).config.model_dump(mode="json"))
+
+
+_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "model.json": _of_model_folder,
+    "config.yaml": _of_run,
+    "config.json": _of_release,
+}
+"""Readers of the values of `model:`, by the file that identifies a folder."""
 
 
 def names_a_model(model: dict[str, Any]) -> bool:
@@ -47,8 +56,6 @@ def lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     Raises:
         ConfigError: There is no model at `start`.
     """
-    from pretrain.config.yaml_nodes import merge
-
     base = _read(Path(start))
     base = {key: value for key, value in base.items() if key != "preset"}
     base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}
@@ -61,7 +68,7 @@ def lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
 def _read(folder: Path) -> dict[str, Any]:
     folders = (folder, folder.resolve().parent.parent)  # of a checkpoint the run
     for place in folders if (folder / "manifest.json").is_file() else (folder,):
-        for name, read in READERS.items():
+        for name, read in _READERS.items():
             if (place / name).is_file():
                 try:
                     return read(place)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.presets import expand_preset
@@ -46,6 +47,14 @@ def test_a_resolved_config_needs_no_start_and_a_run_gives_its_model(start, tmp_p
     resolved.write_text(dump_config(load_config(RECIPE, [f"init.from={run}"])))
     (run / "config.yaml").unlink()
     assert load_config(resolved).model.decoder == config.model.decoder
+
+
+def test_a_start_may_be_a_hugging_face_folder(tmp_path):
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, n_positions=1024, vocab_size=40)).save_pretrained(
+        tmp_path
+    )
+    decoder = load_config(RECIPE, [f"init.from={tmp_path}", "model.decoder.dropout=0.3"]).model.decoder
+    assert (decoder.layers, decoder.width, decoder.position, decoder.dropout) == (2, 8, "learned", 0.3)
 
 
 def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
