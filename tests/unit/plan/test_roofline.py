@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published_runs import ROWS, error_table, predict_row
 from pretrain.plan.gpus import GPUS
-from pretrain.plan.published import ROWS
-from pretrain.plan.published_errors import error_table, predict_row
 from pretrain.plan.roofline import Network, Work, link_seconds, time_step, wire_bytes
 
 WORK = Work(

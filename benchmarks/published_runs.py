@@ -1,4 +1,4 @@
-"""Published speeds of training, as they were printed: what the roofline's constants are fitted on and tested with.
+"""Published speeds of training, on which the roofline's constants are fitted and tested, and its errors on them.
 
 All without tensor or pipeline parallelism, in bf16, 8 GPUs a node. Sources:
 
@@ -7,30 +7,36 @@ All without tensor or pipeline parallelism, in bf16, 8 GPUs a node. Sources:
     megatron   Megatron-LM, README.md, the smallest model of its table: 192 rows a step, distributed optimizer
     nanotron   LLaMA 1.1B at T=2048 on one node; its layout was not printed, ZeRO-1 is assumed
 
-MFU counts 6 N + 12 L D T FLOPs a token over the dense bf16 peak. `recompute` is the share of the forward pass that is
-run again: torchtitan's selective mode recomputes every second product, ours none.
+MFU counts 6 N + 12 L D T FLOPs a token over the dense bf16 peak. torchtitan's selective checkpointing recomputes every
+second product, ours none.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
+from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.plan.gpus import CONSTANTS, GPUS, Constants
+from pretrain.plan.roofline import Network, Work, time_step
+from pretrain.plan.work import TrainingTask, plan_work
 
 
 class PublishedRun(NamedTuple):
     """One published run.
 
     Attributes:
-        source: Who printed it.
+        source: Publisher, one of those above.
         model: Key of `MODELS`.
         gpu: Key of `gpus.GPUS`.
-        gpus: How many.
-        seq_len: T.
-        micro: Rows a GPU at once.
-        accumulation: Micro-batches a step.
+        gpus: Number of GPUs.
+        seq_len: Tokens of a row.
+        micro: Rows of a micro-batch.
+        accumulation: Micro-batches of a step.
         recompute: Share of the forward pass that is run again.
-        mfu: As printed, in percent.
-        fitted: Whether the constants were fitted on it.
-        zero_stage: What is cut up.
+        mfu: Published MFU in percent.
+        fitted: True: the constants were fitted on it. False: it tests them.
+        zero_stage: ZeRO stage.
     """
 
     source: str
@@ -122,3 +128,36 @@ ROWS: list[PublishedRun] = [
     PublishedRun("megatron", "gpt-1.7b", "h100", 48, 4096, 4, 1, 0, 41.0, zero_stage=1),
     PublishedRun("nanotron", "llama-1.1b", "h100", 8, 2048, 8, 1, 0, 44.3, zero_stage=1),
 ]
+
+
+@cache
+def work_of(row: PublishedRun) -> Work:
+    """Returns the work of a rank of a published run."""
+    task = TrainingTask(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
+    engine = EngineConfig(zero_stage=row.zero_stage)
+    return plan_work(task, engine, row.gpus, row.micro, row.accumulation, recompute=row.recompute)
+
+
+def predict_row(row: PublishedRun, constants: Constants = CONSTANTS) -> float:
+    """Returns the predicted MFU of a published run in percent, with overlapping communication."""
+    nodes, gpu, work = max(1, row.gpus // 8), GPUS[row.gpu], work_of(row)
+    network = Network(nodes, row.gpus // nodes, row.zero_stage, overlaps=True)
+    return 100 * work.model_flops / time_step(work, network, gpu, constants).total / gpu.flops
+
+
+def error_table() -> str:
+    """Returns the table of docs/plan.md: every row, and the mean and largest error of fitted and tested rows."""
+    lines = ["| run | GPUs | T | published MFU | predicted | error | |", "|---|---|---|---|---|---|---|"]
+    for row in ROWS:
+        found = predict_row(row)
+        use = "fitted" if row.fitted else "tested"
+        lines.append(
+            f"| {row.source} {row.model} | {row.gpus} {row.gpu} | {row.seq_len} | {row.mfu:.1f} | {found:.1f} "
+            f"| {100 * (found / row.mfu - 1):+.0f}% | {use} |"
+        )
+    lines.append("")
+    for fitted, name in ((True, "fitted"), (False, "tested")):
+        errors = [abs(predict_row(row) / row.mfu - 1) for row in ROWS if row.fitted == fitted]
+        mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
+        lines.append(f"{len(errors)} rows {name}: mean error {mean:.1f}%, largest {worst:.1f}%.")
+    return "\n".join(lines)
