@@ -25,8 +25,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
-from launch.local import rank_environment
 from pretrain.utils.net import reserved_port
+from pretrain_launch.local import rank_environment
 
 MUST, AIM = 1.5, 1.1
 NUM_RANKS = 2

@@ -8,11 +8,11 @@ import typer
 from pretrain.cli.options import Config, Json, Overrides
 
 if TYPE_CHECKING:
-    from launch.preflight import LaunchRequest
-    from launch.site import SiteConfig
-    from launch.spec import LaunchSpec
     from pretrain.config.run import RunConfig
     from pretrain.plan.search import Problem
+    from pretrain_launch.preflight import LaunchRequest
+    from pretrain_launch.site import SiteConfig
+    from pretrain_launch.spec import LaunchSpec
 
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
@@ -25,7 +25,7 @@ def status_command(run: RunFolder, as_json: Json = False) -> None:
     """
     import json
 
-    from launch.runs import read_run
+    from pretrain_launch.runs import read_run
 
     facts = read_run(_checked(run))
     if as_json:
@@ -33,7 +33,7 @@ def status_command(run: RunFolder, as_json: Json = False) -> None:
     else:
         from rich.console import Console
 
-        from launch.job_table import show_run
+        from pretrain_launch.job_table import show_run
 
         show_run(facts, Console(highlight=False))
 
@@ -48,9 +48,9 @@ def logs_command(
 
     Example: pretrain launch logs -f runs/quickstart
     """
-    from launch import logs
-    from launch.runs import read_run
     from pretrain.run.folder import RunDir
+    from pretrain_launch import logs
+    from pretrain_launch.runs import read_run
 
     folder = RunDir(_checked(run))
     path = logs.find_log(folder, rank)
@@ -71,8 +71,8 @@ def cancel_command(
 
     Example: pretrain launch cancel runs/quickstart
     """
-    from launch.submit import cancel
     from pretrain.utils.process import discard_refused_stdout
+    from pretrain_launch.submit import cancel
 
     discard_refused_stdout()  # a job is cancelled to the end, also where the terminal has gone
     cancel(_checked(run), grace, typer.echo)
@@ -83,15 +83,15 @@ def resubmit_command(run: RunFolder) -> None:
 
     Example: pretrain launch resubmit runs/quickstart
     """
-    from launch.submit import resubmit
+    from pretrain_launch.submit import resubmit
 
     typer.echo(f"submitted as job {resubmit(_checked(run))}")
 
 
 def _checked(run: Path) -> Path:
     """Returns the folder. Raises: ConfigError where no run is there."""
-    from launch.runs import is_run
     from pretrain.errors import ConfigError
+    from pretrain_launch.runs import is_run
 
     if not is_run(run):
         raise ConfigError("no run here (no run.json, no launch/spec.json)", where=str(run), fix="give a run folder")
@@ -121,11 +121,11 @@ def launch_slurm_command(
 
     Example: pretrain launch slurm configs/run/quickstart.yaml --nodes 2 --time 1d --dry-run
     """
-    from launch.preflight import MODES, LaunchRequest, parse_vary
-    from launch.site import load_site
     from pretrain.config.load import load_config
     from pretrain.errors import ConfigError
     from pretrain.utils.log import setup_logging
+    from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
+    from pretrain_launch.site import load_site
 
     setup_logging(rank=0, world_size=1)
     if mode not in MODES:
@@ -155,8 +155,8 @@ def with_partition(site: "SiteConfig", partition: str) -> "SiteConfig":
     """Returns a site with another partition. Raises: ConfigError, where it is no name of one."""
     import pydantic
 
-    from launch.site import SiteConfig
     from pretrain.errors import ConfigError
+    from pretrain_launch.site import SiteConfig
 
     try:
         return SiteConfig.model_validate({**site.model_dump(), "partition": partition})
@@ -172,8 +172,8 @@ def plan(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig") -> "
 
     import pydantic
 
-    from launch.preflight import check_site, plan_job
     from pretrain.errors import ConfigError
+    from pretrain_launch.preflight import check_site, plan_job
 
     run = (Path(config.run.dir).expanduser() / config.run.name).absolute()
     try:
@@ -203,7 +203,7 @@ def show(spec: "LaunchSpec", count: int) -> None:
     import json
     import shlex
 
-    from launch.submit import array_path, sbatch_command, script_path
+    from pretrain_launch.submit import array_path, sbatch_command, script_path
 
     target = spec.path if count == 1 else array_path(spec.folder)
     typer.echo(script_path().read_text(encoding="utf-8"))
@@ -213,9 +213,9 @@ def show(spec: "LaunchSpec", count: int) -> None:
 
 def submit_all(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) -> None:
     """Writes specs and submits them: as they are, as an array, or one several times."""
-    from launch.spec import write_spec
-    from launch.submit import submit, submit_array
     from pretrain.config.load import dump_config
+    from pretrain_launch.spec import write_spec
+    from pretrain_launch.submit import submit, submit_array
 
     for config, spec in zip(configs, specs, strict=True):
         write_spec(spec, dump_config(config))
@@ -246,13 +246,13 @@ def launch_local_command(
 
     Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
     """
-    from launch.local import launch_local
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.run.folder import RunDir
     from pretrain.run.lease import refuse_if_owned
     from pretrain.shards.dataset import check_local
     from pretrain.utils.process import discard_refused_stdout
+    from pretrain_launch.local import launch_local
 
     discard_refused_stdout()
     loaded = load_config(config, overrides or [])

@@ -90,8 +90,8 @@ def runs_command(
     """
     import json
 
-    from launch.runs import find_runs, read_runs
     from pretrain.errors import ConfigError
+    from pretrain_launch.runs import find_runs, read_runs
 
     if not folder.is_dir():
         raise ConfigError("no such folder", where=str(folder), fix="give a folder with runs in it")
@@ -103,7 +103,7 @@ def runs_command(
     else:
         from rich.console import Console
 
-        from launch.job_table import show_runs
+        from pretrain_launch.job_table import show_runs
 
         show_runs(runs, folder, Console(highlight=False))
 
@@ -122,12 +122,12 @@ def report_command(
     """
     import json
 
-    from launch.journal import read_journal
-    from launch.runs import merge_starts
     from pretrain.report.page import write_report
     from pretrain.report.run_data import label_runs, read_run_data
     from pretrain.run.folder import RunDir
     from pretrain.utils.units import size
+    from pretrain_launch.journal import read_journal
+    from pretrain_launch.runs import merge_starts
 
     records = [RunDir(folder).read_record() for folder in folders]
     labels = label_runs([str(record["name"]) for record in records], folders)

@@ -8,7 +8,7 @@
     checkpoints/*/manifest.json  what is on disk, and how many parameters there are
 
 A run may be going on, cut short or damaged: what cannot be read is left out, and a note says so. Not here: the starts
-of a run, which its Slurm jobs know of too (launch/runs.py).
+of a run, which its Slurm jobs know of too (launch/pretrain_launch/runs.py).
 """
 
 import hashlib
@@ -73,7 +73,7 @@ class RunData:
         samples: Of samples.jsonl: a step, and (prompt, text) pairs.
         attention: Step and PNG of the newest picture of attention, if there is one.
         evaluations: Of evaluations.jsonl, oldest first.
-        starts: Oldest first, as `launch.runs` merges them.
+        starts: Oldest first, as `pretrain_launch.runs` merges them.
         checkpoints: Oldest first.
         parameters: Of the model, as far as a checkpoint tells.
         notes: What could not be read, in words.

@@ -22,7 +22,7 @@ from typing import Any
 from pretrain.errors import DiskError
 from pretrain.utils.process import guard_stderr
 
-OWN_LOGGERS = ("pretrain", "launch")
+OWN_LOGGERS = ("pretrain", "pretrain_launch")
 NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "wandb", "webdataset")
 WANDB_HOST = "api.wandb.ai"
 

@@ -199,7 +199,7 @@ def failed_tests(mutation: Mutation, tree: Path) -> list[str]:
         (shutil.copytree(source, tree / name, ignore=ignore) if source.is_dir() else shutil.copy(source, tree))
     apply(mutation, tree)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *mutation.tests.split()]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'launch'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     # Any other code than 1 proves nothing: no test was collected, or the tree cannot be imported.
     assert done.returncode in (0, 1), done.stdout[-4000:] + done.stderr[-4000:]

@@ -13,7 +13,7 @@ from pretrain.drill.attempt import MARK, marked
 from pretrain.drill.drill_folder import CACHES
 from pretrain.errors import EXIT_RESUME_ME, EXIT_USAGE
 from tests.helpers.cli import Result, run_cli
-from tests.helpers.runs import ROOT, RunMaker
+from tests.helpers.runs import ROOT, SOURCE_PATH, RunMaker
 from tests.helpers.waiting import finish, wait_until
 
 ALONE = ("engine={kind: single, zero_stage: 0}",)
@@ -97,7 +97,7 @@ def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_pat
         str(output),
         cwd=ROOT,
         timeout=None,
-        PYTHONPATH=f"{ROOT}:{tmp_path}",
+        PYTHONPATH=f"{SOURCE_PATH}:{tmp_path}",
     )
     assert done.code == 1, done.stdout + done.stderr
     assert "FAILED: " in done.stdout and "process left" not in done.stdout

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.helpers.fork_server import ROOT
+from tests.helpers.fork_server import SOURCE_PATH
 
 KINDS = ("full", "unread", "gone")
 
@@ -31,4 +31,4 @@ def broken(kind: str) -> Iterator[int]:
 def bare_environment(**more: str) -> dict[str, str]:
     """Returns what a process needs, and nothing else that a shell may have set."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH", "OMP_NUM_THREADS") if name in os.environ}
-    return {**kept, "LANG": "C.UTF-8", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **more}
+    return {**kept, "LANG": "C.UTF-8", "PYTHONPATH": os.pathsep.join([SOURCE_PATH, *sys.path]), **more}

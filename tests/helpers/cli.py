@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.fork_server import ROOT, ForkServer
+from tests.helpers.fork_server import SOURCE_PATH, ForkServer
 from tests.helpers.waiting import LIMIT_S
 from tests.helpers.warm_jobs import start_warm
 
@@ -48,7 +48,7 @@ def run_cli(*arguments: str, cwd: Path, timeout: float | None = LIMIT_S, **envir
     done = subprocess.run(
         [sys.executable, "-m", "pretrain", *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

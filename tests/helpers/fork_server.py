@@ -23,10 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launch.local import STOP_SIGNALS
 from pretrain.utils.process import die_with
+from pretrain_launch.local import STOP_SIGNALS
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE_PATH = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
+"""PYTHONPATH of a process that imports this tree: `pretrain` and `pretrain_launch`."""
 
 
 class ForkServer:

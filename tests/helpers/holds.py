@@ -8,7 +8,7 @@ process = runs.start("name", HELD, **hold.environment)      from step 40 on, a r
 import os
 from pathlib import Path
 
-from tests.helpers.fork_server import ROOT
+from tests.helpers.fork_server import SOURCE_PATH
 
 HELD = "extend=[held]"
 """The item that brings the module into a run."""
@@ -59,7 +59,7 @@ class Hold:
         place = {"HOLD": str(self._path), "HOLD_PHASE": phase, "HOLD_STEP": str(step)}
         self.environment = {
             **place,
-            "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(folder), SOURCE_PATH, os.environ.get("PYTHONPATH", "")]),
         }
         """Of the ranks."""
 

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from launch.local import rank_environment
 from pretrain.utils.net import reserved_port
+from pretrain_launch.local import rank_environment
 from tests.helpers.fork_server import SHARED, ForkServer
 from tests.helpers.waiting import LIMIT_S
 

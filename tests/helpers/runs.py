@@ -14,7 +14,7 @@ from safetensors import safe_open
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare, read_audit
-from tests.helpers.fork_server import ROOT
+from tests.helpers.fork_server import ROOT, SOURCE_PATH
 from tests.helpers.waiting import finish, wait_until
 from tests.helpers.warm_jobs import WarmJob, start_warm
 
@@ -56,10 +56,11 @@ class RunMaker:
     ) -> subprocess.Popen[str]:
         """Starts a run; its output is in `stdout` of the process."""
         command = launcher or [sys.executable, "-m", "pretrain", "launch", "local", "--ranks", str(ranks)]
+        path = [env.get("PYTHONPATH", ""), SOURCE_PATH]
         return subprocess.Popen(
             [*command, str(self.config(name)), *overrides],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env, "PYTHONPATH": os.pathsep.join(path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

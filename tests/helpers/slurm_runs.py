@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch.journal import read_journal
 from pretrain.run.folder import RunDir
-from tests.helpers.fork_server import ROOT
+from pretrain_launch.journal import read_journal
+from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.slurm_lab import ENDED, SlurmLab
 
 CONFIG = """
@@ -142,7 +142,7 @@ class SlurmRun:
     def run(self, *command: str, expect: int | None = 0) -> str:
         """Runs a command as a user of the cluster does, in the folder of the config; returns what it prints."""
         path = f"PATH={Path(sys.executable).parent}:{self.lab.env['PATH']}"
-        items = [f"PYTHONPATH={self._folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS=1", path]
+        items = [f"PYTHONPATH={self._folder}{os.pathsep}{SOURCE_PATH}", "OMP_NUM_THREADS=1", path]
         return self.lab.run("env", "-C", str(self._folder), *items, *command, expect=expect)
 
     def pretrain(self, *arguments: str, expect: int | None = 0) -> str:

@@ -3,7 +3,7 @@
     job = start_warm("train", "a.yaml", cwd=folder, output=folder / "said", ranks=2)
     job.send(signal.SIGTERM); job.end()                                              -> the exit code
 
-What a launcher does beside starting ranks (supervision, quoting) is not here: `launch/exits.py` judges the codes.
+What a launcher does beside starting ranks (supervision, quoting) is not here: `pretrain_launch.exits` judges the codes.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.exits import find_cause, job_code
-from launch.local import STOPPED_GRACE_S, rank_environment
 from pretrain.errors import EXIT_RESUME_ME
 from pretrain.utils.net import reserved_port
+from pretrain_launch.exits import find_cause, job_code
+from pretrain_launch.local import STOPPED_GRACE_S, rank_environment
 from tests.helpers.fork_server import SHARED, ForkServer
 from tests.helpers.waiting import stopwatch, wait_until
 

@@ -15,14 +15,14 @@ from pretrain.doctor.check import Check, Report
 from pretrain.plan.cluster import load_calibration
 from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import SOURCE_PATH
 from tests.helpers.waiting import LIMIT_S
 
 
 def test_the_quick_look_is_a_line_of_json_without_torch(make_run, tmp_path):
     program = "import sys; from pretrain import cli; code = cli.run(sys.argv[1:]); print(code, 'torch' in sys.modules)"
     arguments = ["doctor", "--quick", "--json", str(make_run.config()), "--ranks", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH}
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     line, ending = done.stdout.splitlines()

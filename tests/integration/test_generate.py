@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tests.helpers.cli import ROOT, run_warm
+from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.lent import quiet_transformers
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.generate.codecs import END, MASK, PAD, byte_codec
@@ -60,7 +60,7 @@ def models(tmp_path_factory):
 
 def start(*arguments, cwd, **streams):
     """Starts the command with the given streams."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([*COMMAND, *arguments], cwd=cwd, env=environment, text=True, **streams)
 
 

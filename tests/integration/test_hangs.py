@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pretrain.utils.net import reserved_port
-from tests.helpers.fork_server import ROOT
+from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.holds import Hold
 from tests.helpers.processes import is_running
 from tests.helpers.runs import RunMaker, kill_rank, rank_pids
@@ -130,7 +130,7 @@ def start(make_run, tmp_path) -> Callable[..., Notes]:
     def start(name: str, *modules: str, launcher: list[str] | None = None, **environment: str) -> Notes:
         notes = tmp_path / f"notes-{name}"
         notes.mkdir()
-        environment |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "NOTES": str(notes)}
+        environment |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE_PATH}", "NOTES": str(notes)}
         extend = f"extend=[{', '.join(('limits', *modules))}]"
         return Notes(notes, make_run.start(name, *TWO_RANKS, extend, launcher=launcher, **environment))
 

@@ -123,6 +123,7 @@ def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
 
 
 def test_a_login_node_needs_no_torch():
-    modules = "launch.job, launch.node, launch.preflight, launch.submit, pretrain.cli.launch"
+    launch = ", ".join(f"pretrain_launch.{name}" for name in ("job", "node", "preflight", "submit"))
+    modules = f"{launch}, pretrain.cli.launch"
     code = f"import sys, {modules}\nprint(sorted({{'torch', 'deepspeed', 'transformers', 'numpy'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -13,7 +13,7 @@ from pretrain.run.stop import SAME_REQUEST_S
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.net import reserved_port
 from tests.helpers.holds import HELD, Hold
-from tests.helpers.runs import ROOT, RunMaker, assert_same_run, kill_rank
+from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
 from tests.helpers.waiting import finish, pass_time, wait_until
 
 STEPS = 160
@@ -150,7 +150,7 @@ def test_a_run_killed_while_it_begins_has_a_whole_tokenizer_afterwards(golden, c
 def test_a_second_signal_stops_at_once_and_the_last_commit_stays(golden, tmp_path):
     # Saving hangs, as on a dead file system: the first signal cannot finish, the second one need not.
     (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
-    process = golden.start("second", "extend=[slow_save]", PYTHONPATH=f"{tmp_path}:{ROOT}", NOTES=str(tmp_path))
+    process = golden.start("second", "extend=[slow_save]", PYTHONPATH=str(tmp_path), NOTES=str(tmp_path))
     for what in ("saving", "asked"):
         if what == "asked":
             process.send_signal(signal.SIGTERM)

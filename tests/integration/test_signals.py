@@ -13,7 +13,7 @@ import pytest
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.run.stop import STOP_SIGNALS
 from tests.helpers.holds import HELD, Hold
-from tests.helpers.runs import ROOT, RunMaker, assert_same_run
+from tests.helpers.runs import RunMaker, assert_same_run
 from tests.helpers.waiting import finish, pass_time, stopwatch, wait_until
 from tests.helpers.warm_jobs import WarmJob
 
@@ -157,7 +157,7 @@ def test_a_signal_to_a_launcher_that_has_just_started_ends_it_with_75(make_run, 
 def test_a_signal_while_the_command_line_is_imported_ends_it_with_75(make_run, tmp_path, command):
     (tmp_path / "typer.py").write_text("from tests.helpers.waiting import hang\nhang()\n")
     launcher = [sys.executable, "-m", "pretrain", *command.split()]
-    process = make_run.start("early", launcher=launcher, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    process = make_run.start("early", launcher=launcher, PYTHONPATH=str(tmp_path))
     wait_until_answering(process)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == ""
@@ -182,9 +182,7 @@ signal.signal = late
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make_run, tmp_path, number):
     (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
-    process = make_run.start(
-        "early", launcher=[sys.executable, "-m", "pretrain", "train"], PYTHONPATH=f"{tmp_path}:{ROOT}"
-    )
+    process = make_run.start("early", launcher=[sys.executable, "-m", "pretrain", "train"], PYTHONPATH=str(tmp_path))
     wait_until_answering(process)
     process.send_signal(number)
     assert finish(process)[0] == ""

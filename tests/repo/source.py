@@ -23,7 +23,8 @@ def name(path: Path) -> str:
 
 def module_name(path: Path) -> str:
     """Returns the dotted name of a source file."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    root = ROOT / "launch" if path.is_relative_to(ROOT / "launch") else ROOT
+    parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -33,7 +33,7 @@ ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
 BY_NAME = {("pretrain.config.start", "pretrain.interop.release")}
 """References to a higher layer by name: the model of `init.from`, where that is a Hugging Face folder."""
-TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "launch")
+TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "pretrain_launch")
 ON_RANKS = ("pretrain.run.heartbeat", "pretrain.run.heartbeat", "pretrain.run.watchdog")
 """Modules of these rooms that only ranks import."""
 BY_NAME_CALLS = ("import_module", "__import__", "resolve_name")
@@ -66,14 +66,14 @@ def violations(module: str, imports: set[str]) -> list[str]:
     found = []
     for target in sorted(imports):
         target_root, *target_rest = target.split(".")
-        if target_root == "launch" and root != "launch" and rest[0] != "cli":
+        if target_root == "pretrain_launch" and root != "pretrain_launch" and rest[0] != "cli":
             found.append(f"{module} imports {target}: only the command line may use launch")
         if target_root != "pretrain" or not target_rest or target_rest[0].startswith("__"):
             continue
         used = target_rest[0]
         if used not in LAYER_OF:
             found.append(f"{module} imports {target}: {used} has no layer")
-        elif root == "launch":
+        elif root == "pretrain_launch":
             if used not in LAUNCH_MAY_USE:
                 found.append(f"{module} imports {target}: launch may use {sorted(LAUNCH_MAY_USE)} only")
         elif rest[0] != used:
@@ -118,7 +118,7 @@ def test_what_login_nodes_run_imports_no_torch():
         ("pretrain.run.folder", "from pretrain.config.run import RunConfig", False),
         ("pretrain.utils.io", "from pretrain.errors import DiskError", True),
         ("pretrain.train.loop", "from pretrain.engine.engine import Engine", True),
-        ("pretrain.cli.launch", "from launch.local import launch_local", True),
+        ("pretrain.cli.launch", "from pretrain_launch.local import launch_local", True),
         ("pretrain.data.stream", "from pretrain.model import build_model", False),
         ("pretrain.data.stream", "from ..model import build_model", False),
         ("pretrain.data.stream", "from .. import model", False),
@@ -130,11 +130,11 @@ def test_what_login_nodes_run_imports_no_torch():
         ("pretrain.config.load", "from pretrain.plan import params", False),
         ("pretrain.train.loop", "from pretrain.cli import main", False),
         ("pretrain.data.stream", "from pretrain.nowhere import x", False),
-        ("pretrain.train.loop", "import launch.local", False),
-        ("launch.local", "from pretrain.run.folder import RunDir", True),
-        ("launch.local", "from pretrain.plan.params import count_parameters", True),
-        ("launch.local", "from launch.local import torchrun", True),
-        ("launch.local", "from pretrain.dist import read_world", False),
+        ("pretrain.train.loop", "import pretrain_launch.local", False),
+        ("pretrain_launch.local", "from pretrain.run.folder import RunDir", True),
+        ("pretrain_launch.local", "from pretrain.plan.params import count_parameters", True),
+        ("pretrain_launch.local", "from pretrain_launch.local import torchrun", True),
+        ("pretrain_launch.local", "from pretrain.dist import read_world", False),
     ],
 )
 def test_the_rule_itself(module, code, allowed):

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (8, 1411),
     "inspect": (4, 402),
     "interop": (17, 2720),
-    "launch": (19, 3081),
+    "pretrain_launch": (19, 3081),
     "model": (21, 3315),
     "objective": (10, 1387),
     "optim": (5, 863),

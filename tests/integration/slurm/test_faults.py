@@ -89,7 +89,7 @@ def test_a_controller_that_is_killed_and_comes_back_loses_nothing(lab, make_job,
     job.wait_held(25)
     lab.wait_saved(number)
     lab.kill_controller()
-    (driver,) = job.processes("-m launch.job")
+    (driver,) = job.processes("-m pretrain_launch.job")
     os.kill(driver, signal.SIGUSR1)
     job.wait_told("asked to stop")
     job.wait_asked(25)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.rendezvous import ports_of
 from pretrain import cli
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
+from pretrain_launch.rendezvous import ports_of
 from tests.helpers.hostile_names import hostile_names
 from tests.helpers.runs import assert_same_folders
 from tests.helpers.slurm_runs import SITE, STEPS, SlurmRun, on_two_ranks

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from launch.journal import mark_of_cancel
-from launch.submit import cancel, resubmit
 from pretrain.errors import LaunchError
 from pretrain.run.folder import RunDir, begin_attempt
+from pretrain_launch.journal import mark_of_cancel
+from pretrain_launch.submit import cancel, resubmit
 from tests.helpers.clock import FakeClock
 
 ROW = {"event": "start", "job": "7", "array": None, "restart": 0, "nodes": ["n1"], "world_size": 1, "step": 0, "at": ""}
@@ -62,7 +62,7 @@ def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monke
     scancel.write_text(f'#!/bin/sh\necho "$@" >> {run.path.parent / "sent"}\n')
     scancel.chmod(0o755)
     said = []
-    monkeypatch.setattr("launch.submit.time", FakeClock())
+    monkeypatch.setattr("pretrain_launch.submit.time", FakeClock())
     cancel(run.path, 90.0, said.append)
     assert said == ["job 7: asked to save and end", "job 7: has not ended in 90 s: Slurm ends it", "run: cancelled"]
     assert (run.path.parent / "sent").read_text().splitlines() == ["--batch --signal=USR1 7", "7"]

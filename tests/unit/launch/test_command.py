@@ -3,7 +3,7 @@
 import os
 import sys
 
-from launch.local import rank_command, rank_environment
+from pretrain_launch.local import rank_command, rank_environment
 
 
 def test_a_rank_runs_train_with_the_same_python():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from launch.job import FINAL, Outcome, decide
-from launch.job_start import is_requeued, was_cancelled
-from launch.journal import append_row, count_idle_restarts, journal_path, last_end, newest_step, read_journal
 from pretrain.run.folder import RunDir
+from pretrain_launch.job import FINAL, Outcome, decide
+from pretrain_launch.job_start import is_requeued, was_cancelled
+from pretrain_launch.journal import append_row, count_idle_restarts, journal_path, last_end, newest_step, read_journal
 
 
 def outcome(code: int, **facts) -> Outcome:

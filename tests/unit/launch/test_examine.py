@@ -3,7 +3,7 @@
 import json
 import sys
 
-from launch.job_start import Finding, examine_nodes, first_failure
+from pretrain_launch.job_start import Finding, examine_nodes, first_failure
 from tests.unit.launch.test_submit import spec
 
 

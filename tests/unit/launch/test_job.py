@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch import job as driver
-from launch import node
-from launch.exits import StepExit, are_ready
-from launch.job_start import JobStart
-from launch.journal import append_row, mark_of_cancel, read_journal
-from launch.modes import Meeting
 from pretrain.run.folder import begin_attempt
+from pretrain_launch import job as driver
+from pretrain_launch import node
+from pretrain_launch.exits import StepExit, are_ready
+from pretrain_launch.job_start import JobStart
+from pretrain_launch.journal import append_row, mark_of_cancel, read_journal
+from pretrain_launch.modes import Meeting
 from tests.helpers.waiting import poll_pause
 from tests.unit.launch.test_submit import spec
 
@@ -187,7 +187,7 @@ def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
 STEP = """
 import signal, sys
 from pathlib import Path
-from launch.exits import note_task
+from pretrain_launch.exits import note_task
 from tests.helpers.waiting import hang, wait_until
 def stop(number, frame):
     print("stopped", flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.local import STOP_SIGNALS
+from pretrain_launch.local import STOP_SIGNALS
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import finish, wait_until
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from launch import local
+from pretrain_launch import local
 from tests.helpers.waiting import poll_pause, wait_until
 local.rank_command = lambda config, overrides: [sys.executable, "-c", config, *overrides]
 vars(local).update(json.loads(os.environ["WAITS"]))
@@ -306,7 +306,7 @@ def test_a_launcher_that_is_killed_while_it_starts_a_rank_leaves_none(start):
 def test_a_signal_to_the_group_does_not_end_a_janitor_that_has_just_been_forked(start):
     job = start(
         PROGRAM + CHILD,
-        "from launch import local\n" + STANDS_STILL + "def late(*pipe, real=local._keep_watch):\n"
+        "from pretrain_launch import local\n" + STANDS_STILL + "def late(*pipe, real=local._keep_watch):\n"
         "    note('janitor')\n    wait_until(lambda: os.path.exists(f'{sys.argv[3]}/asked'))\n    real(*pipe)\n"
         "local._keep_watch = late",
     )

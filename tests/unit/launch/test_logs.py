@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from launch import logs
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
+from pretrain_launch import logs
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ from contextlib import suppress
 
 import pytest
 
-from launch.exits import failed_ranks, note_node, note_rank, read_ending
-from launch.job_start import find_spec, read_start
-from launch.modes import Meeting, hostfile_text, launcher_command, rank_variables
-from launch.node import node_environment
-from launch.reach import try_address
-from launch.rendezvous import (
+from pretrain.errors import ConfigError, LaunchError
+from pretrain_launch.exits import failed_ranks, note_node, note_rank, read_ending
+from pretrain_launch.job_start import find_spec, read_start
+from pretrain_launch.modes import Meeting, hostfile_text, launcher_command, rank_variables
+from pretrain_launch.node import node_environment
+from pretrain_launch.reach import try_address
+from pretrain_launch.rendezvous import (
     choose_address,
     find_meeting_point,
     interface_of,
@@ -23,7 +24,6 @@ from launch.rendezvous import (
     ports_of,
     route_to,
 )
-from pretrain.errors import ConfigError, LaunchError
 from tests.unit.launch.test_submit import spec
 
 MEETING = Meeting("198.18.0.1", 20_000, ("n1", "n2"), 4, "7-0-0")

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from launch.exits import describe_failure, find_cause, job_code, note_outcome, reason_of
 from pretrain.run.folder import RunDir, begin_attempt, end_attempt
+from pretrain_launch.exits import describe_failure, find_cause, job_code, note_outcome, reason_of
 
 
 @pytest.mark.parametrize(

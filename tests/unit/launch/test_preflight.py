@@ -2,11 +2,19 @@
 
 import pytest
 
-from launch.preflight import LaunchRequest, node_counts, parse_vary, plan_job, plan_ranks, plan_signal, plan_time
-from launch.site import SiteConfig
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
+from pretrain_launch.preflight import (
+    LaunchRequest,
+    node_counts,
+    parse_vary,
+    plan_job,
+    plan_ranks,
+    plan_signal,
+    plan_time,
+)
+from pretrain_launch.site import SiteConfig
 
 QUICKSTART = "configs/run/quickstart.yaml"
 

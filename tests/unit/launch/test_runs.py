@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from launch import runs
-from launch.job_table import show_run, show_runs
-from launch.runs import find_runs, merge_starts, read_run, read_runs
-from launch.slurm_tools import find_jobs, parse_jobs
 from pretrain.run.folder import RunDir, begin_attempt, end_attempt
 from pretrain.run.owner import LEASE_S
+from pretrain_launch import runs
+from pretrain_launch.job_table import show_run, show_runs
+from pretrain_launch.runs import find_runs, merge_starts, read_run, read_runs
+from pretrain_launch.slurm_tools import find_jobs, parse_jobs
 from tests.helpers.waiting import make_old
 
 BEGIN = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)

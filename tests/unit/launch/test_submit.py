@@ -9,11 +9,11 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from launch.job_start import choose_nodes, step_command
-from launch.site import EXPORTED, SiteConfig, load_site, slurm_folder
-from launch.spec import LaunchSpec, load_spec, write_spec
-from launch.submit import format_time, sbatch_command, script_path
 from pretrain.errors import ConfigError
+from pretrain_launch.job_start import choose_nodes, step_command
+from pretrain_launch.site import EXPORTED, SiteConfig, load_site, slurm_folder
+from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
+from pretrain_launch.submit import format_time, sbatch_command, script_path
 from tests.helpers.hostile_names import hostile_names
 
 ROOT = Path(__file__).parents[3]

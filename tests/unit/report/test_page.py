@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.journal import read_journal
-from launch.runs import merge_starts
 from pretrain.report.page import build_page, differing_keys, write_report
 from pretrain.report.panels import choose_panels
 from pretrain.report.run_data import MAX_PICTURE_BYTES, RunData, read_run_data
 from pretrain.run.folder import RunDir
+from pretrain_launch.journal import read_journal
+from pretrain_launch.runs import merge_starts
 from tests.helpers.hostile_names import hostile_names
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import attempt, metric_row, write_long_run, write_run

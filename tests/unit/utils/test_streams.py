@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pretrain.cli import run
-from tests.helpers.broken_streams import KINDS, ROOT, bare_environment, broken
+from tests.helpers.broken_streams import KINDS, bare_environment, broken
+from tests.helpers.fork_server import ROOT
 from tests.helpers.waiting import LIMIT_S
 
 MEETING = '{"address": "", "port": 1, "nodes": [], "ranks_per_node": 1, "identity": ""}'
@@ -72,10 +73,10 @@ def test_an_error_that_nobody_can_be_told_of_keeps_its_code_and_does_not_come_am
 @pytest.mark.parametrize(
     ("program", "environment", "code"),
     [
-        (["launch.job", "none.json"], {}, 69),
-        (["launch.node", "none.json", "--exits", "none", "--meeting", MEETING], {}, 64),
-        (["launch.rank", "none.yaml", "logs", "exits"], {"RANK": "0"}, 64),
-        (["launch.reach", "nonce", "1"], {}, 0),
+        (["pretrain_launch.job", "none.json"], {}, 69),
+        (["pretrain_launch.node", "none.json", "--exits", "none", "--meeting", MEETING], {}, 64),
+        (["pretrain_launch.rank", "none.yaml", "logs", "exits"], {"RANK": "0"}, 64),
+        (["pretrain_launch.reach", "nonce", "1"], {}, 0),
         (["pretrain", "train", "none.yaml"], {}, 64),
         (["pretrain", "launch", "local", "none.yaml"], {}, 64),
     ],

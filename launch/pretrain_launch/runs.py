@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launch.journal import mark_of_cancel, newest_step, read_journal
-from launch.slurm_tools import SlurmJob, find_jobs
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
+from pretrain_launch.journal import mark_of_cancel, newest_step, read_journal
+from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 
 _EMPTY = dict.fromkeys(
     ("job", "restart", "nodes", "world_size", "from_step", "started", "ended", "exit_code", "reason")

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.slurm_tools import host_names
-from launch.spec import LaunchSpec
 from pretrain.errors import ConfigError, LaunchError, PretrainError
 from pretrain.run.folder import end_attempt, slurm_facts
 from pretrain.utils.io import write_file
+from pretrain_launch.slurm_tools import host_names
+from pretrain_launch.spec import LaunchSpec
 
 LIMIT_S = 120.0
 
@@ -132,7 +132,8 @@ def read_start(environment: Mapping[str, str]) -> JobStart:
     """Reads what Slurm has set for a batch script. Raises: LaunchError, where it has not."""
     facts = slurm_facts(environment).get("slurm")
     if facts is None or not environment.get("SLURM_JOB_NODELIST") or not environment.get("SLURMD_NODENAME"):
-        raise LaunchError("this is no job of Slurm's", where="launch.job", fix="submit it with `pretrain launch slurm`")
+        fix = "submit it with `pretrain launch slurm`"
+        raise LaunchError("this is no job of Slurm's", where="pretrain_launch.job", fix=fix)
     here = environment["SLURMD_NODENAME"]
     nodes = host_names(environment["SLURM_JOB_NODELIST"])
     return JobStart(facts["job"], facts["array"], facts["restart"], (here, *(node for node in nodes if node != here)))

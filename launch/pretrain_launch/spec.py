@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field, model_validator
 
-from launch.site import SiteConfig
 from pretrain.config.base import Section
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir, write_file
+from pretrain_launch.site import SiteConfig
 
 MAX_IDLE_RESTARTS = 3
 Mode = Literal["torchrun", "srun", "accelerate", "deepspeed"]

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.runs import RunFacts
 from pretrain.utils.units import count, span
+from pretrain_launch.runs import RunFacts
 
 WIDE = 110
 """From so many columns on, reasons stand in the table; below, under it."""

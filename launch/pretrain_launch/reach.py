@@ -1,6 +1,6 @@
 """Runs on every node: which addresses of the first one can be reached from here; a line of JSON for each.
 
-python -m launch.reach NONCE PORT ADDRESS ...
+python -m pretrain_launch.reach NONCE PORT ADDRESS ...
 
 Short lines: srun cuts longer ones, of 1 KiB, into pieces, and those of several nodes come mixed.
 """

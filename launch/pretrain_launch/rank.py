@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from launch.exits import last_error, note_rank
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.utils.process import die_with, guard_streams
+from pretrain_launch.exits import last_error, note_rank
 
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Blocked from the launcher on, until the rank can answer them: Slurm sends its signals to every process of a step."""
@@ -64,7 +64,7 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
 
 
 def main() -> None:
-    """`python -m launch.rank CONFIG LOGS EXITS`; `deepspeed` adds --local_rank, and torchrun takes options for its."""
+    """Runs `python -m pretrain_launch.rank CONFIG LOGS EXITS`; `deepspeed` adds --local_rank."""
     guard_streams()
     parser = argparse.ArgumentParser()
     for name in ("config", "logs", "exits"):

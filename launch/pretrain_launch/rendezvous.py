@@ -57,8 +57,8 @@ def listen(port: int) -> socket.socket:
 # Finds an address and a port of the first node that every node can reach, or says within a minute
 # who cannot.
 #
-#     a free port, drawn by the job's number  ->  a listener on all addresses  ->  launch.reach on every node, by srun
-#     ->  the first address that all have reached
+#     a free port, drawn by the job's number  ->  a listener on all addresses
+#     ->  pretrain_launch.reach on every node, by srun  ->  the first address that all have reached
 #
 # A name says little: it may stand for 127.0.1.1, or for one network of several, or for none. So it
 # is tried out.
@@ -144,7 +144,7 @@ def find_meeting_point(
             return "127.0.0.1", port
         addresses, nonce = own_addresses(interface), secrets.token_hex(16)
         threading.Thread(target=_greet, args=(listener, nonce), daemon=True).start()
-        answers = _ask_nodes([*step, sys.executable, "-m", "launch.reach", nonce, str(port), *addresses])
+        answers = _ask_nodes([*step, sys.executable, "-m", "pretrain_launch.reach", nonce, str(port), *addresses])
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         return choose_address(first, nodes, port, addresses, answers), port
 
@@ -162,7 +162,7 @@ def _greet(listener: socket.socket, nonce: str) -> None:
 
 
 def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Runs `launch.reach` on every node; returns what each has said in time."""
+    """Runs `pretrain_launch.reach` on every node; returns what each has said in time."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
     )

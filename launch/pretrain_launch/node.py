@@ -1,6 +1,6 @@
 """One task of the step: starts the ranks of a node by torchrun or its like, or is one rank itself (mode `srun`).
 
-    srun  ->  this, on each node  ->  torchrun  ->  launch.rank  ->  pretrain train
+    srun  ->  this, on each node  ->  torchrun  ->  pretrain_launch.rank  ->  pretrain train
 
 Signals are held back (blocked) from here on: Slurm sends SIGUSR1 to every process of a step, and torchrun would die of
 it. Ranks take them as soon as they can answer.
@@ -16,13 +16,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from launch.exits import failed_ranks, note_node, note_task
-from launch.modes import Meeting, launcher_command, rank_variables
-from launch.rank import HELD_BACK, run_rank
-from launch.rendezvous import interface_of, route_to
-from launch.spec import LaunchSpec, load_spec
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
 from pretrain.utils.process import guard_streams
+from pretrain_launch.exits import failed_ranks, note_node, note_task
+from pretrain_launch.modes import Meeting, launcher_command, rank_variables
+from pretrain_launch.rank import HELD_BACK, run_rank
+from pretrain_launch.rendezvous import interface_of, route_to
+from pretrain_launch.spec import LaunchSpec, load_spec
 
 
 def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:
@@ -53,7 +53,7 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
         os.environ.update({**environment, **rank_variables(meeting, number, local_rank)})
         return run_rank(str(spec.config), spec.folder.logs, exits)
     command = launcher_command(spec.mode, meeting, number, own_address or socket.gethostname(), exits / "hostfile")
-    program = ["launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
+    program = ["pretrain_launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
     code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
     if code == EXIT_OK:
         return EXIT_OK
@@ -65,7 +65,7 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
 
 
 def main() -> None:
-    """`python -m launch.node SPEC --meeting JSON --exits DIR`."""
+    """`python -m pretrain_launch.node SPEC --meeting JSON --exits DIR`."""
     guard_streams()
     parser = argparse.ArgumentParser()
     parser.add_argument("spec", type=Path)

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from launch.runs import last_save_s
-from launch.site import SiteConfig
-from launch.spec import LaunchSpec, Mode, new_chain
 from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.config.resumption import check_config, fill_from
@@ -20,6 +17,9 @@ from pretrain.plan.search import Problem, check_fits
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
+from pretrain_launch.runs import last_save_s
+from pretrain_launch.site import SiteConfig
+from pretrain_launch.spec import LaunchSpec, Mode, new_chain
 
 MIN_SIGNAL_S = 60
 MARGIN_S = 30

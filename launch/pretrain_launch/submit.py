@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.journal import append_row, mark_of_cancel
-from launch.preflight import signal_for
-from launch.runs import RunFacts, last_save_s, read_run
-from launch.site import EXPORTED, slurm_folder
-from launch.slurm_tools import SlurmJob, ask, submit_job
-from launch.spec import LaunchSpec, load_spec, new_chain, rewrite_spec
 from pretrain.errors import LaunchError
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import refuse_if_owned
 from pretrain.utils.io import make_dir, write_file, write_json
+from pretrain_launch.journal import append_row, mark_of_cancel
+from pretrain_launch.preflight import signal_for
+from pretrain_launch.runs import RunFacts, last_save_s, read_run
+from pretrain_launch.site import EXPORTED, slurm_folder
+from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
+from pretrain_launch.spec import LaunchSpec, load_spec, new_chain, rewrite_spec
 
 """File in the launch folder that keeps a job from coming back."""
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from launch.exits import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import die_with
+from pretrain_launch.exits import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
 
 
 def rank_command(config: str, overrides: Sequence[str]) -> list[str]:

@@ -19,23 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from launch.exits import StepExit, are_ready, read_ending
-from launch.job_start import (
-    JobStart,
-    choose_nodes,
-    examine_nodes,
-    find_spec,
-    is_requeued,
-    note_attempt,
-    read_start,
-    step_command,
-    was_cancelled,
-)
-from launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
-from launch.modes import Meeting, hostfile_text
-from launch.rendezvous import find_meeting_point
-from launch.slurm_tools import run_tool, show_job
-from launch.spec import LaunchSpec, load_spec
 from pretrain.errors import (
     EXIT_BUG,
     EXIT_CHECKPOINT,
@@ -53,6 +36,23 @@ from pretrain.errors import (
 )
 from pretrain.utils.io import make_dir, remove_tree, write_file
 from pretrain.utils.process import guard_streams
+from pretrain_launch.exits import StepExit, are_ready, read_ending
+from pretrain_launch.job_start import (
+    JobStart,
+    choose_nodes,
+    examine_nodes,
+    find_spec,
+    is_requeued,
+    note_attempt,
+    read_start,
+    step_command,
+    was_cancelled,
+)
+from pretrain_launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
+from pretrain_launch.modes import Meeting, hostfile_text
+from pretrain_launch.rendezvous import find_meeting_point
+from pretrain_launch.slurm_tools import run_tool, show_job
+from pretrain_launch.spec import LaunchSpec, load_spec
 
 FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, EXIT_DISK, EXIT_DIVERGED, 126, 127}
 
@@ -106,11 +106,12 @@ def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
     return Decision("requeue" if outcome.may_requeue else "next", code, reason)
 
 
-# The driver of a job, on its first node: `python -m launch.job SPEC`, what the batch script
+# The driver of a job, on its first node: `python -m pretrain_launch.job SPEC`, what the batch script
 # becomes.
 #
-#     journal: a start  ->  breaker  ->  doctor  ->  rendezvous  ->  srun launch.node on every node  ->  how it ended
-#     ->  decide  ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
+#     journal: a start  ->  breaker  ->  doctor  ->  rendezvous
+#     ->  srun pretrain_launch.node on every node  ->  how it ended  ->  decide
+#     ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
 #
 #     SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
 #     SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
@@ -218,7 +219,7 @@ class Driver:
         command = [
             *step_command(spec, nodes, tasks),
             *("--unbuffered", "--kill-on-bad-exit=1", f"--wait={END_WAIT_S}"),
-            *(spec.python, "-m", "launch.node", str(spec.path)),
+            *(spec.python, "-m", "pretrain_launch.node", str(spec.path)),
             *("--meeting", json.dumps(asdict(meeting)), "--exits", str(exits)),
         ]
         try:
