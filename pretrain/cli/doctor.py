@@ -188,7 +188,7 @@ def drill_command(
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)
-    folder = output or Path(loaded.run.dir) / f"{loaded.run.name}-drill"
+    folder = output or loaded.folder.with_name(f"{loaded.run.name}-drill")
     last_step = min(steps, loaded.train.last_step) if steps else plan_steps(loaded, kills, every)
     drill = Drill(loaded, folder, ranks, seed, cast(Target, target), last_step, every)
     with show_progress() as progress:

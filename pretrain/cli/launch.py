@@ -175,7 +175,7 @@ def plan(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig") -> "
     from pretrain.errors import ConfigError
     from pretrain_launch.preflight import check_site, plan_job
 
-    run = (Path(config.run.dir).expanduser() / config.run.name).absolute()
+    run = config.folder.absolute()
     try:
         spec, problems = plan_job(config, request, site, str(run), str(Path.cwd()), sys.executable)
     except pydantic.ValidationError as error:
@@ -258,7 +258,7 @@ def launch_local_command(
     loaded = load_config(config, overrides or [])
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)
-    run = RunDir(Path(loaded.run.dir) / loaded.run.name)
+    run = RunDir(loaded.folder)
     refuse_if_owned(run.lease)
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))
 

@@ -38,7 +38,7 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     world = read_world()
     loaded = load_config(config, overrides or [])
     if world.is_main:
-        refuse_if_owned(RunDir(Path(loaded.run.dir) / loaded.run.name).lease)
+        refuse_if_owned(RunDir(loaded.folder).lease)
     from pretrain.train.run import run_training
 
     raise typer.Exit(run_training(loaded, world, stop))

@@ -1,5 +1,7 @@
 """`guard:` -- what is watched besides the loss: spikes, and replicas that come to differ."""
 
+import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -135,6 +137,11 @@ class RunConfig(Section):
     finetune: FinetuneConfig = FinetuneConfig()
     resume: ResumeConfig = ResumeConfig()
     launch: LaunchConfig = LaunchConfig()
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, `run.dir/run.name` with `~` expanded."""
+        return Path(os.path.expanduser(self.run.dir)) / self.run.name  # noqa: PTH111 (Path's raises for ~nobody)
 
     @property
     def stacks(self) -> list[str]:

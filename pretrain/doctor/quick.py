@@ -54,7 +54,7 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
     checks += [check_cores(place.local_size), check_memory(_host_bytes(config, place), read_memory())]
     checks += [check for check in (check_shared_memory(place.local_size), check_compiler(engine)) if check is not None]
     checks += [check_name(host, place.is_one_host), check_interfaces(place.is_one_host), check_loopback()]
-    folder = Path(config.run.dir) / config.run.name if config else Path("runs")
+    folder = config.folder if config else Path("runs")
     checks += check_files(folder, _checkpoint_room(config, place), is_shared=not place.is_one_host)
     if config is not None:
         checks += [*_check_batch(config, place), *check_data(config.data, is_quick=is_quick)]
@@ -82,7 +82,7 @@ def _checkpoint_room(config: RunConfig | None, place: JobTopology) -> int:
         return 0
     values = task_of(config).values
     size = 4 * values.saved + state_bytes(config.optim.kind, values)
-    there = len(list((Path(config.run.dir) / config.run.name / "checkpoints").glob("step-*")))
+    there = len(list((config.folder / "checkpoints").glob("step-*")))
     return size * max(0, checkpoints_at_once(config.checkpoint, config.train.last_step) - there)
 
 
@@ -123,7 +123,7 @@ def examine(config: RunConfig | None, place: JobTopology) -> tuple[Report, bool]
     from pretrain.doctor.rank_checks import meet, start_ranks
 
     engine = config.engine if config else None
-    folder = Path(config.run.dir) / config.run.name if config else Path("runs")
+    folder = config.folder if config else Path("runs")
     if not place.is_started:
         size = place.size or _default_ranks(config)
         # The batch is looked at where the user has said how many ranks there will be.

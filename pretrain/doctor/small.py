@@ -67,7 +67,7 @@ def ask(
         token = f"{os.environ.get('SLURM_JOB_ID', 'job')}-{os.environ['MASTER_PORT']}"
     if not gpus and (total := read_memory()[0]):
         gpu = replace(gpu, memory_gib=total / local / 2**30)
-    own = Path(loaded.run.dir) / f".doctor-{token}"
+    own = loaded.folder.parent / f".doctor-{token}"
     return TrialOptions(config, overrides, loaded, Cluster(nodes, local, gpu), folder or own, place)
 
 

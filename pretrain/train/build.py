@@ -8,7 +8,6 @@ Each step calls one builder. Siblings meet here and nowhere else.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -261,7 +260,7 @@ def _restore(
     config = start.config
     state = checkpoints.load_newest(engine.state)
     if state is None:
-        check_new(RunDir(Path(config.run.dir) / config.run.name))
+        check_new(RunDir(config.folder))
     if state is None or state.step < config.train.last_step:
         checkpoints.prepare(*room)
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)

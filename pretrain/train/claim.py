@@ -7,7 +7,6 @@ run dies oddly, or trains on with sums that are not those of its peers.
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pretrain import dist
@@ -100,7 +99,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         make_rows = build_rows(config.objective, context_of_run(config, dataset))
     except ConfigError as error:
         raise ConfigError(error.what, where=str(dataset.tokenizer_path), fix=error.fix) from None
-    folder = RunDir(Path(config.run.dir) / config.run.name)
+    folder = RunDir(config.folder)
     lease = Lease(folder.lease) if world.is_main else None
     try:
         if folder.config.is_file():

@@ -1,7 +1,9 @@
 """From a file and overrides to a config, or to one line for each problem that says where it stands."""
 
+import ast
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from pretrain.config.load import dump_config, find_config, known_keys, load_conf
 from pretrain.config.objective import NEEDS
 from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
+from tests.repo.source import SOURCE_FILES, parse
 
 BASE = """\
 run: {name: base}
@@ -227,6 +230,18 @@ def test_a_secret_is_not_repeated(write):
 def test_a_rule_over_several_fields_names_field_value_rule_and_fix(write, overrides, line):
     (found,) = problems(write(BASE), *overrides)
     assert found.startswith(line)
+
+
+def test_the_run_folder_is_below_the_home_folder_where_the_config_says_so(write, monkeypatch):
+    monkeypatch.setenv("HOME", "/users/ann")
+    assert load_config(write(BASE)).folder == Path("runs/base")
+    assert load_config(write(BASE), ["run.dir=~/runs"]).folder == Path("/users/ann/runs/base")
+    assert load_config(write(BASE), ["run.dir=~nobody-here/runs"]).folder == Path("~nobody-here/runs/base")
+
+
+def test_the_run_folder_is_computed_in_one_place():
+    joins = {path for path in SOURCE_FILES if re.search(r"\.run\.dir\b", ast.unparse(parse(path)))}
+    assert [path.parts[-2:] for path in joins] == [("config", "run.py")]
 
 
 def test_required_keys_are_named(write):
