@@ -25,7 +25,7 @@ class TokenRows:
         starts: int64 [any], ascending: places in `tokens`, flattened, at which a document starts.
         num_tokens: int64 [B]: tokens of each row that are real; the rest is padding. None: all of them.
         sample_ids: int64 [B].
-        learned: bool [B, W+1]: whether a token is a target at all. None: all are.
+        loss_mask: bool [B, W+1]: tokens that are targets. None: all.
         labels: int16 [B, W+1]: number of the label that a token has, IGNORE_INDEX where it has none. None: no labels.
     """
 
@@ -33,7 +33,7 @@ class TokenRows:
     starts: np.ndarray
     num_tokens: np.ndarray | None
     sample_ids: np.ndarray
-    learned: np.ndarray | None = None
+    loss_mask: np.ndarray | None = None
     labels: np.ndarray | None = None
 
 
@@ -76,8 +76,8 @@ class ModelRows:
         positions: int64 [B, T], or None: 0..T-1 in every row.
         documents: int32 [B, T], or None: each row is one document; padding has negative numbers.
         prefix: bool [B, T]: tokens that all of their document sees under a causal mask. None: none.
-        places: int64 [P], ascending: places in `targets`, flattened, that have a loss, where they are few: the head is
-            computed there only. None: everywhere.
+        target_positions: int64 [P], ascending: indices into the flattened `targets` that have a loss, where they are
+            few: the head is computed there only. None: everywhere.
         source: What the encoder reads, where the model has two stacks.
         num_targets: Targets that are not IGNORE_INDEX.
         num_padding: Positions that are padding, those of the source with them.
@@ -91,7 +91,7 @@ class ModelRows:
     positions: np.ndarray | None = None
     documents: np.ndarray | None = None
     prefix: np.ndarray | None = None
-    places: np.ndarray | None = None
+    target_positions: np.ndarray | None = None
     source: SourceRows | None = None
     num_padding: int = 0
 
@@ -143,6 +143,6 @@ def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
         starts=number[row[kept]] * width + column[kept],
         num_tokens=None if rows.num_tokens is None else rows.num_tokens[chosen],
         sample_ids=rows.sample_ids[chosen],
-        learned=None if rows.learned is None else rows.learned[chosen],
+        loss_mask=None if rows.loss_mask is None else rows.loss_mask[chosen],
         labels=None if rows.labels is None else rows.labels[chosen],
     )

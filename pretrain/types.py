@@ -94,7 +94,8 @@ class Batch:
         lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no padding.
         prefix_BT: bool; tokens that all of their document sees, although the model is causal. None: none.
         token_types_BT: int64 segment of each token (BERT). None: 0.
-        places_P: int64, ascending: places in `targets_BT`, flattened, that have a loss, where they are few. None: all.
+        target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a loss, where they are
+            few. None: all.
         source: What the encoder reads, where the model has two stacks.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty for text that is not from shards.
     """
@@ -106,7 +107,7 @@ class Batch:
     lengths_B: Tensor | None = None
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
-    places_P: Tensor | None = None
+    target_positions_P: Tensor | None = None
     source: SourceBatch | None = None
     sample_ids: tuple[int, ...] = ()
 

@@ -204,7 +204,7 @@ class _RowWriter:
         self._shards, self._reader, self._side, self._length = shards, reader, side, length
         self._tokens = np.full((num_rows, length + 1), shards.index.eos_id, dtype=shards.index.dtype)
         kind, shape = shards.index.kind, self._tokens.shape
-        self._learned = np.zeros(shape, dtype=bool) if kind == "records" else None
+        self._loss_mask = np.zeros(shape, dtype=bool) if kind == "records" else None
         self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if kind in LABELLED else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
@@ -218,8 +218,8 @@ class _RowWriter:
         size = min(length - offset, self._length + 1 - at)
         values, _ = reader.source(member) if self._side == "source" else reader.member(member)
         self._tokens[row, at : at + size] = values[first : first + size]
-        if self._learned is not None:
-            self._learned[row, at : at + size] = reader.loss(member)[first : first + size]
+        if self._loss_mask is not None:
+            self._loss_mask[row, at : at + size] = reader.loss(member)[first : first + size]
         if self._labels is not None:
             self._labels[row, at : at + size] = reader.labels(member)[first : first + size]
         self._starts.append(row * self._tokens.shape[1] + at)
@@ -229,8 +229,8 @@ class _RowWriter:
         """Takes back all of a row, the last that was written: it is padding."""
         width = self._tokens.shape[1]
         self._tokens[row] = self._shards.index.eos_id
-        if self._learned is not None:
-            self._learned[row] = False
+        if self._loss_mask is not None:
+            self._loss_mask[row] = False
         if self._labels is not None:
             self._labels[row] = IGNORE_INDEX
         self._filled[row] = 0
@@ -242,4 +242,4 @@ class _RowWriter:
         (short,) = np.nonzero(self._filled < self._length)
         padding = short * self._tokens.shape[1] + self._filled[short]
         starts = np.sort(np.concatenate((np.array(self._starts, dtype=np.int64), padding)))
-        return TokenRows(self._tokens, starts, self._filled, samples, self._learned, self._labels)
+        return TokenRows(self._tokens, starts, self._filled, samples, self._loss_mask, self._labels)

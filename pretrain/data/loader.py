@@ -1,6 +1,6 @@
 """Rows without the columns that are padding in all of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ def _crop_side(rows: TokenRows, multiple: int) -> TokenRows:
         starts=row[inside] * kept + column[inside],
         num_tokens=rows.num_tokens,
         sample_ids=rows.sample_ids,
-        learned=None if rows.learned is None else rows.learned[:, :kept],
+        loss_mask=None if rows.loss_mask is None else rows.loss_mask[:, :kept],
         labels=None if rows.labels is None else rows.labels[:, :kept],
     )
 
@@ -106,6 +106,41 @@ class WindowSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Counters of the rows of a step; those of micro-batches add up to a rank's, those of ranks to the step's.
+
+    Attributes:
+        num_targets: Targets with a loss.
+        num_tokens: Tokens that the model reads: of two stacks source and target, without padding.
+        num_skipped: Rows that could not be read and have no targets.
+        digest: Digest of the sample ids, below 2**64.
+    """
+
+    num_targets: int = 0
+    num_tokens: int = 0
+    num_skipped: int = 0
+    digest: int = 0
+
+    def __add__(self, other: "StepCounts") -> "StepCounts":
+        return StepCounts(
+            self.num_targets + other.num_targets,
+            self.num_tokens + other.num_tokens,
+            self.num_skipped + other.num_skipped,
+            (self.digest + other.digest) % 2**64,
+        )
+
+    def pack(self) -> tuple[float, ...]:
+        """Returns the counters as float64 values that an all-reduce adds exactly."""
+        return (self.num_targets, self.num_tokens, self.num_skipped, *split64(self.digest))
+
+    @staticmethod
+    def unpack(values: Sequence[float]) -> "StepCounts":
+        """Returns the counters whose packed values, summed over the ranks, are `values`."""
+        num_targets, num_tokens, num_skipped, high, low = values
+        return StepCounts(int(num_targets), int(num_tokens), int(num_skipped), join64(high, low))
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One optimizer step of one rank.
 
@@ -113,21 +148,18 @@ class StepBatch:
         position: Of the first row of the global batch.
         next_position: The cursor once this step is trained.
         micro_batches: To accumulate over.
-        num_targets: Targets with a loss in this rank's micro-batches.
-        num_tokens: Tokens that the model reads of them: of two stacks source and target, and no padding.
-        sample_ids: Of this rank's rows, in order.
-        digest: Of this rank's rows; the sum over the ranks mod 2**64 is the step's (digest.py).
-        num_skipped: Of this rank's rows, those that could not be read and have no targets (damage.py).
+        counts: Of this rank's rows.
     """
 
     position: int
     next_position: int
     micro_batches: list[Batch]
-    num_targets: int
-    num_tokens: int
-    sample_ids: tuple[int, ...]
-    digest: int
-    num_skipped: int
+    counts: StepCounts
+
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """Sample ids of this rank's rows, in order."""
+        return tuple(sample for batch in self.micro_batches for sample in batch.sample_ids)
 
 
 class TrainLoader:
@@ -194,16 +226,11 @@ class TrainLoader:
         place = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
         self._steps_taken += 1
-        micro_batches = [part.batch for part in parts]
         return StepBatch(
             position=self._skips.position_of(place),
             next_position=self._skips.position_of(place + plan.rows),
-            micro_batches=micro_batches,
-            num_targets=sum(part.num_targets for part in parts),
-            num_tokens=sum(part.num_tokens for part in parts),
-            sample_ids=tuple(sample for batch in micro_batches for sample in batch.sample_ids),
-            digest=sum(part.digest for part in parts) % 2**64,
-            num_skipped=sum(part.num_skipped for part in parts),
+            micro_batches=[batch for batch, _ in parts],
+            counts=sum((counts for _, counts in parts), StepCounts()),
         )
 
     def restarted(self, position: int, skips: SkipRanges) -> "TrainLoader":
@@ -217,7 +244,7 @@ class TrainLoader:
         """Stops the threads and joins them."""
         self._prefetcher.close()
 
-    def _assemble(self, number: int) -> "_MicroBatch":
+    def _assemble(self, number: int) -> tuple[Batch, StepCounts]:
         """Reads the micro-batch `number` of this rank, counted from where the loader started."""
         step, micro = divmod(number, self._plan.accumulation)
         first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
@@ -228,18 +255,7 @@ class TrainLoader:
         ids = rows.target.sample_ids if isinstance(rows, PairRows) else rows.sample_ids
         digest = digest_rows(ids, np.arange(first_row, first_row + self._plan.micro))
         batch, made = self._build(rows)
-        return _MicroBatch(batch, made.num_targets, made.num_tokens, digest, count_skipped(rows))
-
-
-@dataclass(frozen=True, slots=True)
-class _MicroBatch:
-    """A micro-batch, and its part of what a step says of itself."""
-
-    batch: Batch
-    num_targets: int
-    num_tokens: int
-    digest: int
-    num_skipped: int
+        return batch, StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
 
 
 class ValidationLoader:
@@ -319,7 +335,7 @@ class _BatchBuilder:
             positions_BT=self._optional(made.positions),
             documents_BT=self._optional(made.documents),
             prefix_BT=self._optional(made.prefix),
-            places_P=self._optional(made.places),
+            target_positions_P=self._optional(made.target_positions),
             source=source,
             sample_ids=tuple(made.sample_ids.tolist()),
         )

@@ -113,7 +113,7 @@ def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
         starts=np.sort(places[row] * width + column),
         num_tokens=gather(num_tokens),
         sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
-        learned=gather([part.learned for part in parts]),
+        loss_mask=gather([part.loss_mask for part in parts]),
         labels=gather([part.labels for part in parts]),
     )
 

@@ -1,6 +1,6 @@
 """Hashes of what a stream gave that do not depend on the order in which it came.
 
-    a row      -> CRC32 of its tokens (and of what is learned, of labels, and of the source), mixed with its sample id
+    a row      -> CRC32 of its tokens (and of its loss mask, of labels, and of the source), mixed with its sample id
     borders    -> each document start of a row, mixed with the sample id
     a reading  -> sums mod 2**64 over all rows: equal sums, equal multisets of rows
 
@@ -29,7 +29,7 @@ class RowHashes:
 
     Attributes:
         samples: Over the sample ids, below 2**64.
-        content: Over sample ids with tokens, borders, labels and what is learned, below 2**64.
+        content: Over sample ids with tokens, borders, labels and loss masks, below 2**64.
     """
 
     samples: int = 0
@@ -47,9 +47,9 @@ def hash_rows(rows: TokenRows | PairRows) -> RowHashes:
     for name, side in sides.items():
         keys = mix64(mixed ^ np.uint64(_SIDES[name]))
         checks = np.fromiter(map(zlib.crc32, side.tokens), np.uint64, len(keys))
-        if side.learned is not None:
-            learned = np.fromiter(map(zlib.crc32, side.learned), np.uint64, len(keys))
-            checks |= learned << np.uint64(32)
+        if side.loss_mask is not None:
+            masks = np.fromiter(map(zlib.crc32, side.loss_mask), np.uint64, len(keys))
+            checks |= masks << np.uint64(32)
         if side.labels is not None:
             labels = np.fromiter(map(zlib.crc32, side.labels), np.uint64, len(keys))
             checks |= labels << np.uint64(32)

@@ -122,7 +122,7 @@ def _describe(
     numbers = sorted(read.keys() | sources.keys())
     starts_inside, goes_on = _cut_documents(raw.target if isinstance(raw, PairRows) else raw)
     # Where the head is computed at some places only, a place predicts itself, not the next.
-    predicts_next = source is None and made.places is None
+    predicts_next = source is None and made.target_positions is None
     beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
     return ShownRow(
         sample_id=int(made.sample_ids[0]),

@@ -134,12 +134,12 @@ def _seconds(torch: Any, device: str, run: Callable[[], Any]) -> float:
 def _products(torch: Any, width: int, device: str, dtype: Any) -> float:
     rows = _SIZES[device].rows
     x, weight = (torch.randn(size, device=device, dtype=dtype) for size in ((rows, width), (width, 4 * width)))
-    slope = torch.randn((rows, 4 * width), device=device, dtype=dtype)
+    grad = torch.randn((rows, 4 * width), device=device, dtype=dtype)
 
     def run() -> None:
         _ = x @ weight
-        _ = slope @ weight.T
-        _ = x.T @ slope
+        _ = grad @ weight.T
+        _ = x.T @ grad
 
     return 3 * 2 * rows * width * 4 * width / _seconds(torch, device, run)
 
@@ -148,11 +148,11 @@ def _attention(torch: Any, shape: KernelShape, dtype: Any) -> float:
     rows = max(1, (32_768 if shape.device == "cuda" else 1024) // shape.seq_len)
     size = (rows, shape.heads, shape.seq_len, shape.head_width)
     q, k, v = (torch.randn(size, device=shape.device, dtype=dtype, requires_grad=True) for _ in range(3))
-    slope = torch.randn(size, device=shape.device, dtype=dtype)
+    grad = torch.randn(size, device=shape.device, dtype=dtype)
 
     def run() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
-        torch.autograd.grad(out, (q, k, v), slope)
+        torch.autograd.grad(out, (q, k, v), grad)
 
     # Scores and mixing forward, twice that backward: as plan/flops.py counts, recomputed scores and all masks left out.
     flops = 3 * 4 * rows * shape.heads * shape.seq_len**2 * shape.head_width

@@ -276,22 +276,22 @@ def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
 def _answer(model: LanguageModel, batch: Batch) -> list[list[float]]:
     """Returns gold label, answer, -log p(gold) and document, numbered within the batch, of each place with a label."""
     targets = batch.targets_BT.flatten()
-    places_P = (targets != IGNORE_INDEX).nonzero()[:, 0]
-    gold_P = targets[places_P]
-    hidden_PD = model(batch, logits=False).hidden_BTD.flatten(0, 1)[places_P]
+    target_positions_P = (targets != IGNORE_INDEX).nonzero()[:, 0]
+    gold_P = targets[target_positions_P]
+    hidden_PD = model(batch, logits=False).hidden_BTD.flatten(0, 1)[target_positions_P]
     assert model.head is not None
     logits_PV = model.head(hidden_PD).float()
     nll_P = -logits_PV.log_softmax(dim=-1).gather(1, gold_P[:, None])[:, 0]
-    columns = (gold_P, logits_PV.argmax(dim=-1), nll_P, _number_documents(batch, places_P))
+    columns = (gold_P, logits_PV.argmax(dim=-1), nll_P, _number_documents(batch, target_positions_P))
     return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _number_documents(batch: Batch, places_P: Tensor) -> Tensor:
+def _number_documents(batch: Batch, target_positions_P: Tensor) -> Tensor:
     """Returns the document of each place, from 0 on, ascending; those without a label are not counted."""
     length = batch.targets_BT.shape[1]
-    key_P = places_P // length * (length + 1)
+    key_P = target_positions_P // length * (length + 1)
     if batch.documents_BT is not None:
-        key_P = key_P + batch.documents_BT.flatten()[places_P]
+        key_P = key_P + batch.documents_BT.flatten()[target_positions_P]
     return torch.unique(key_P, return_inverse=True)[1]
 
 

@@ -148,9 +148,11 @@ class _CachedLosses:
 def _only(batch: Batch, row: int) -> Batch:
     """Returns one row of a batch, but for its source."""
     width = batch.targets_BT.shape[1]
-    places_P = batch.places_P
-    if places_P is not None:
-        places_P = places_P[(places_P >= row * width) & (places_P < (row + 1) * width)] - row * width
+    target_positions_P = batch.target_positions_P
+    if target_positions_P is not None:
+        first = row * width
+        is_own = (target_positions_P >= first) & (target_positions_P < first + width)
+        target_positions_P = target_positions_P[is_own] - first
     one = slice(row, row + 1)
     return replace(
         batch,
@@ -161,7 +163,7 @@ def _only(batch: Batch, row: int) -> Batch:
         lengths_B=_sliced(batch.lengths_B, one),
         prefix_BT=_sliced(batch.prefix_BT, one),
         token_types_BT=_sliced(batch.token_types_BT, one),
-        places_P=places_P,
+        target_positions_P=target_positions_P,
         source=None,  # has been read
         sample_ids=batch.sample_ids[one],
     )

@@ -21,22 +21,22 @@ from pretrain.utils.rng import draw_uniform
 
 def build_causal(config: TaskConfig, context: RowContext) -> RowMaker:
     """Every token is a target."""
-    return partial(causal_rows, document_mask=context.document_mask, learned_only=False)
+    return partial(causal_rows, document_mask=context.document_mask, use_loss_mask=False)
 
 
 def build_supervised(config: TaskConfig, context: RowContext) -> RowMaker:
     """Of a record only what is learned is a target: responses, not prompts."""
-    return partial(causal_rows, document_mask=context.document_mask, learned_only=True)
+    return partial(causal_rows, document_mask=context.document_mask, use_loss_mask=True)
 
 
-def causal_rows(rows: TokenRows | PairRows, document_mask: bool, learned_only: bool = True) -> ModelRows:
+def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: bool = True) -> ModelRows:
     """Makes inputs, targets, positions and document numbers of raw rows; about 2 ns a token.
 
     Args:
         rows: From the stream.
         document_mask: Documents do not see each other, and the last token of one does not predict the next one. Off:
             the row is one text.
-        learned_only: Tokens of records that are not learned are no targets.
+        use_loss_mask: Tokens outside the loss mask of the rows are no targets.
     """
     assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
     num_rows, width = rows.tokens.shape
@@ -54,13 +54,13 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, learned_only: b
         inside = column < seq_len
         if inside.any():
             positions, documents = number_documents(row[inside], column[inside], num_rows, seq_len)
-    learned = rows.learned if learned_only else None
+    loss_mask = rows.loss_mask if use_loss_mask else None
     if rows.num_tokens is not None:
         padded = np.arange(1, width) >= rows.num_tokens[:, None]
         targets[padded] = IGNORE_INDEX
-    if learned is not None:
-        targets[~learned[:, 1:]] = IGNORE_INDEX
-    if rows.num_tokens is not None or learned is not None:
+    if loss_mask is not None:
+        targets[~loss_mask[:, 1:]] = IGNORE_INDEX
+    if rows.num_tokens is not None or loss_mask is not None:
         num_ignored = int((targets == IGNORE_INDEX).sum())
     return ModelRows(
         inputs=inputs,

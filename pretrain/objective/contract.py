@@ -45,8 +45,8 @@ class LossOutput(NamedTuple):
         loss_sum: Scalar fp32, differentiable: what is minimised, summed over the targets.
         nll_sum: Scalar fp32, detached: -log p(target) summed, what is shown and compared.
         num_correct: Scalar int64: targets that the model holds for the likeliest.
-        nll_P: fp32, detached: what `nll_sum` is the sum of, at `Batch.places_P`, or at every place of `targets_BT`; 0
-            where there is no target. None: not told, and then there is no loss by source.
+        nll_P: fp32, detached: the summands of `nll_sum`, at `Batch.target_positions_P` or at every position of
+            `targets_BT`; 0 where there is no target. None: not available, and then no loss by source is logged.
     """
 
     loss_sum: "Tensor"
@@ -114,12 +114,12 @@ def build_token_loss(config: ObjectiveConfig) -> Loss:
 def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossOutput:
     """Sums the cross-entropy of every target. Positions without one (IGNORE_INDEX) add nothing.
 
-    Where `batch.places_P` names the few positions that have a target, the head reads these only.
+    Where `batch.target_positions_P` names the few positions that have a target, the head reads these only.
     """
     hidden_BTD, targets_BT = model(batch, logits=False).hidden_BTD, batch.targets_BT
-    if batch.places_P is not None:
-        hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.places_P)
-        targets_BT = targets_BT.flatten().index_select(0, batch.places_P)
+    if batch.target_positions_P is not None:
+        hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
+        targets_BT = targets_BT.flatten().index_select(0, batch.target_positions_P)
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> TokenLoss:
         return linear_cross_entropy(

@@ -1,4 +1,4 @@
-"""The cross-entropy of a chunk of tokens and its slope, from their logits: the formula, and what is asked of it.
+"""Cross-entropy of a linear head, chunk by chunk, with its gradient computed in the forward pass.
 
     z = cap tanh(logits / cap), or the logits        log Z = logsumexp(z)
     loss = (1 - s) (log Z - z_target) + s mean(log Z - z) + c (log Z)^2
@@ -18,7 +18,7 @@ from pretrain.types import IGNORE_INDEX
 
 
 class CrossEntropy(NamedTuple):
-    """What is computed. Attributes: see `linear_cross_entropy`."""
+    """Terms of the loss; attributes as in `linear_cross_entropy`."""
 
     vocab_size: int
     label_smoothing: float = 0.0
@@ -27,17 +27,17 @@ class CrossEntropy(NamedTuple):
 
 
 class ChunkLoss(NamedTuple):
-    """Sums over the targets of P tokens, and what their slope is made of.
+    """Sums over the targets of P tokens, and intermediate values for the gradient of their logits.
 
     Attributes:
-        loss: Scalar: what is minimised.
+        loss: Scalar: sum of the minimised loss.
         nll_P1: -log p(target) alone, 0 where there is no target.
-        nll: Scalar: its sum.
+        nll: Scalar: sum of `nll_P1`.
         num_correct: Scalar int64.
         exp_PV: exp(z - largest z), in fp32 or fp64.
-        total_P1: Its sum over V.
+        total_P1: Sum of `exp_PV` over V.
         log_total_P1: log Z.
-        bend_PV: Slope of the soft cap; None without one, or when no slope was asked for.
+        cap_grad_PV: Derivative of the soft cap; None without a cap or without `needs_grad`.
     """
 
     loss: Tensor
@@ -47,20 +47,20 @@ class ChunkLoss(NamedTuple):
     exp_PV: Tensor
     total_P1: Tensor
     log_total_P1: Tensor
-    bend_PV: Tensor | None
+    cap_grad_PV: Tensor | None
 
 
-def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, for_slope: bool) -> ChunkLoss:
-    """Computes the losses of P tokens in the precision of their logits, which it eats."""
-    bend_PV = None
+def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs_grad: bool) -> ChunkLoss:
+    """Computes the losses of P tokens in the precision of their logits. Modifies the logits in place."""
+    cap_grad_PV = None
     if form.soft_cap is not None:
         logits_PV.div_(form.soft_cap).tanh_()
-        bend_PV = 1 - logits_PV.square() if for_slope else None
+        cap_grad_PV = 1 - logits_PV.square() if needs_grad else None
         logits_PV.mul_(form.soft_cap)
     logits_PV[:, form.vocab_size :] = -torch.inf
     at_target_P1 = logits_PV.gather(1, targets_P1.clamp(min=0))
     mean_P1 = logits_PV[:, : form.vocab_size].mean(dim=1, keepdim=True) if form.label_smoothing else None
-    # With its place: of tokens that are equally likely one is the answer, or a head of zeros would always be right.
+    # The index too: among equal scores only the first counts as correct, or a head of zeros would always be right.
     largest_P1, first_P1 = logits_PV.max(dim=1, keepdim=True)
     exp_PV = logits_PV.sub_(largest_P1).exp_()
     total_P1 = exp_PV.sum(dim=1, keepdim=True)
@@ -73,47 +73,51 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, for_s
         loss_P1 = loss_P1 + form.z_loss * log_total_P1.square()
     ignored_P1 = targets_P1 == IGNORE_INDEX
     loss_P1, nll_P1 = (torch.where(ignored_P1, 0, values_P1) for values_P1 in (loss_P1, nll_P1))
-    loss, nll = loss_P1.sum(), nll_P1.sum()
-    return ChunkLoss(loss, nll_P1, nll, (first_P1 == targets_P1).sum(), exp_PV, total_P1, log_total_P1, bend_PV)
+    return ChunkLoss(
+        loss=loss_P1.sum(),
+        nll_P1=nll_P1,
+        nll=nll_P1.sum(),
+        num_correct=(first_P1 == targets_P1).sum(),
+        exp_PV=exp_PV,
+        total_P1=total_P1,
+        log_total_P1=log_total_P1,
+        cap_grad_PV=cap_grad_PV,
+    )
 
 
-def slope_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtype: torch.dtype) -> Tensor:
-    """Returns d loss / d logits [P, V], zero where there is no target; eats the chunk.
+def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtype: torch.dtype) -> Tensor:
+    """Returns d loss / d logits [P, V], zero where there is no target. Modifies the chunk in place.
 
     The division by the softmax's denominator comes last, in one pass with the rounding to `dtype`.
     """
-    slope_PV = chunk.exp_PV
+    grad_PV = chunk.exp_PV
     if form.z_loss:
-        slope_PV.mul_(1 + 2 * form.z_loss * chunk.log_total_P1)
-    slope_PV.scatter_add_(1, targets_P1.clamp(min=0), (form.label_smoothing - 1) * chunk.total_P1)
+        grad_PV.mul_(1 + 2 * form.z_loss * chunk.log_total_P1)
+    grad_PV.scatter_add_(1, targets_P1.clamp(min=0), (form.label_smoothing - 1) * chunk.total_P1)
     if form.label_smoothing:
-        slope_PV[:, : form.vocab_size].sub_(form.label_smoothing / form.vocab_size * chunk.total_P1)
-    if chunk.bend_PV is not None:
-        slope_PV.mul_(chunk.bend_PV)
+        grad_PV[:, : form.vocab_size].sub_(form.label_smoothing / form.vocab_size * chunk.total_P1)
+    if chunk.cap_grad_PV is not None:
+        grad_PV.mul_(chunk.cap_grad_PV)
     scale_P1 = torch.where(targets_P1 == IGNORE_INDEX, 0, chunk.total_P1.reciprocal())
-    out_PV = slope_PV if dtype == slope_PV.dtype else torch.empty_like(slope_PV, dtype=dtype)
-    return torch.mul(slope_PV, scale_P1, out=out_PV)
+    out_PV = grad_PV if dtype == grad_PV.dtype else torch.empty_like(grad_PV, dtype=dtype)
+    return torch.mul(grad_PV, scale_P1, out=out_PV)
 
 
-# Cross-entropy of a linear head, without ever holding all logits.
+# The linear head, without materialising all logits.
 #
-#     for each chunk of tokens:  logits = h W^T  ->  losses, their slope  ->  d loss / d h, and d loss / d W added up
+#     for each chunk of tokens:  logits = h W^T  ->  losses, d loss / d logits  ->  d loss / d h, d loss / d W summed
 #     backward:                  both, times the gradient of the sum
 #
-# The gradients are made in the forward pass, while a chunk's logits are at hand: the same three
-# matrix products as with materialised logits, none recomputed, and fewer passes over memory. Kept
-# for the backward pass are two tensors of the shapes of h and W: D / P of the logits' bytes where W
-# has their precision, half of that in bf16. Making them in the backward pass instead would take a
-# product more and not lower the peak: the head's backward pass is the first, and needs room for the
-# gradient of W while all else is still held. Nor would W be whole there (ZeRO stage 3). Without
-# gradients (evaluation) only the losses are computed.
-
+# Gradients are computed in the forward pass, while a chunk's logits exist: the same three matrix products as with
+# materialised logits, none recomputed. Saved for the backward pass are two tensors of the shapes of h and W.
+# Computing them in the backward pass would take one more product without lowering the peak: the head's backward pass
+# comes first, when all activations still exist, and W is not gathered there (ZeRO stage 3). Without gradients
+# (evaluation) only the losses are computed.
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits of one chunk, by device: 64 and 256 MiB in fp32. Changing it changes the order of summation.
 
-"""Logits held at once, by device: 64 and 256 MiB in fp32. Part of the arithmetic: another value sums in another order.
-
-A GPU wants more: what it adds to the gradient of W for each chunk is limited by memory, and its launches by number.
+Larger on a GPU: adding to the gradient of W is bound by memory, and small chunks by kernel launches.
 """
 
 
@@ -121,10 +125,10 @@ class TokenLoss(NamedTuple):
     """Sums over the targets of a batch.
 
     Attributes:
-        loss_sum: Scalar, fp32 (fp64 for fp64 inputs): what is minimised; differentiable, once.
+        loss_sum: Scalar, fp32 (fp64 for fp64 inputs): the minimised loss, differentiable once.
         nll_sum: Scalar, the same dtype, detached: -log p(target), without smoothing and z-loss.
-        num_correct: Scalar int64, detached: targets with the largest score; of several largest the first counts.
-        nll_P: What `nll_sum` is the sum of, detached: one value a token, 0 where it has no target.
+        num_correct: Scalar int64, detached: targets with the largest score; among equal scores the first.
+        nll_P: Summands of `nll_sum`, detached: one value a token, 0 where it has no target.
     """
 
     loss_sum: Tensor
@@ -154,7 +158,7 @@ def linear_cross_entropy(
         bias_V: Head bias; None: 0.
         label_smoothing: Share of the target's probability that is spread evenly over the real vocabulary.
         z_loss: Coefficient of the squared log of the softmax's denominator.
-        soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: they are not bounded.
+        soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
 
     Returns:
         The sums, the same with gradients on and off. The softmax is computed in the precision of the sums.
@@ -167,7 +171,7 @@ def linear_cross_entropy(
         hidden, weight_VD = hidden.to(dtype), weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
     with torch.autocast(device, enabled=False):
-        # Inside a Function gradients are always off, so what they were is passed in.
+        # Inside a Function gradients are always off: the current mode is passed in.
         return TokenLoss(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled()))
 
 
@@ -183,63 +187,66 @@ class _Sums(torch.autograd.Function):
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
-        loss_sum, nll_sum = hidden_PD.new_zeros((), dtype=exact), hidden_PD.new_zeros((), dtype=exact)
-        num_correct, nll_P = targets_P.new_zeros(()), hidden_PD.new_empty(len(targets_P), dtype=exact)
+        loss_sum = hidden_PD.new_zeros((), dtype=exact)
+        nll_sum = hidden_PD.new_zeros((), dtype=exact)
+        nll_P = hidden_PD.new_empty(len(targets_P), dtype=exact)
+        num_correct = targets_P.new_zeros(())
         for_hidden, for_weight, for_bias = (grad_enabled and needed for needed in ctx.needs_input_grad[:3])
-        for_slope = for_hidden or for_weight or for_bias
+        needs_grad = for_hidden or for_weight or for_bias
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=exact) if bias_V is not None and for_bias else None
         size = _chunk_tokens(weight_VD)
         for start in range(0, hidden_PD.shape[0], size):
-            hidden, targets_P1 = hidden_PD[start : start + size], targets_P[start : start + size, None]
+            hidden = hidden_PD[start : start + size]
+            targets_P1 = targets_P[start : start + size, None]
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V).to(exact)
-            chunk = score_chunk(logits_PV, targets_P1, form, for_slope)
+            chunk = score_chunk(logits_PV, targets_P1, form, needs_grad)
             loss_sum += chunk.loss
             nll_sum += chunk.nll
             nll_P[start : start + size] = chunk.nll_P1[:, 0]
             num_correct += chunk.num_correct
-            if not for_slope:
+            if not needs_grad:
                 continue
-            slope_PV = slope_of_chunk(chunk, targets_P1, form, hidden.dtype)
+            grad_PV = grad_of_chunk(chunk, targets_P1, form, hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(slope_PV, weight_VD, out=grad_hidden[start : start + size])
+                torch.mm(grad_PV, weight_VD, out=grad_hidden[start : start + size])
             if grad_weight is not None:
-                _add_product(grad_weight, slope_PV, hidden)
+                _add_product(grad_weight, grad_PV, hidden)
             if grad_bias is not None:
-                grad_bias += slope_PV.sum(dim=0, dtype=exact)
-        if for_slope:
-            kept = (grad_weight, weight_VD), (grad_bias, bias_V)
-            ctx.save_for_backward(grad_hidden, *(None if g is None or p is None else _shorten(g, p) for g, p in kept))
+                grad_bias += grad_PV.sum(dim=0, dtype=exact)
+        if needs_grad:
+            pairs = (grad_weight, weight_VD), (grad_bias, bias_V)
+            rounded = (None if grad is None or p is None else _round_like(grad, p) for grad, p in pairs)
+            ctx.save_for_backward(grad_hidden, *rounded)
         ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)
         return loss_sum, nll_sum, num_correct, nll_P
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        # In place: a copy of the weight's gradient would cost as much as a tenth of its product. It makes a second
-        # backward pass through the same graph an error of autograd's.
-        scaled = (None if kept is None else kept.mul_(grad) for kept in ctx.saved_tensors)
+        # In place: copying the weight's gradient would cost a tenth of its product. Autograd therefore refuses a second
+        # backward pass through the same graph.
+        scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
         return *scaled, None, None, None
 
 
 def _chunk_tokens(weight_VD: Tensor) -> int:
-    """Returns how many tokens' logits are held at once."""
+    """Returns the number of tokens of a chunk."""
     return max(1, CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"]) // weight_VD.shape[0])
 
 
-def _add_product(sum_VD: Tensor, slope_PV: Tensor, hidden_PD: Tensor) -> None:
-    """Adds `slope^T hidden` to a sum that may have a higher precision."""
+def _add_product(sum_VD: Tensor, grad_PV: Tensor, hidden_PD: Tensor) -> None:
+    """Adds `grad^T hidden` to a sum that may have a higher precision."""
     if sum_VD.dtype == hidden_PD.dtype:
-        sum_VD.addmm_(slope_PV.t(), hidden_PD)
+        sum_VD.addmm_(grad_PV.t(), hidden_PD)
     else:
-        sum_VD.add_(slope_PV.t() @ hidden_PD)
+        sum_VD.add_(grad_PV.t() @ hidden_PD)
 
 
-def _shorten(grad: Tensor, parameter: Tensor) -> Tensor:
-    """Returns a gradient in the precision of its parameter, but for fp16.
+def _round_like(grad: Tensor, parameter: Tensor) -> Tensor:
+    """Returns a gradient in the precision of its parameter, except fp16.
 
-    A sum over many tokens may pass the range of fp16 until the loss scale is known, in the backward pass; autograd
-    rounds it then.
+    A sum over many tokens may overflow fp16 before the backward pass applies the loss scale; autograd rounds it then.
     """
     return grad if parameter.dtype == torch.float16 else grad.to(parameter.dtype)

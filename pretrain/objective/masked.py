@@ -3,7 +3,7 @@
     ordinary tokens  --drawn, by token or by word-->  predicted  -->  mask token, another token, or left as they are
 
 The draw is independent for each token (or word), so that the rate is exact on average. The head is computed at the
-predicted places only.
+predicted positions only.
 """
 
 from functools import partial
@@ -48,7 +48,7 @@ def masked_rows(
     seq_len = rows.tokens.shape[1] - 1
     tokens = rows.tokens[:, :-1].astype(np.int64)
     chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)
-    places = np.flatnonzero(chosen)
+    target_positions = np.flatnonzero(chosen)
     (ordinary,) = np.nonzero(~vocabulary.special)
     fate, other = (draw_uniform(f"masked {name}", seed, rows.sample_ids, seq_len)[chosen] for name in ("fate", "other"))
     hidden = np.where(fate < config.random, ordinary[(other * len(ordinary)).astype(np.int64)], vocabulary.mask)
@@ -58,11 +58,11 @@ def masked_rows(
     return ModelRows(
         inputs=inputs,
         targets=np.where(chosen, tokens, IGNORE_INDEX),
-        num_targets=len(places),
+        num_targets=len(target_positions),
         sample_ids=rows.sample_ids,
         positions=positions,
         documents=documents,
-        places=places,
+        target_positions=target_positions,
         num_padding=count_padding(rows, seq_len),
     )
 
@@ -93,7 +93,7 @@ def _draw_chosen(
 #     labels [B, T+1]  ->  targets: a document's is at its first token, a word's at the first token of the word
 #
 # Documents do not see each other, and each begins at position 0, so that packing changes nothing.
-# The head is computed at the places that have a label only.
+# The head is computed only at positions that have a label.
 
 
 def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -111,15 +111,15 @@ def label_rows(rows: TokenRows | PairRows, document_mask: bool) -> ModelRows:
     assert isinstance(rows, TokenRows) and rows.labels is not None, "the data are labelled"
     seq_len = rows.tokens.shape[1] - 1
     targets = rows.labels[:, :-1].astype(np.int64)
-    places = np.flatnonzero(targets != IGNORE_INDEX)
+    target_positions = np.flatnonzero(targets != IGNORE_INDEX)
     positions, documents = place_documents(rows, document_mask)
     return ModelRows(
         inputs=rows.tokens[:, :-1].astype(np.int64),
         targets=targets,
-        num_targets=len(places),
+        num_targets=len(target_positions),
         sample_ids=rows.sample_ids,
         positions=positions,
         documents=documents,
-        places=places,
+        target_positions=target_positions,
         num_padding=count_padding(rows, seq_len),
     )

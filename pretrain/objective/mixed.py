@@ -74,7 +74,9 @@ def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fi
         positions=positions,
         documents=documents,
         prefix=prefix,
-        places=None if any(part.places is None for part in parts) else np.flatnonzero(targets != IGNORE_INDEX),
+        target_positions=(
+            None if any(part.target_positions is None for part in parts) else np.flatnonzero(targets != IGNORE_INDEX)
+        ),
         source=source,
         num_padding=sum(_num_added(part, lengths) + part.num_padding for part in parts),
     )

@@ -79,14 +79,14 @@ def bucket_bytes(parameters: int, trained: int, layout: ParallelLayout, world_si
 
 
 def loss_bytes(task: TrainingTask, layout: ParallelLayout, device: str) -> int:
-    """Returns what the chunked loss works with: its logits, their slope, and sums in fp32."""
+    """Returns the working memory of the chunked loss: its logits, their gradient, and sums in fp32."""
     model = task.model
     if model.head.kind != "lm":
         return 0
     size, rows = 4 if layout.engine.precision == "fp32" else 2, model.padded_vocab_size
     positions = round(layout.micro * task.lengths.target * task.head_share)
     logits = min(CHUNK_LOGITS[device], positions * rows)
-    in_16_bits = 2 * size if size == 2 else 0  # scores before, and slopes after they are in fp32
+    in_16_bits = 2 * size if size == 2 else 0  # scores before, and gradients after the fp32 pass
     sums = rows * model.last_stack.width * (4 + size if size == 2 and task.trains_head else 0)
     return logits * (4 + in_16_bits) + sums
 

@@ -55,10 +55,10 @@ def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tenso
         return sums
     rows, width = targets_BT.shape
     nll_B = torch.zeros(rows, dtype=torch.float64, device=targets_BT.device)
-    if batch.places_P is None:
+    if batch.target_positions_P is None:
         nll_B += nll_P.view(rows, width).sum(dim=1, dtype=torch.float64)
     else:
-        nll_B.index_add_(0, batch.places_P // width, nll_P.double())
+        nll_B.index_add_(0, batch.target_positions_P // width, nll_P.double())
     counts_B = (targets_BT != IGNORE_INDEX).sum(dim=1).double()
     sources_B = torch.from_numpy(source_of(np.array(batch.sample_ids, dtype=np.int64))).to(sums.device)
     return sums.index_add_(1, sources_B, torch.stack((nll_B, counts_B)))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pretrain.data.loader import StepCounts
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
@@ -55,7 +56,7 @@ def masked_batch(step: int) -> Batch:
 def rows_of(batch: Batch, first: int, count: int) -> Batch:
     """Some rows, with the places of their targets."""
     tokens, targets = batch.tokens_BT[first : first + count], batch.targets_BT[first : first + count]
-    return Batch(tokens, targets, places_P=torch.nonzero(targets.flatten() != IGNORE_INDEX)[:, 0])
+    return Batch(tokens, targets, target_positions_P=torch.nonzero(targets.flatten() != IGNORE_INDEX)[:, 0])
 
 
 def shares_of(batch: Batch, rank: int, world_size: int, micro: int) -> list[Batch]:
@@ -75,7 +76,7 @@ def train_masked(world: World, cases: list[list[Any]], steps: int, micro: int) -
             mine = shares_of(whole, world.rank, world.size, micro)
             for batch in mine:
                 sums += engine.forward_backward(batch, world.size / total, batch is mine[-1])
-            pending = start_exchange(sums, 0, 0, 0, 0, False)
+            pending = start_exchange(sums, StepCounts(), None)
             norm = engine.update(1e-2).grad_norm
             rows.append([pending().loss_sum / total, norm])
         found.append(rows)

@@ -60,7 +60,7 @@ def test_a_batch_holds_what_the_objective_made(stream, make_rows):
             (batch.positions_BT, rows.positions),
             (batch.documents_BT, rows.documents),
             (batch.prefix_BT, rows.prefix),
-            (batch.places_P, rows.places),
+            (batch.target_positions_P, rows.target_positions),
         ]
         assert (batch.source is None) == (rows.source is None)
         if batch.source is not None and rows.source is not None:
@@ -74,8 +74,10 @@ def test_a_batch_holds_what_the_objective_made(stream, make_rows):
             if tensor is not None:
                 assert torch.equal(tensor, torch.from_numpy(np.ascontiguousarray(array)))
         assert batch.sample_ids == tuple(rows.sample_ids.tolist())
-    assert step.num_targets == sum(rows.num_targets for rows in made)
-    assert step.num_tokens == sum(rows.num_tokens for rows in made)
+    assert step.counts.num_targets == sum(rows.num_targets for rows in made)
+    assert step.counts.num_tokens == sum(rows.num_tokens for rows in made)
     assert (
-        0 < step.num_tokens < sum(rows.inputs.size + (rows.source.tokens.size if rows.source else 0) for rows in made)
+        0
+        < step.counts.num_tokens
+        < sum(rows.inputs.size + (rows.source.tokens.size if rows.source else 0) for rows in made)
     )

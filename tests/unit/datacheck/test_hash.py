@@ -9,11 +9,11 @@ from pretrain.datacheck.hash import RowHashes, TokenSums, hash_rows
 from pretrain.rows import PairRows, TokenRows
 
 
-def make_rows(seed=0, num_rows=6, learned=False):
+def make_rows(seed=0, num_rows=6, loss_mask=False):
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 900, (num_rows, 9)).astype(np.uint16)
     starts = np.sort(rng.choice(num_rows * 9, 10, replace=False))
-    flags = rng.integers(0, 2, tokens.shape).astype(bool) if learned else None
+    flags = rng.integers(0, 2, tokens.shape).astype(bool) if loss_mask else None
     return TokenRows(tokens, starts, None, np.arange(100, 100 + num_rows), flags)
 
 
@@ -21,15 +21,15 @@ def cut(rows, first, last):
     """Rows `first` to `last`."""
     width = rows.tokens.shape[1]
     mine = (rows.starts >= first * width) & (rows.starts < last * width)
-    learned = None if rows.learned is None else rows.learned[first:last]
+    loss_mask = None if rows.loss_mask is None else rows.loss_mask[first:last]
     return TokenRows(
-        rows.tokens[first:last], rows.starts[mine] - first * width, None, rows.sample_ids[first:last], learned
+        rows.tokens[first:last], rows.starts[mine] - first * width, None, rows.sample_ids[first:last], loss_mask
     )
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_parts_in_any_order_have_the_hash_of_the_whole(learned):
-    rows = make_rows(learned=learned)
+@pytest.mark.parametrize("loss_mask", [False, True])
+def test_parts_in_any_order_have_the_hash_of_the_whole(loss_mask):
+    rows = make_rows(loss_mask=loss_mask)
     parts = [hash_rows(cut(rows, first, last)) for first, last in ((3, 6), (0, 1), (1, 3))]
     assert parts[0] + parts[1] + parts[2] == hash_rows(rows)
     assert RowHashes() + hash_rows(rows) == hash_rows(rows)
@@ -39,22 +39,22 @@ def changed(rows):
     """Rows with one thing that is another."""
     tokens = rows.tokens.copy()
     tokens[2, 8] ^= 1
-    swapped, ids, learned = rows.tokens[[1, 0, 2, 3, 4, 5]], rows.sample_ids.copy(), rows.learned.copy()
+    swapped, ids, loss_mask = rows.tokens[[1, 0, 2, 3, 4, 5]], rows.sample_ids.copy(), rows.loss_mask.copy()
     ids[3] += 1000
-    learned[4, 4] ^= True
+    loss_mask[4, 4] ^= True
     return {
         "a token": {"tokens": tokens},
         "two rows under each other's id": {"tokens": swapped},
         "a sample id": {"sample_ids": ids},
-        "what is learned": {"learned": learned},
+        "the loss mask": {"loss_mask": loss_mask},
         "a border": {"starts": rows.starts + (np.arange(10) == 9)},
         "no border": {"starts": rows.starts[:-1]},
     }
 
 
-@pytest.mark.parametrize("what", changed(make_rows(learned=True)))
+@pytest.mark.parametrize("what", changed(make_rows(loss_mask=True)))
 def test_whatever_is_another_has_another_hash(what):
-    rows = make_rows(learned=True)
+    rows = make_rows(loss_mask=True)
     other = hash_rows(dataclasses.replace(rows, **changed(rows)[what]))
     assert other.content != hash_rows(rows).content
     assert (other.samples != hash_rows(rows).samples) == (what == "a sample id")

@@ -24,7 +24,7 @@ def batch_of(rows, *, length=12, places=False, seed=0):
     documents = (torch.arange(length) >= 5).int().expand(rows, -1).contiguous()
     positions = torch.cat((torch.arange(5), torch.arange(length - 5))).expand(rows, -1).contiguous()
     found = (targets.flatten() != IGNORE_INDEX).nonzero()[:, 0] if places else None
-    return Batch(tokens, targets, positions_BT=positions, documents_BT=documents, places_P=found)
+    return Batch(tokens, targets, positions_BT=positions, documents_BT=documents, target_positions_P=found)
 
 
 def by_hand(model, batch):

@@ -94,15 +94,15 @@ def test_dtypes_and_layout_are_those_of_the_batch_contract():
 
 @given(rows(padded=True), st.integers(0, 2**32 - 1))
 def test_of_a_record_only_what_is_learned_is_a_target(raw, seed):
-    learned = np.random.default_rng(seed).random(raw.tokens.shape) < 0.5
-    records = replace(raw, learned=learned)
+    loss_mask = np.random.default_rng(seed).random(raw.tokens.shape) < 0.5
+    records = replace(raw, loss_mask=loss_mask)
     _, targets, _, _ = pack_slowly(raw)
     expected = [
-        [target if learned[row, column + 1] else IGNORE_INDEX for column, target in enumerate(found)]
+        [target if loss_mask[row, column + 1] else IGNORE_INDEX for column, target in enumerate(found)]
         for row, found in enumerate(targets)
     ]
-    made = causal_rows(records, document_mask=True, learned_only=True)
+    made = causal_rows(records, document_mask=True, use_loss_mask=True)
     assert made.targets.tolist() == expected
     assert made.num_targets == sum(target != IGNORE_INDEX for row in expected for target in row)
     # The same records as text: every token is learned.
-    assert causal_rows(records, document_mask=True, learned_only=False).targets.tolist() == targets
+    assert causal_rows(records, document_mask=True, use_loss_mask=False).targets.tolist() == targets

@@ -65,7 +65,7 @@ def batch_of(rows: ModelRows) -> Batch:
         return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
 
     arrays = (rows.inputs, rows.targets, rows.positions, rows.documents)
-    return Batch(*map(tensor, arrays), places_P=tensor(rows.places))
+    return Batch(*map(tensor, arrays), target_positions_P=tensor(rows.target_positions))
 
 
 def model_of(name: str):
@@ -92,8 +92,8 @@ def test_rows_are_what_going_through_their_documents_one_by_one_gives(tagged):
         real = documents >= 0
         assert (made.inputs == inputs).all() and (made.targets == targets).all()
         assert (made.documents == documents).all() and (made.positions[real] == positions[real]).all()
-        assert made.places.tolist() == np.flatnonzero(targets != IGNORE_INDEX).tolist()
-        assert (made.num_targets, made.num_padding) == (len(made.places), int((~real).sum()))
+        assert made.target_positions.tolist() == np.flatnonzero(targets != IGNORE_INDEX).tolist()
+        assert (made.num_targets, made.num_padding) == (len(made.target_positions), int((~real).sum()))
         assert made.inputs.dtype == made.targets.dtype == np.int64
 
 

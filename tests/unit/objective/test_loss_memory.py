@@ -78,7 +78,7 @@ def test_without_gradients_nothing_is_kept_and_the_logits_are_the_only_product(i
         linear_cross_entropy(*inputs, vocab_size=VOCAB)
     assert kept == []
     assert counted.products == counted.calls["exp_"] == POSITIONS * ROWS / CHUNK
-    assert counted.calls["scatter_add_"] == 0, "the slope"
+    assert counted.calls["scatter_add_"] == 0, "the gradient of the logits"
 
 
 def test_nothing_is_computed_twice(inputs):

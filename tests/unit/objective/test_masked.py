@@ -93,9 +93,9 @@ def test_masking_equals_the_slow_reference(config, num_rows, seq_len, seed, padd
     assert found.inputs.tolist() == inputs
     assert found.targets.tolist() == targets
     flat = [place for place, target in enumerate(itertools.chain(*targets)) if target != IGNORE_INDEX]
-    assert found.places is not None and found.places.tolist() == flat
+    assert found.target_positions is not None and found.target_positions.tolist() == flat
     assert found.num_targets == len(flat)
-    assert [found.inputs.dtype, found.targets.dtype, found.places.dtype] == [np.int64] * 3
+    assert [found.inputs.dtype, found.targets.dtype, found.target_positions.dtype] == [np.int64] * 3
 
 
 def deviations(count: int, total: int, share: float) -> float:
@@ -201,7 +201,7 @@ def batch_of(rows: TokenRows, document_mask: bool = True) -> Batch:
     tensors = {
         "positions_BT": made.positions,
         "documents_BT": made.documents,
-        "places_P": made.places,
+        "target_positions_P": made.target_positions,
     }
     optional = {name: None if array is None else torch.from_numpy(array) for name, array in tensors.items()}
     return Batch(torch.from_numpy(made.inputs), torch.from_numpy(made.targets), **optional)

@@ -68,7 +68,7 @@ def test_each_row_is_what_its_objective_alone_makes_in_the_order_of_the_samples(
         prefix = np.zeros_like(mixed.prefix[chosen]) if alone.prefix is None else alone.prefix
         assert np.array_equal(mixed.prefix[chosen], prefix)
     assert mixed.num_targets == (mixed.targets != IGNORE_INDEX).sum()
-    assert mixed.places is None
+    assert mixed.target_positions is None
 
 
 def test_a_row_is_of_the_same_objective_whatever_rows_are_beside_it():
@@ -84,8 +84,8 @@ def test_two_rates_of_masking_keep_the_head_to_the_masked_places():
     raw = TokenRows(raw.tokens % 50 + 5, raw.starts, None, raw.sample_ids)
     mixture = [{"kind": "masked", "masked": {"rate": rate}, "weight": 1} for rate in (0.1, 0.6)]
     mixed = build_rows(ObjectiveConfig.model_validate({"mixture": mixture}), context(40))(raw)
-    assert mixed.places is not None
-    assert mixed.places.tolist() == np.flatnonzero(mixed.targets != IGNORE_INDEX).tolist()
+    assert mixed.target_positions is not None
+    assert mixed.target_positions.tolist() == np.flatnonzero(mixed.targets != IGNORE_INDEX).tolist()
     assert mixed.documents is None and mixed.positions is None
 
 

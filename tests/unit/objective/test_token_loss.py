@@ -22,7 +22,7 @@ def masked_batch(rows: int, length: int, share: float, seed: int = 0) -> Batch:
 
 
 def with_places(batch: Batch) -> Batch:
-    return replace(batch, places_P=torch.nonzero(batch.targets_BT.flatten() != IGNORE_INDEX)[:, 0])
+    return replace(batch, target_positions_P=torch.nonzero(batch.targets_BT.flatten() != IGNORE_INDEX)[:, 0])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.15, 1.0])
@@ -38,7 +38,11 @@ def test_loss_and_gradients_are_those_of_the_head_at_all_positions(share, option
         output = sum_token_loss(model, batch, **options)
         output.loss_sum.backward()
         assert output.nll_P is not None
-        told = output.nll_P if batch.places_P is not None else output.nll_P[with_places(batch).places_P]
+        told = (
+            output.nll_P
+            if batch.target_positions_P is not None
+            else output.nll_P[with_places(batch).target_positions_P]
+        )
         found.append([*output[:3], told, {name: p.grad for name, p in model.named_parameters()}])
     assert all(gradient is not None for gradient in found[1][-1].values()), "ZeRO reduces every parameter's"
     torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-11)
@@ -49,7 +53,7 @@ def test_what_the_head_keeps_for_the_backward_pass_goes_with_the_places():
     config = encoder_config(width=32, heads=2, kv_heads=2, layers=1).model_copy(update={"head": head})
     model = build(config)
     everywhere = masked_batch(8, 64, 0.125)
-    places = with_places(everywhere).places_P
+    places = with_places(everywhere).target_positions_P
     assert places is not None
 
     def saved_bytes(hidden_BTD: Tensor, batch: Batch) -> int:

@@ -78,7 +78,7 @@ def batch_of(made: ModelRows) -> Batch:
     if made.source is not None:
         source = SourceBatch(*(tensor(a) for a in (made.source.tokens, made.source.positions, made.source.documents)))
     whole = [tensor(array) for array in (made.inputs, made.targets, made.positions, made.documents)]
-    return Batch(*whole, prefix_BT=tensor(made.prefix), places_P=tensor(made.places), source=source)
+    return Batch(*whole, prefix_BT=tensor(made.prefix), target_positions_P=tensor(made.target_positions), source=source)
 
 
 def logits_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

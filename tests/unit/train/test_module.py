@@ -34,7 +34,9 @@ def test_the_sums_of_each_source_are_those_of_its_rows(batch):
     expected = [[nll_BT[1].sum(), 0, nll_BT[0].sum() + nll_BT[2].sum()], [3, 0, 13]]
     assert sum_by_source(batch, nll_BT.flatten(), 3).tolist() == expected
     (places,) = np.nonzero(batch.targets_BT.flatten().numpy() != IGNORE_INDEX)
-    few = Batch(batch.tokens_BT, batch.targets_BT, places_P=torch.from_numpy(places), sample_ids=batch.sample_ids)
+    few = Batch(
+        batch.tokens_BT, batch.targets_BT, target_positions_P=torch.from_numpy(places), sample_ids=batch.sample_ids
+    )
     assert sum_by_source(few, nll_BT.flatten()[places], 3).tolist() == expected
 
 
