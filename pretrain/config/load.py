@@ -1,6 +1,6 @@
 """From a YAML file and `a.b=c` overrides to a checked config, or to every error at once.
 
-    read_with_includes -> overrides (OmegaConf dotlist) -> modules of `extend` imported -> preset laid under `model`
+    read_with_includes -> overrides -> modules of `extend` imported -> preset laid under `model`
     (or the model of `init.from`) -> pydantic -> RunConfig
     read_with_includes -> overrides -> pydantic -> any other Section, such as PrepareConfig
 
@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 import pydantic
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from pretrain.config.base import Section
 from pretrain.config.prepare import PrepareConfig
@@ -28,7 +26,15 @@ from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
 from pretrain.config.start import lay_over_start, names_a_model
-from pretrain.config.yaml_nodes import LocatedTree, find_config, parse_scalar, parse_yaml, read_with_includes, short
+from pretrain.config.yaml_nodes import (
+    LocatedTree,
+    find_config,
+    merge,
+    parse_scalar,
+    parse_yaml,
+    read_with_includes,
+    short,
+)
 from pretrain.errors import ConfigError, PretrainError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -87,18 +93,33 @@ def _apply_override(located: LocatedTree, override: str) -> None:
     if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
     value, inner = parse_yaml(text, where)
+    before = located.values
     try:
-        tree = OmegaConf.create(located.values)
-        OmegaConf.update(tree, key, value, merge=True)
-    except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise ConfigError(str(error).splitlines()[0], where=where, fix="check the key and the value") from None
-    before, values = located.values, OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(values, dict)
-    located.values = {str(name): item for name, item in values.items()}
+        located.values = _with_value(before, key.split("."), value)
+    except (IndexError, ValueError):
+        raise ConfigError("there is no such item in the list", where=where, fix="check the key") from None
     located.places |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)), where)
     for parent in _parents(key):
         if not _is_section(before, parent):
             located.places[parent] = where
+
+
+def _with_value(tree: Any, keys: list[str], value: Any) -> Any:
+    """Returns a copy of `tree` with a value at a path; a mapping is merged into one that is there.
+
+    What is neither a mapping nor a list makes way for a mapping.
+
+    Raises:
+        IndexError, ValueError: The path leads to an item that a list does not have.
+    """
+    if not keys:
+        return merge(tree, value) if isinstance(tree, dict) and isinstance(value, dict) else value
+    first, *rest = keys
+    if isinstance(tree, list):
+        number = int(first)
+        return [*tree[:number], _with_value(tree[number], rest, value), *tree[number + 1 :]]
+    base = tree if isinstance(tree, dict) else {}
+    return base | {first: _with_value(base.get(first), rest, value)}
 
 
 def _is_section(values: Any, path: str) -> bool:

@@ -29,7 +29,7 @@ def test_the_command_writes_a_page_and_prints_facts(tmp_path):
 
 def test_a_report_imports_nothing_slow(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
-    slow = ("torch", "numpy", "omegaconf", "matplotlib", "transformers", "wandb")
+    slow = ("torch", "numpy", "matplotlib", "transformers", "wandb")
     done = run_light("report", "run", cwd=tmp_path, without=slow)
     assert done.code == 0, done.stderr
     assert "report.html: " in done.stdout and (tmp_path / "report.html").is_file()

@@ -110,6 +110,15 @@ def test_a_mapping_is_merged_and_the_last_override_wins(write):
     assert (config.optim.lr, config.optim.beta2, config.optim.schedule.warmup_steps) == (2.0, 0.9, 2)
 
 
+def test_an_override_reaches_an_item_of_a_list(write):
+    mixture = "data={path: null, mixture: [{name: a, path: a, weight: 1.0}, {name: b, path: b, weight: 1.0}]}"
+    config = load_config(write(BASE), [mixture, "data.mixture.1.weight=3.0", "data.mixture.0={path: c}"])
+    assert [(source.path, source.weight) for source in config.data.mixture] == [("c", 1.0), ("b", 3.0)]
+    for item in ("2", "x"):
+        (line,) = problems(write(BASE), mixture, f"data.mixture.{item}.weight=3.0")
+        assert line == (f"override 'data.mixture.{item}.weight=3.0': there is no such item in the list; check the key")
+
+
 def test_a_preset_is_laid_under_the_keys_of_the_file(write):
     config = load_config(write(BASE), ["model.decoder.layers=3"])
     assert (config.model.decoder.layers, config.model.decoder.width) == (3, 64)
