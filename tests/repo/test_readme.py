@@ -11,6 +11,7 @@ from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_
 
 DOCUMENTS = [
     "README.md",
+    "AGENTS.md",
     "CONTRIBUTING.md",
     "docs/tour.md",
     "docs/extending.md",
