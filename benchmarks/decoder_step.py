@@ -41,7 +41,7 @@ from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.plan.flops import train_flops_per_token
+from pretrain.plan.flops import count_flops
 from pretrain.types import Batch
 
 CPU = torch.device("cpu")
@@ -271,8 +271,7 @@ def main() -> None:
         rounds = size.rounds // 4 if options.quick else size.rounds
         timings = measure({arm: partial(step, batches[0]) for arm, step in arms.items()}, rounds)
         figures[name] = report(name, timings)
-        per_token = train_flops_per_token(plan_model(size), size.seq_len)
-        gigaflops[name] = per_token * size.rows * size.seq_len / 1e9
+        gigaflops[name] = count_flops(plan_model(size), size.seq_len).whole.total * size.rows / 1e9
     row = {"unit": "CPU ms a step", "loss_difference": worst, "sizes": figures, "fit": fit_cost(figures, gigaflops)}
     print_row("decoder_step", row, ("torch", "transformers"))
 

@@ -12,8 +12,8 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import RecurrentConfig, RecurrentStackConfig
-from pretrain.plan.flops import stack_weights
-from pretrain.plan.trained import TrainableSubset, parameter_shapes
+from pretrain.plan.params import parameter_shapes
+from pretrain.plan.trained import TrainableSubset
 
 STATISTIC = 4
 
@@ -167,8 +167,13 @@ def block_bytes(
     products = sum(part[1] for part in parts) * rows.tokens + keys_values
     if size.on_cpu and (in_tiles or has_bias):
         products += _score_bytes(stack, rows, size, causal=causal, cross=in_tiles)
-    copies = size.copied * stack_weights(stack, reads_encoder=rows.source_length > 0) // stack.layers
+    copies = size.copied * _block_weights(stack, reads_encoder=rows.source_length > 0)
     return BlockBytes(whole=whole + copies, selective=entry + products, full=entry)
+
+
+def _block_weights(stack: StackConfig, *, reads_encoder: bool) -> int:
+    attention = 2 * stack.width * (stack.heads + stack.num_kv_heads) * stack.per_head_width
+    return attention * (2 if reads_encoder else 1) + stack.width * stack.ff_width * (3 if stack.gated else 2)
 
 
 def _score_bytes(stack: StackConfig, rows: ActivationRows, size: Elements, *, causal: bool, cross: bool) -> int:
@@ -225,15 +230,15 @@ class ActivationBytes:
 
 
 def _stack_bytes(
-    stack: StackConfig, engine: EngineConfig, rows: ActivationRows, size: Elements, *, causal: bool, still: int
+    stack: StackConfig, engine: EngineConfig, rows: ActivationRows, size: Elements, *, causal: bool, frozen_blocks: int
 ) -> tuple[int, int, int]:
     """Returns what the blocks of a stack keep, what its ends do, and the most that one block is computed again for.
 
-    The first `still` blocks keep nothing: no gradient reaches them.
+    The first `frozen_blocks` blocks keep nothing: no gradient reaches them.
     """
     blocks = recomputed = 0
     mode, every = engine.activation_checkpointing, engine.activation_checkpointing_every
-    for number in range(still, stack.layers):
+    for number in range(frozen_blocks, stack.layers):
         normed = not (number == 0 and stack.norm_placement == "pre" and stack.input_norm)
         found = block_bytes(stack, rows, size, causal=causal, normed=normed)
         if mode == "none" or number % every:
@@ -280,7 +285,7 @@ def activation_bytes(
     device: str = "cuda",
     head_share: float = 1.0,
     trains_head: bool = True,
-    still: dict[str, int] | None = None,
+    frozen_blocks: dict[str, int] | None = None,
 ) -> ActivationBytes:
     """Counts what a micro-batch of a Transformer keeps; `vocab_size` must be known.
 
@@ -292,8 +297,8 @@ def activation_bytes(
         device: `cuda` or `cpu`: dropout remembers a flag or a factor.
         head_share: Of the positions, those at which the head is computed.
         trains_head: The matrix that makes scores has a gradient.
-        still: Of each stack, the first blocks that no gradient reaches. None: there are none. In other blocks what a
-            frozen matrix reads is counted too, though it is not kept.
+        frozen_blocks: First blocks of each stack that no gradient reaches. None: none. In other
+            blocks the input of a frozen matrix is counted too, though it is not kept.
     """
     size = elements_of(engine, device)
     source = lengths.source or 0
@@ -306,8 +311,8 @@ def activation_bytes(
         if stack is None:
             continue
         causal = stack is model.decoder
-        unreached = (still or {}).get("decoder" if causal else "encoder", 0)
-        inside, outside, again = _stack_bytes(stack, engine, rows, size, causal=causal, still=unreached)
+        unreached = (frozen_blocks or {}).get("decoder" if causal else "encoder", 0)
+        inside, outside, again = _stack_bytes(stack, engine, rows, size, causal=causal, frozen_blocks=unreached)
         blocks, ends, recomputed = blocks + inside, ends + outside, max(recomputed, again)
         ends += _table_bytes(stack, rows.length, model.max_seq_len)
     if model.encoder is not None and model.decoder is not None:

@@ -15,7 +15,7 @@ from pretrain.plan.search import DAY_S, LayoutCandidate, Rate, check_fits, predi
 from pretrain.plan.state_memory import host_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.sweep import Point, sweep
 from pretrain.plan.trained import Values
-from pretrain.plan.work import TrainingTask, plan_work, recompute_share, task_flops
+from pretrain.plan.work import TrainingTask, plan_work, recompute_share
 
 
 def found_facts(found: LayoutCandidate) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def plan_facts(
 
 
 def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | None) -> dict[str, Any]:
-    parts, flops = count_parts(task.model), task_flops(task)
+    parts, flops = count_parts(task.model), task.flops
     again = recompute_share(task.model, config.engine) * (flops.forward.projections + flops.forward.attention)
     return {
         "vocab_size": task.model.vocab_size,

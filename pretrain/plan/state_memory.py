@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.layout import ParallelLayout
 from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
-from pretrain.plan.params import count_parameters
 from pretrain.plan.work import TrainingTask, kept_by
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
@@ -93,7 +92,8 @@ def loss_bytes(task: TrainingTask, layout: ParallelLayout, device: str) -> int:
 
 def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> RankMemory:
     """Counts what one rank holds."""
-    engine, values, parameters = layout.engine, task.values, count_parameters(task.model)
+    engine, values = layout.engine, task.values
+    parameters = values.weights - (task.trained.adapter_values if task.trained else 0)
     each = bytes_per_parameter(
         engine.zero_stage,
         engine.precision if engine.kind == "deepspeed" else "fp32",

@@ -1,27 +1,28 @@
-"""The work of a rank in a step, counted from a model and a layout: what the roofline is given."""
+"""The training task of a run, and the work of a rank in a step, which the roofline takes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
 from pretrain.plan.activations import activation_bytes, adapter_bytes, recurrent_bytes
-from pretrain.plan.flops import RowFlops, TunedFlops, row_flops, tuned_flops
+from pretrain.plan.flops import TrainingFlops, count_flops
 from pretrain.plan.memory import bytes_per_parameter, state_bytes
 from pretrain.plan.roofline import Work
 from pretrain.plan.trained import TrainableSubset, Values, count_values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingTask:
-    """What is trained on what, whatever the layout.
+    """A model, its rows, and its trained parameters: independent of the layout.
 
     Attributes:
-        model: With its vocabulary.
+        model: Model whose vocabulary is known.
         lengths: Tokens of a row.
-        head_share: Of the positions, those at which the head is computed.
+        head_share: Share of the positions at which the head is computed.
         optimizer: `optim.kind`.
-        trained: What of the model is trained. None: all.
+        trained: Trained part of the model. None: all.
     """
 
     model: AnyModelConfig
@@ -30,31 +31,33 @@ class TrainingTask:
     optimizer: str = "adamw"
     trained: TrainableSubset | None = None
 
-    @property
+    @cached_property
     def values(self) -> Values:
-        """How many there are, are trained, and are saved."""
+        """Numbers of values: of the model, trained, and saved."""
         return count_values(self.model, self.trained)
+
+    @cached_property
+    def flops(self) -> TrainingFlops:
+        """FLOPs of a row."""
+        lengths = self.lengths
+        return count_flops(
+            self.model,
+            lengths.target,
+            source_len=lengths.source,
+            head_share=self.head_share,
+            trained=self.trained,
+        )
 
     @property
     def trains_head(self) -> bool:
-        """Whether the matrix that makes scores has a gradient."""
+        """True if the output projection has a gradient."""
         name = "embedding.weight" if self.model.tied_embeddings else "head.weight"
         return self.trained is None or name in self.trained.names
 
     @property
     def tokens(self) -> int:
-        """That the model reads of a row, source and target."""
+        """Tokens of a row, source and target."""
         return self.lengths.target + (self.lengths.source or 0)
-
-
-def task_flops(task: TrainingTask) -> TunedFlops:
-    """Counts the FLOPs of a row. Of a recurrent model all is taken to be trained."""
-    model, lengths = task.model, task.lengths
-    source, share = lengths.source, task.head_share
-    if task.trained is not None and not isinstance(model, RecurrentConfig):
-        return tuned_flops(model, task.trained, lengths.target, source_len=source, head_share=share)
-    whole = row_flops(model, lengths.target, source_len=source, head_share=share)
-    return TunedFlops(whole, RowFlops(whole.projections // 3, whole.attention // 3, whole.head // 3), {})
 
 
 def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
@@ -79,7 +82,7 @@ def kept_by(task: TrainingTask, engine: EngineConfig, micro: int, device: str) -
         device=device,
         head_share=task.head_share,
         trains_head=task.trains_head,
-        still=task_flops(task).still if task.trained is not None else None,
+        frozen_blocks=task.flops.frozen_blocks,
     )
     beside = 0 if task.trained is None else adapter_bytes(task.model, task.trained, engine, task.lengths, micro)
     return found.kept + beside, found.peak + beside
@@ -105,7 +108,7 @@ def plan_work(
         recompute: Share of the forward pass that is run again. None: as the engine does.
     """
     lengths, model, values = task.lengths, task.model, task.values
-    flops = task_flops(task)
+    flops = task.flops
     plain = engine.model_copy(update={"activation_checkpointing": "none"})
     kept, _ = kept_by(task, plain, micro, "cuda")
     on_host = engine.offload_optimizer != "none"
@@ -140,13 +143,3 @@ def plan_work(
         accumulation=accumulation,
         fp32=engine.precision == "fp32",
     )
-
-
-def with_stage(engine: EngineConfig, stage: int) -> EngineConfig:
-    """Returns the engine at another ZeRO stage; what needs a higher one is dropped."""
-    update: dict[str, object] = {"zero_stage": stage, "kind": "deepspeed"}
-    if stage < 3:
-        update["offload_params"] = "none"
-    if stage < 1:
-        update["offload_optimizer"] = "none"
-    return engine.model_copy(update=update)

@@ -30,7 +30,6 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.layout import task_of
 from pretrain.plan.params import count_parameters
-from pretrain.plan.work import task_flops
 from pretrain.run.folder import RunDir
 from pretrain.run.phase import Progress
 from pretrain.run.stop import StopFlag
@@ -141,7 +140,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     if audit is not None:
         audit.rewind(state.step)
     validation = _validation(claim, plan, world, on_cuda)
-    recall_evaluations(checkpoints, best, [held.name for held in validation], folder)
+    recall_evaluations(checkpoints, best, [source.name for source in validation], folder)
     peak = peak_flops(torch.cuda.get_device_name()) if on_cuda else None
     meter = Meter(
         config.train.steps,
@@ -227,11 +226,12 @@ def _loader(
 def _flops_per_token(config: RunConfig) -> float:
     """Returns the training FLOPs of a token that is read, of a whole row."""
     task = task_of(config)
-    return task_flops(task).whole.total / task.tokens
+    return task.flops.whole.total / task.tokens
 
 
 def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[ValidationSource]:
-    held, config = [], claim.config
+    config = claim.config
+    validation = []
     damage = DamagePolicy(config.data.on_error, config.data.max_skipped_rows)
     for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
         split = source.index.splits.get("validation")
@@ -250,8 +250,8 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = split.num_bytes_text and all(task.kind == "causal" for task in config.objective.tasks)
         tokens_per_byte = split.num_tokens / split.num_bytes_text if is_code else 0.0
-        held.append(ValidationSource(source.name, loader, damage, tokens_per_byte))
-    return held
+        validation.append(ValidationSource(source.name, loader, damage, tokens_per_byte))
+    return validation
 
 
 def _restore(

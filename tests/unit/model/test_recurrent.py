@@ -14,7 +14,7 @@ from pretrain.errors import ConfigError
 from pretrain.model import Recurrent, build_model, init_weights
 from pretrain.model.build import initial_weight
 from pretrain.objective import build_loss
-from pretrain.plan.flops import train_flops_per_row
+from pretrain.plan.flops import count_flops
 from pretrain.plan.params import count_parameters, count_parts
 from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 
@@ -244,8 +244,8 @@ def test_flops_are_those_of_the_matrix_products():
     decoder = (3 * 2 * square + 3 * square) * target  # reads token and context, and its state
     attention = (1 + 2) * square * target + square * source + 2 * WIDTH * target * source
     head = config.padded_vocab_size * WIDTH * target
-    counted = train_flops_per_row(config, target, source_len=source)
-    assert counted == 6 * (encoder + decoder + attention + head)
+    counted = count_flops(config, target, source_len=source)
+    assert counted.whole.total == 6 * (encoder + decoder + attention + head)
 
 
 def test_initial_weights_are_a_function_of_seed_and_name_and_an_lstm_begins_by_keeping():

@@ -11,7 +11,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
-from pretrain.plan.flops import count_matmul_weights, train_flops_per_row, train_flops_per_token
+from pretrain.plan.flops import count_flops
 from pretrain.types import Batch, SourceBatch
 from tests.helpers.waiting import LIMIT_S
 
@@ -24,16 +24,13 @@ GPT2 = ModelConfig(
 TINY = StackConfig(layers=2, width=32, heads=4, head_width=16, ff_width=48)
 
 
+def flops_of(config, length, **options):
+    return count_flops(config, length, **options).whole.total
+
+
 def test_gpt2_small_by_hand():
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 50304 * 768
-    assert count_matmul_weights(GPT2) == weights
-    assert train_flops_per_token(GPT2, 1024) == 6 * weights + 12 * 12 * 768 * 1024
-    assert train_flops_per_token(GPT2, 1024, halve_causal=True) == 6 * weights + 6 * 12 * 768 * 1024
-
-
-def test_an_encoder_sees_every_key_so_nothing_is_halved():
-    encoder = ModelConfig(encoder=GPT2.decoder, vocab_size=100)
-    assert train_flops_per_token(encoder, 64, halve_causal=True) == train_flops_per_token(encoder, 64)
+    assert flops_of(GPT2, 1024) == 1024 * (6 * weights + 12 * 12 * 768 * 1024)
 
 
 def test_the_transformer_by_hand():
@@ -41,23 +38,17 @@ def test_the_transformer_by_hand():
     values = {"preset": "transformer-base", "vocab_size": 37_120}
     config = ModelConfig.model_validate(expand_preset(values))
     layer = 12 * 512 * 512
-    assert count_matmul_weights(config) == 6 * (layer + layer + 4 * 512 * 512) + 37_120 * 512
     source = 6 * (layer + 2 * 512 * 512)
     target = 6 * (layer + 2 * 512 * 512) + 37_120 * 512
     scores = 12 * 6 * 512 * (30 * 30 + 20 * 20 + 20 * 30)
-    assert train_flops_per_row(config, 20, source_len=30) == 6 * (30 * source + 20 * target) + scores
-    assert train_flops_per_token(config, 20, source_len=30) == (6 * (30 * source + 20 * target) + scores) // 20
-    assert train_flops_per_token(config, 20) == train_flops_per_token(config, 20, source_len=20)
-    # Of three squares, only the decoder's own is causal.
-    halved = train_flops_per_row(config, 20, source_len=30, halve_causal=True)
-    assert train_flops_per_row(config, 20, source_len=30) - halved == 6 * 6 * 512 * 20 * 20
+    assert flops_of(config, 20, source_len=30) == 6 * (30 * source + 20 * target) + scores
+    assert flops_of(config, 20) == flops_of(config, 20, source_len=20)
 
 
-def attention_flops(length, *, shape="decoder", halve_causal=False, **stack):
+def attention_flops(length, *, shape="decoder", **stack):
     """FLOPs of scores and mixing of one row, for each unit of head width, two layers."""
     config = ModelConfig(**{shape: TINY.model_copy(update=stack)}, vocab_size=1)
-    rest = 6 * count_matmul_weights(config) * length
-    return (train_flops_per_row(config, length, halve_causal=halve_causal) - rest) / (12 * 4 * 16)
+    return count_flops(config, length).whole.attention / (12 * 4 * 16)
 
 
 def test_a_window_counts_the_keys_that_it_leaves():
@@ -67,14 +58,6 @@ def test_a_window_counts_the_keys_that_it_leaves():
     assert attention_flops(100, window=1000) == 2 * 100 * 100
     assert attention_flops(100, shape="encoder", window=10) == 2 * 100 * 19
     assert attention_flops(100, shape="encoder", window=70) == 2 * 100 * 100
-
-
-@pytest.mark.parametrize("window", [1, 10, 99, 100, 300, None])
-def test_halved_windows_count_what_a_causal_mask_leaves(window):
-    reach = min(window or 100, 100)
-    visible = sum(min(query + 1, reach) for query in range(100))
-    # The diagonal is counted half, as in T^2 / 2: `reach` pairs of half a key.
-    assert attention_flops(100, window=window, halve_causal=True) == 2 * (visible - reach / 2)
 
 
 def counted_by_torch(config, batch):
@@ -96,7 +79,7 @@ def test_forward_and_backward_have_as_many_flops_as_torch_counts(gated, kv_heads
         decoder=TINY.model_copy(update={"gated": gated, "kv_heads": kv_heads}), vocab_size=100, max_seq_len=16
     )
     tokens = torch.randint(0, 100, (3, 16))
-    assert counted_by_torch(config, Batch(tokens, tokens)) == train_flops_per_token(config, 16) * tokens.numel()
+    assert counted_by_torch(config, Batch(tokens, tokens)) == len(tokens) * flops_of(config, 16)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +91,7 @@ def test_an_encoder_has_as_many_flops_as_torch_counts_with_any_head(head):
     stack = TINY.model_copy(update={"position": "learned", "token_types": 2, "input_norm": True, "qk_norm": True})
     config = ModelConfig(encoder=stack, head=head, vocab_size=100, max_seq_len=16)
     tokens = torch.randint(0, 100, (3, 16))
-    assert counted_by_torch(config, Batch(tokens, tokens)) == train_flops_per_token(config, 16) * tokens.numel()
+    assert counted_by_torch(config, Batch(tokens, tokens)) == len(tokens) * flops_of(config, 16)
 
 
 @pytest.mark.parametrize("preset", ["transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"])
@@ -118,7 +101,7 @@ def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
     )
     targets, source = torch.randint(0, 100, (3, 16)), torch.randint(0, 100, (3, 24))
     counted = counted_by_torch(config, Batch(targets, targets, source=SourceBatch(source)))
-    assert counted == 3 * train_flops_per_row(config, 16, source_len=24)
+    assert counted == 3 * flops_of(config, 16, source_len=24)
 
 
 def test_planning_imports_no_torch():
@@ -136,11 +119,11 @@ def test_a_head_at_some_positions_has_as_many_flops_as_torch_counts(num_places, 
     with FlopCounterMode(display=False) as counter:
         hidden = model(Batch(tokens, tokens), logits=False).hidden_BTD[0, :num_places]
         model.head(hidden)[..., :100].sum().backward()
-    assert counter.get_total_flops() == train_flops_per_row(config, 16, head_share=num_places / 16)
+    assert counter.get_total_flops() == flops_of(config, 16, head_share=num_places / 16)
 
 
 def test_a_head_of_labels_has_as_many_flops_as_torch_counts():
     head = HeadConfig(kind="labels", transform=True, bias=True, labels=["a", "b", "c"])
     config = ModelConfig(encoder=TINY, head=head, vocab_size=100, max_seq_len=16)
     tokens = torch.randint(0, 100, (2, 16))
-    assert counted_by_torch(config, Batch(tokens, tokens)) == 2 * train_flops_per_row(config, 16)
+    assert counted_by_torch(config, Batch(tokens, tokens)) == 2 * flops_of(config, 16)

@@ -20,9 +20,10 @@ from pretrain.errors import ConfigError
 from pretrain.model import build_model, init_weights
 from pretrain.optim.build import state_size
 from pretrain.optim.groups import group_parameters
-from pretrain.plan.flops import row_flops, tuned_flops
+from pretrain.plan.flops import count_flops
 from pretrain.plan.memory import state_bytes
-from pretrain.plan.trained import TrainableSubset, count_values, parameter_shapes, plan_trained
+from pretrain.plan.params import parameter_shapes
+from pretrain.plan.trained import TrainableSubset, count_values, plan_trained
 from pretrain.plan.work import TrainingTask, kept_by
 from pretrain.types import Batch, SourceBatch
 from tests.unit.plan.kept import kept_bytes
@@ -174,7 +175,7 @@ def counted(config, model, length=12, source_length=9):
 
 def check_flops(config, trained: TrainableSubset, model):
     whole, forward = counted(config, model)
-    found = tuned_flops(config, trained, 12, source_len=9 if config.shape == "encoder+decoder" else None)
+    found = count_flops(config, 12, source_len=9 if config.shape == "encoder+decoder" else None, trained=trained)
     assert (2 * found.whole.total, 2 * found.forward.total) == (whole, forward)
 
 
@@ -200,28 +201,26 @@ def test_frozen_blocks_cost_4n_above_what_is_trained_and_2n_below():
     config = ModelConfig(decoder=stack, vocab_size=128, max_seq_len=16)
     trained = plan_trained(config, ["embedding.*", "*.blocks.0.*", "*.qkv.*", "*.output.*", "*.up.*", "*norm*"], FULL)
     assert sorted(trained.names) == ["decoder.blocks.1.feedforward.down.weight", "head.weight"]
-    found = tuned_flops(config, trained, 16)
+    found = count_flops(config, 16, trained=trained)
     block, down, head = 4 * 32 * 32 + 2 * 32 * 48, 32 * 48, 32 * 128
     # No gradient goes below the last matrix, which has its own; the head has both.
     assert found.whole.projections == 16 * (2 * 2 * block + 2 * down)
     assert found.whole.head == 16 * 6 * head
     assert found.whole.attention == found.forward.attention == 2 * 4 * 32 * 16 * 16
-    assert found.still == {"decoder": 1}
-    last = plan_trained(
-        config, ["*.blocks.*"], FULL
-    )  # the embedding below is trained: every block passes a gradient on
-    assert tuned_flops(config, last, 16).whole.projections == 16 * 4 * 2 * block
+    assert found.frozen_blocks == {"decoder": 1}
+    last = plan_trained(config, ["*.blocks.*"], FULL)  # every block passes a gradient on to the embedding
+    assert count_flops(config, 16, trained=last).whole.projections == 16 * 4 * 2 * block
 
 
 @given(models(), st.integers(1, 20), st.integers(1, 20))
 @settings(max_examples=40)
-def test_a_model_of_which_all_is_trained_has_the_flops_of_the_formula(config, length, source):
+def test_a_model_of_which_all_is_named_has_the_flops_of_a_whole_one(config, length, source):
     trained = TrainableSubset(frozenset(parameter_shapes(config)), frozenset(), FULL, 0, 0, saves_all=True)
     source_len = source if config.shape == "encoder+decoder" else None
-    found = tuned_flops(config, trained, length, source_len=source_len)
-    assert found.whole == row_flops(config, length, source_len=source_len)
+    found = count_flops(config, length, source_len=source_len, trained=trained)
+    assert found == count_flops(config, length, source_len=source_len)
     assert 3 * found.forward.total == found.whole.total
-    assert not any(found.still.values())
+    assert not any(found.frozen_blocks.values())
 
 
 @pytest.mark.parametrize("patterns", [["embedding.*"], ["embedding.*", "*.blocks.[01].*"], ["*.blocks.*"]], ids=str)

@@ -4,7 +4,7 @@ import pytest
 
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
-from pretrain.plan.flops import train_flops_per_row, train_flops_per_token
+from pretrain.plan.flops import count_flops
 from pretrain.train.build import _flops_per_token
 from tests.unit.model.tiny import encoder_config, tiny_config, two_stacks_config
 
@@ -32,14 +32,14 @@ def test_one_stack_counts_what_a_token_of_its_rows_costs(kind):
     packing = {"data": {"path": "data", "packing": "bins"}} if kind == "supervised" else {}
     config = config_of(model, {"kind": kind})
     config = RunConfig.model_validate(config.model_dump(by_alias=True) | packing)
-    assert _flops_per_token(config) == train_flops_per_token(model, SEQ_LEN)
+    assert _flops_per_token(config) == count_flops(model, SEQ_LEN).whole.total / SEQ_LEN
 
 
 def test_a_masked_model_counts_its_head_at_the_masked_share():
     model = encoder_config()
-    rest = train_flops_per_row(model, SEQ_LEN, head_share=0.0)
+    rest = count_flops(model, SEQ_LEN, head_share=0.0).whole.total
     head = 6 * model.padded_vocab_size * model.last_stack.width * SEQ_LEN
-    assert rest + head == train_flops_per_row(model, SEQ_LEN)
+    assert rest + head == count_flops(model, SEQ_LEN).whole.total
     assert head > 0.05 * rest
     found = _flops_per_token(config_of(model, {"kind": "masked", "masked": {"rate": 0.25}}))
     assert found == (rest + head / 4) / SEQ_LEN
@@ -48,9 +48,9 @@ def test_a_masked_model_counts_its_head_at_the_masked_share():
 def test_tokens_of_source_and_target_share_what_a_row_of_two_stacks_costs():
     model = two_stacks_config()
     pairs = config_of(model, {"kind": "seq2seq"}, source_len=96)
-    assert _flops_per_token(pairs) * (SEQ_LEN + 96) == train_flops_per_row(model, SEQ_LEN, source_len=96)
+    assert _flops_per_token(pairs) * (SEQ_LEN + 96) == count_flops(model, SEQ_LEN, source_len=96).whole.total
     span = config_of(model, {"kind": "span"})
     lengths = span.lengths
     assert lengths.source is not None and lengths.target < SEQ_LEN
-    expected = train_flops_per_row(model, lengths.target, source_len=lengths.source)
+    expected = count_flops(model, lengths.target, source_len=lengths.source).whole.total
     assert _flops_per_token(span) * (lengths.target + lengths.source) == pytest.approx(expected, rel=1e-15)
