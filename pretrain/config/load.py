@@ -97,7 +97,8 @@ def _apply_override(located: LocatedTree, override: str) -> None:
     try:
         located.values = _with_value(before, key.split("."), value)
     except (IndexError, ValueError):
-        raise ConfigError("there is no such item in the list", where=where, fix="check the key") from None
+        fix = "name an item by its number, from 0"
+        raise ConfigError("there is no such item in the list", where=where, fix=fix) from None
     located.places |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)), where)
     for parent in _parents(key):
         if not _is_section(before, parent):

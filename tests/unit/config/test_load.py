@@ -116,7 +116,7 @@ def test_an_override_reaches_an_item_of_a_list(write):
     assert [(source.path, source.weight) for source in config.data.mixture] == [("c", 1.0), ("b", 3.0)]
     for item in ("2", "x"):
         (line,) = problems(write(BASE), mixture, f"data.mixture.{item}.weight=3.0")
-        assert line == (f"override 'data.mixture.{item}.weight=3.0': there is no such item in the list; check the key")
+        assert line == (f"override 'data.mixture.{item}.weight=3.0': there is no such item in the list; name an item by its number, from 0")
 
 
 def test_a_preset_is_laid_under_the_keys_of_the_file(write):

@@ -68,7 +68,7 @@ def test_an_override_reaches_one_input_by_its_number(write):
 
 @pytest.mark.parametrize("override", ["inputs.1.path=b.jsonl", "inputs.path=b.jsonl"])
 def test_an_override_of_an_input_that_is_not_there_is_named(write, override):
-    with pytest.raises(ConfigError, match=rf"override '{override}': .*; check the key and the value"):
+    with pytest.raises(ConfigError, match=rf"override '{override}': .*; name an item by its number, from 0"):
         load_prepare(write(FILE), [override])
 
 
