@@ -46,5 +46,5 @@ def run_job(world: World, size: str, stage: int, folder: str, rounds: int) -> di
 
 def scaled_batches(steps: list[StepBatch]) -> list[tuple[Batch, float]]:
     """Returns this rank's batches of some steps, each with the scale that makes its sum of losses a global mean."""
-    num_targets = dist.all_reduce_sum(torch.tensor([step.num_targets for step in steps])).tolist()
+    num_targets = dist.all_reduce_sum(torch.tensor([step.counts.num_targets for step in steps])).tolist()
     return [(step.micro_batches[0], RANKS / total) for step, total in zip(steps, num_targets, strict=True)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.lengths import describe_rows
-from pretrain.data.loader import StepBatch
+from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Update
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
@@ -57,9 +57,9 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     run.progress.enter("data", state.step + 1)
     upcoming = _fetch(run) if state.step < target else None
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
-    check_order(state, agreed.next_digest, config.resume.allow)
-    while upcoming is not None and not agreed.stop:
-        batch, num_targets = upcoming, agreed.next_targets
+    check_order(state, agreed.coming.digest if agreed.coming else None, config.resume.allow)
+    while upcoming is not None and agreed.coming is not None and not agreed.stop:
+        batch, num_targets = upcoming, agreed.coming.num_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
 
         run.progress.enter(phase, state.step + 1)
@@ -77,14 +77,14 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             run.norms.arm()
         update, agreed = guard.update(learning_rate, num_targets, pending)
         run.timeline.enter("other")
-        skipped_rows += agreed.num_skipped
+        skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
 
         loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
         state = guard.judge(_advance(state, batch, num_targets, update, agreed), loss, num_targets, update)
         _record(run, state, agreed, update, num_targets, loss)
         sources.add(agreed.by_source)
-        run.meter.end_step(agreed.num_tokens)
+        run.meter.end_step(agreed.done.num_tokens)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
             metrics = _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update)
@@ -141,10 +141,9 @@ def _fetch(run: Run) -> StepBatch | None:
 def _start_exchange(
     run: Run, saving: Saving, sums: Tensor, ending: StepBatch | None, upcoming: StepBatch | None
 ) -> Callable[[], StepTotals]:
-    done = (ending.digest, ending.num_skipped, ending.num_tokens) if ending else (0, 0, 0)
-    coming = upcoming.num_targets if upcoming else 0
-    following = upcoming.digest if upcoming else None
-    finish = start_exchange(sums, *done, coming, bool(run.stop), saving.is_written, following)
+    done = ending.counts if ending else StepCounts()
+    coming = upcoming.counts if upcoming else None
+    finish = start_exchange(sums, done, coming, stop=bool(run.stop), is_written=saving.is_written)
 
     def wait() -> StepTotals:
         with run.timeline.within("communication"):
@@ -177,7 +176,7 @@ def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Upda
         optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
         tokens=state.tokens + num_targets,
         position=batch.next_position,
-        next_digest="" if agreed.next_digest is None else f"{agreed.next_digest:016x}",
+        next_digest="" if agreed.coming is None else f"{agreed.coming.digest:016x}",
     )
 
 
@@ -186,7 +185,7 @@ def _record(run: Run, state: TrainState, agreed: StepTotals, update: Update, num
         run.audit.append(
             step=state.step,
             tokens=num_targets,
-            digest=f"{agreed.digest:016x}",
+            digest=f"{agreed.done.digest:016x}",
             loss=loss,
             grad_norm=None if update.skipped else update.grad_norm,
             attempt=run.attempt,

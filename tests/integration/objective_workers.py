@@ -81,14 +81,14 @@ def gradient(world: World, folder: str, micro: int, kind: str, objective: dict[s
     )
     with loader_of(folder, world.rank, world.size, micro, **objective) as loader:
         step = next(loader)
-    targets = start_exchange(torch.zeros(2, dtype=torch.float64), 0, 0, 0, step.num_targets, False)().next_targets
+    targets = _num_targets(step)
     sums = torch.zeros(2, dtype=torch.float64)
     for batch in step.micro_batches:
         sums += engine.forward_backward(batch, world.size / targets, batch is step.micro_batches[-1])
-    shown = start_exchange(sums, 0, 0, 0, 0, False)().loss_sum / targets
+    shown = start_exchange(sums, step.counts, None)().loss_sum / targets
     model = engine._wrapped.module.model if kind == "ddp" else engine._wrapped.model
     grads = {name: parameter.grad.flatten().tolist() for name, parameter in model.named_parameters()}
-    return {"gradient": grads, "loss": shown, "targets": step.num_targets}
+    return {"gradient": grads, "loss": shown, "targets": step.counts.num_targets}
 
 
 def steps_of(world: World, folder: str, cases: list[list[Any]], micro: int, steps: int, objective: dict[str, Any]):
@@ -104,12 +104,17 @@ def steps_of(world: World, folder: str, cases: list[list[Any]], micro: int, step
     return results
 
 
+def _num_targets(step: StepBatch) -> int:
+    """Returns the number of targets of a step over all ranks."""
+    return start_exchange(torch.zeros(2, dtype=torch.float64), step.counts, None)().done.num_targets
+
+
 def _train_step(engine: Any, world: World, step: StepBatch) -> list[float]:
-    targets = start_exchange(torch.zeros(2, dtype=torch.float64), 0, 0, 0, step.num_targets, False)().next_targets
+    targets = _num_targets(step)
     sums = torch.zeros(2, dtype=torch.float64)
     for batch in step.micro_batches:
         sums += engine.forward_backward(batch, world.size / targets, batch is step.micro_batches[-1])
-    pending = start_exchange(sums, 0, 0, 0, 0, False)
+    pending = start_exchange(sums, step.counts, None)
     update = engine.update(1e-2)
     return [pending().loss_sum / targets, update.grad_norm]
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.data.loader import StepCounts
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.data.loader import StepCounts
 from pretrain.dist import World
 from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective.contract import sum_token_loss

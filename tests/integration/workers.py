@@ -15,6 +15,7 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import parse_model
+from pretrain.data.loader import StepCounts
 from pretrain.dist import World
 from pretrain.engine.build import build_engine, fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
@@ -146,7 +147,7 @@ def train(
         if step == poison and world.rank == 0:
             scale = float("inf")
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
-        pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), 0, 0, 0, 0, False)
+        pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), StepCounts(), None)
         update = engine.update(1e-2)
         agreed = pending()
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])

@@ -79,8 +79,8 @@ def test_rows_targets_and_digest_do_not_depend_on_topology_or_threads(
     for number, whole in enumerate(expected):
         steps = [rank[number] for rank in ranks]
         assert list(chain(*map(row_contents, steps))) == row_contents(whole)
-        assert sum(step.num_targets for step in steps) == whole.num_targets
-        assert sum(step.digest for step in steps) % 2**64 == whole.digest
+        assert sum(step.counts.num_targets for step in steps) == whole.counts.num_targets
+        assert sum(step.counts.digest for step in steps) % 2**64 == whole.counts.digest
         assert {step.position for step in steps} == {whole.position}
         assert {len(step.micro_batches) for step in steps} == {ROWS // (world_size * micro)}
 
@@ -121,9 +121,9 @@ def test_an_epoch_shorter_than_a_batch_is_repeated(tmp_path):
 
 def test_num_targets_is_what_the_tensors_say(data):
     for step in load_steps(data, 5, micro=4):
-        assert step.num_targets == sum(batch.num_targets() for batch in step.micro_batches) < ROWS * SEQ_LEN
+        assert step.counts.num_targets == sum(batch.num_targets() for batch in step.micro_batches) < ROWS * SEQ_LEN
     for step in load_steps(data, 5, document_mask=False):
-        assert step.num_targets == ROWS * SEQ_LEN
+        assert step.counts.num_targets == ROWS * SEQ_LEN
 
 
 def test_a_damaged_member_surfaces_at_next_as_itself(tmp_path):

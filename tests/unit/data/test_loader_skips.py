@@ -28,7 +28,7 @@ def test_every_sample_but_the_skipped_ones_comes_once_in_order(data, skips, worl
     assert [sample for steps in zip(*ranks, strict=True) for step in steps for sample in step.sample_ids] == expected
     whole = load_steps(data, 6, skips=skips)
     for number, step in enumerate(whole):
-        assert sum(rank[number].digest for rank in ranks) % 2**64 == step.digest
+        assert sum(rank[number].counts.digest for rank in ranks) % 2**64 == step.counts.digest
         assert list(chain(*(row_contents(rank[number]) for rank in ranks))) == row_contents(step)
         assert {rank[number].next_position for rank in ranks} == {skips.position_of((number + 1) * ROWS)}
 

@@ -64,7 +64,7 @@ def test_a_batch_does_not_depend_on_the_number_of_ranks(mixture):
         rows = [
             [m.tokens_BT[r].tolist() for part in step for m in part.micro_batches for r in range(2)] for step in steps
         ]
-        found.append((rows, [sum(part.digest for part in step) % 2**64 for step in steps]))
+        found.append((rows, [sum(part.counts.digest for part in step) % 2**64 for step in steps]))
     assert found[0] == found[1] == found[2]
 
 

@@ -96,7 +96,7 @@ def loaded(path: str):
     rows, num_targets = [], 0
     for _ in range(NUM_ROWS // plan.rows):
         step = next(loader)
-        num_targets += step.num_targets
+        num_targets += step.counts.num_targets
         for batch in step.micro_batches:
             rows += [(batch, number) for number in range(len(batch.tokens_BT))]
     loader.close()
