@@ -3,6 +3,7 @@
 # test         the fast tests, in JOBS processes (2)
 # check        format, lint, types, repository rules
 # drills       the long tests: all groups, ONLY=kills,slurm, CHANGED=origin/main, or LAST_FAILED=1 (see CONTRIBUTING.md)
+# docs         the documentation site in build/site, links checked
 # lock         renews .ci/constraints.txt, the exact versions that all of these install
 # bench        every benchmark, --quick unless BENCH says otherwise
 # clean        removes .venv and caches; data/ and runs/ stay
@@ -22,11 +23,11 @@ BY_HAND := finetune pretraining recurrent_bleu shakespeare
 BENCHMARKS := $(filter-out $(PARTS) $(BY_HAND) decoder_step recurrent,$(basename $(notdir $(wildcard benchmarks/*.py))))
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) --editable
 
-.PHONY: install quickstart test check drills lock bench clean
+.PHONY: install quickstart test check drills docs lock bench clean
 
 install: .venv/.dev
 
-# One rule an extra: what a run needs, what the tests need besides, what the drills need besides.
+# One rule an extra: what a run needs, what the tests, the drills and the documentation need besides.
 .venv/.run: pyproject.toml $(LOCK) | .venv/bin
 	$(PIP_INSTALL) .
 	@touch $@
@@ -38,6 +39,10 @@ install: .venv/.dev
 .venv/.drills: pyproject.toml $(LOCK) | .venv/bin
 	$(PIP_INSTALL) '.[dev,drills]'
 	@touch .venv/.run .venv/.dev $@
+
+.venv/.docs: pyproject.toml $(LOCK) | .venv/bin
+	$(PIP_INSTALL) '.[docs]'
+	@touch .venv/.run $@
 
 .venv/bin:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -60,11 +65,14 @@ drills: .venv/.drills
 	$(BIN)/python -m tests.drills --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CHANGED),--changed $(CHANGED)) \
 	    $(if $(LAST_FAILED),--last-failed)
 
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # For every platform and Python that pyproject.toml admits; the extra `bench` has an environment of its own.
 lock: .venv/bin
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
 	$(BIN)/uv pip compile --universal --upgrade --no-annotate --custom-compile-command 'make lock' \
-	    --python-version 3.11 --extra cloud --extra parquet --extra eval --extra dev --extra drills \
+	    --python-version 3.11 --extra cloud --extra parquet --extra eval --extra dev --extra drills --extra docs \
 	    --output-file .ci/constraints.txt pyproject.toml
 
 bench: install

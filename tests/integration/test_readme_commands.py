@@ -99,7 +99,8 @@ def test_the_commands_of_the_readme_run_in_order(newcomer):
     (config,) = [block.text for block in read_blocks("README.md") if block.language == "yaml"]
     (newcomer.clone / "mine.yaml").write_text(config)
     attempts, outputs = 0, {}
-    for line in read_commands("README.md"):
+    documents = ("README.md", "docs/train.md", "docs/release.md")
+    for line in [line for document in documents for line in read_commands(document)]:
         command = re.sub(r"(--ranks|--nproc-per-node|--num_processes|--num_gpus) 8", r"\1 2", line)
         if pretrain_arguments(line)[0] in ("train", "launch"):
             attempts += 1
@@ -116,13 +117,14 @@ def test_the_commands_of_the_readme_run_in_order(newcomer):
     (sample,) = [output for line, output in outputs.items() if " generate " in line]
     assert "Once" in sample
 
-    named = [line.split()[0] for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("    runs/")]
+    named = [line.split() for line in (ROOT / "docs/train.md").read_text().splitlines()]
+    named = [words[0] for words in named if words and words[0].startswith("runs/mine/")]
     assert len(named) == 9
     assert [path for path in named if not (newcomer.clone / path).exists()] == []
 
 
 def test_the_shards_are_read_with_webdataset_alone(newcomer):
-    (code,) = [block.text for block in read_blocks("README.md") if block.language == "python"]
+    (code,) = [block.text for block in read_blocks("docs/data.md") if block.language == "python"]
     (newcomer.clone / "read.py").write_text(code)
     output = newcomer.run("python read.py", activated=True, WDS_SECURE="1")
     assert re.match(r"\d+ tokens, \d+ documents: ", output)

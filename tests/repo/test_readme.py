@@ -21,6 +21,10 @@ DOCUMENTS = [
     "docs/doctor.md",
     "docs/evaluate.md",
     "docs/finetune.md",
+    "docs/install.md",
+    "docs/release.md",
+    "docs/resume.md",
+    "docs/train.md",
     "docs/guard.md",
     "docs/objectives.md",
     "docs/observability.md",
@@ -56,7 +60,7 @@ def test_every_path_that_a_document_names_exists(document):
     assert (paths or links) and missing == []
 
 
-@pytest.mark.parametrize(("document", "count"), [("README.md", 5), ("slurm/README.md", 4)])
+@pytest.mark.parametrize(("document", "count"), [("README.md", 4), ("docs/train.md", 4), ("slurm/README.md", 4)])
 def test_every_command_of_a_document_parses(document, count, capsys):
     command_lines = [line for line in read_commands(document) if pretrain_arguments(line)]
     assert len(command_lines) > count
@@ -92,9 +96,16 @@ def test_the_config_in_the_readme_is_valid(tmp_path):
     assert load_config(tmp_path / "mine.yaml").run.name == "mine"
 
 
-def test_the_exit_codes_in_the_readme_are_those_of_the_errors():
+def test_the_diagram_of_the_tour_is_that_of_the_readme():
+    diagrams = [
+        next(b.text for b in read_blocks(path) if b.language == "text") for path in ("README.md", "docs/tour.md")
+    ]
+    assert diagrams[0] == diagrams[1]
+
+
+def test_the_exit_codes_of_the_document_are_those_of_the_errors():
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    shown = {int(code) for code in re.findall(r"\| (\d+) \| ", text_of("README.md"))}
+    shown = {int(code) for code in re.findall(r"\| (\d+) \| ", text_of("docs/resume.md"))}
     assert shown == codes
 
 
