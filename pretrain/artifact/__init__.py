@@ -1,4 +1,4 @@
-"""Any WHAT: a run, a checkpoint, a model folder, a Hugging Face folder -- opened, imported, exported."""
+"""Models on disk (run, checkpoint, model folder, Hugging Face folder): open, import, export, average, adapt."""
 
 from pretrain.artifact.model_path import find_checkpoint
 from pretrain.artifact.open import Artifact, open_artifact

@@ -37,11 +37,11 @@ class AverageReport:
     arithmetic: str = "sums in float64, rounded to fp32 once"
 
 
-def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> AverageReport:
+def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> AverageReport:
     """Writes a model folder with the mean of the fp32 master weights of checkpoints.
 
     Args:
-        whats: One run, with `last`; or several checkpoints, model folders, or runs, whose newest good one is meant.
+        paths: One run, with `last`; or several checkpoints, model folders, or runs, whose newest good one is meant.
         last: How many of the run's newest.
         out: The folder; must not exist, or be empty. It appears when it is whole.
 
@@ -51,17 +51,19 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
         DataError: Their tokenizers differ.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    chosen = [open_source(path) for path in _choose(whats, last)]
-    chosen.sort(key=lambda what: step_of(what.path) or 0)
-    if adapters := next((what for what in chosen if what.merged is not None), None):
+    chosen = [open_source(path) for path in _choose(paths, last)]
+    chosen.sort(key=lambda source: step_of(source.path) or 0)
+    if adapters := next((source for source in chosen if source.merged is not None), None):
         fix = f"make models of them first: pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
         raise ConfigError("adapters have no mean that is one", where=str(adapters.path), fix=fix)
-    paths = [what.path.resolve() for what in chosen]
+    paths = [source.path.resolve() for source in chosen]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         raise ConfigError("the same checkpoint was named twice", where=str(twice), fix="name it once")
     files = _check_alike(chosen)
     reader = MeanReader(paths)
-    averaged = AverageReport([str(what.path) for what in chosen], [step_of(path) for path in paths], len(reader.shapes))
+    averaged = AverageReport(
+        [str(source.path) for source in chosen], [step_of(path) for path in paths], len(reader.shapes)
+    )
     origin: dict[str, Any] = {
         "averaged": averaged.checkpoints,
         "steps": averaged.steps,
@@ -85,23 +87,23 @@ def average_checkpoints(whats: Sequence[Path], last: int | None, out: Path) -> A
     return averaged
 
 
-def _choose(whats: Sequence[Path], last: int | None) -> list[Path]:
+def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
     """Returns the checkpoints that were meant."""
-    for what in whats:
-        if is_release(what):
-            fix = f"make a model folder of it first: pretrain import {what} OUT"
-            raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(what), fix=fix)
+    for path in paths:
+        if is_release(path):
+            fix = f"make a model folder of it first: pretrain import {path} OUT"
+            raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(path), fix=fix)
     if last is None:
-        if len(whats) < 2:
+        if len(paths) < 2:
             raise ConfigError("one checkpoint has no mean", fix="give --last N with a run, or name several checkpoints")
-        return list(whats)
-    if len(whats) > 1 or (whats[0] / MANIFEST).is_file():
+        return list(paths)
+    if len(paths) > 1 or (paths[0] / MANIFEST).is_file():
         raise ConfigError(f"--last {last} is about one run", fix="give a run, or leave --last out")
-    found = list_checkpoints(RunDir(whats[0]).checkpoints)
+    found = list_checkpoints(RunDir(paths[0]).checkpoints)
     if len(found) < max(last, 1):
         raise CheckpointError(
             f"has {len(found)} checkpoints, --last {last} needs more",
-            where=str(whats[0]),
+            where=str(paths[0]),
             fix=f"lower --last, or train with checkpoint.keep={last}" if found else "check the path",
         )
     return found[-last:]
@@ -112,7 +114,7 @@ def _check_alike(chosen: Sequence[ModelSource]) -> dict[str, bytes]:
     first = chosen[0]
     files = dict(first.load_tokenizer_files())
     for other in chosen[1:]:
-        mine, its = (dict(_leaves(what.config.model_dump(exclude={"preset"}), "model")) for what in (first, other))
+        mine, its = (dict(_leaves(source.config.model_dump(exclude={"preset"}), "model")) for source in (first, other))
         differing = [key for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
         if differing:
             raise ConfigError(

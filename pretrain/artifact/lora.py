@@ -109,11 +109,11 @@ class ExportedAdapter:
     num_parameters: int
 
 
-def export_adapter(what: Path, out: Path, *, family: str | None = None) -> ExportedAdapter:
+def export_adapter(path: Path, out: Path, *, family: str | None = None) -> ExportedAdapter:
     """Writes the adapters of a LoRA run for `PeftModel.from_pretrained`, over an export of its `init.from`.
 
     Args:
-        what: A run with `finetune.kind=lora`, or a checkpoint of one.
+        path: A run with `finetune.kind=lora`, or a checkpoint of one.
         out: The folder; must not exist, or be empty.
         family: `model_type` of the model under them; None: the first that represents it exactly.
 
@@ -122,15 +122,15 @@ def export_adapter(what: Path, out: Path, *, family: str | None = None) -> Expor
         CheckpointError: No intact checkpoint, or the model under it is gone.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    described = open_source(what)
+    described = open_source(path)
     merged, config = described.merged, described.config
     if merged is None or described.run is None:
-        raise ConfigError("has no adapters", where=str(what), fix="leave --adapter out")
+        raise ConfigError("has no adapters", where=str(path), fix="leave --adapter out")
     if merged.replaced or merged.base.num_added:
         beside = ", ".join(merged.replaced) or f"{merged.base.num_added} added tokens"
         raise ConfigError(
             f"peft's folder holds adapters alone, and the run has {beside} too",
-            where=str(what),
+            where=str(path),
             fix="leave --adapter out: adapters are merged then",
         )
     assert isinstance(config, ModelConfig)
@@ -211,17 +211,17 @@ def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[s
     return chosen
 
 
-def check_tokens(what: ModelSource, data: Path) -> None:
+def check_tokens(source: ModelSource, data: Path) -> None:
     """Compares the tokenizer of a model with that of the data, which may have further tokens.
 
     Args:
-        what: The model; one without a tokenizer fits any.
+        source: The model; one without a tokenizer fits any.
         data: The tokenizer.json of the data.
 
     Raises:
         DataError: A token has another number in the data, or none.
     """
-    theirs = _tokenizer_of(what)
+    theirs = _tokenizer_of(source)
     if theirs is None:
         return
     ours = parse_tokenizer(data.read_bytes(), str(data)).get_vocab(with_added_tokens=True)
@@ -231,20 +231,20 @@ def check_tokens(what: ModelSource, data: Path) -> None:
         token, number = different[0]
         found = ours.get(token, "none")
         raise DataError(
-            f"the tokenizer of the data is not that of {what.path}: {token!r} has the number {number} there "
+            f"the tokenizer of the data is not that of {source.path}: {token!r} has the number {number} there "
             f"and {found} here, and {len(different) - 1} others differ",
             where=str(data),
-            fix=f"prepare them with tokenizer: {{kind: given, path: {what.path}}}, or say init.check_tokenizer=false",
+            fix=f"prepare them with tokenizer: {{kind: given, path: {source.path}}}, or say init.check_tokenizer=false",
         )
 
 
-def _tokenizer_of(what: ModelSource) -> Tokenizer | None:
-    files = dict(what.load_tokenizer_files())
+def _tokenizer_of(source: ModelSource) -> Tokenizer | None:
+    files = dict(source.load_tokenizer_files())
     if not files:
         return None
     content = files.get("tokenizer.json")
     if content is None:
-        folder = what.path / TOKENIZER_FOLDER
-        path = folder if folder.is_dir() else what.path
+        folder = source.path / TOKENIZER_FOLDER
+        path = folder if folder.is_dir() else source.path
         content = read_given(TokenizerConfig(kind="given", path=str(path)))
-    return parse_tokenizer(content, str(what.path))
+    return parse_tokenizer(content, str(source.path))

@@ -1,4 +1,10 @@
-"""Text to the ids that a model reads, and back, with the tokenizer that a run trained."""
+"""Resolves a model path to its newest valid checkpoint, and describes the model there without loading it.
+
+run                  config.yaml, tokenizer.json, checkpoints/     newest valid checkpoint
+checkpoint           folder inside a run's checkpoints/            config and tokenizer of the run
+model folder         model.json, manifest.json, tokenizer/         written by `pretrain import` and `average`
+Hugging Face folder  config.json, safetensors, tokenizer files     read in place
+"""
 
 import json
 import re
@@ -24,15 +30,15 @@ from pretrain.utils.checksum import check_file
 
 
 class PlainCodec:
-    """A tokenizer of `pretrain prepare`: training text has no special tokens but the one that ends a document.
+    """A tokenizer of `pretrain prepare`: it adds no special tokens, except the end-of-document token of sources.
 
     Args:
-        tokenizer: That of the run.
-        ends_sources: A text ends like a document, as what an encoder reads for a decoder did in training.
+        tokenizer: Tokenizer of the run.
+        ends_sources: Append the end-of-document token to a source, as in the training of an encoder-decoder.
 
     Attributes:
-        eos_ids: The token that ends a document, or nothing where the tokenizer has none.
-        mask_id: Token that stands for one to be filled in, if there is one.
+        eos_ids: End-of-document token; empty if the tokenizer has none.
+        mask_id: Mask token, if the tokenizer has one.
     """
 
     def __init__(self, tokenizer: Tokenizer, ends_sources: bool = False) -> None:
@@ -43,11 +49,11 @@ class PlainCodec:
         self._end = list(self.eos_ids) if ends_sources else []
         self._named = nameable_tokens(tokenizer)
         self._names = re.compile("|".join(map(re.escape, sorted(self._named, key=len, reverse=True))))
-        # A word brings its space with it, and so does one that a mask stands for; a character does not.
+        # A token of a word includes the space before it, and so does a mask in its place; a character does not.
         self._takes_space = not isinstance(tokenizer.model, models.WordLevel)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, with those special tokens that it names: masks, sentinels, modes."""
+        """Returns the ids of a text; special tokens that it spells (masks, sentinels, modes) become their ids."""
         ids: list[int] = []
         first = 0
         for match in self._names.finditer(text) if self._named else ():
@@ -68,32 +74,24 @@ class PlainCodec:
         return str(self._tokenizer.decode(ids))
 
     def tokens(self, ids: list[int]) -> list[str]:
-        """Returns what each id stands for, one string each, for display."""
+        """Returns the text of each id, for display."""
         return [str(self._tokenizer.decode([number], skip_special_tokens=False)) for number in ids]
 
 
-# A model on disk, described but not loaded: config, a way to read each weight, tokenizer,
-# generation settings.
-#
-# a run            config.yaml, tokenizer.json, checkpoints/       its newest good checkpoint
-# a checkpoint     a folder inside a run's checkpoints/            config and tokenizer are the run's
-# a model folder   model.json, manifest.json, tokenizer/           what `pretrain import` writes
-# Hugging Face     config.json, safetensors, tokenizer files       read as it is
-
-
 FORMAT = 1
+"""Of model.json."""
 
 
-def open_source(what: Path) -> ModelSource:
-    """Finds out what `what` is, and describes it.
+def open_source(path: Path) -> ModelSource:
+    """Describes the model at a path of any of the four forms.
 
     Raises:
-        CheckpointError: It is none of these, or has no intact checkpoint, or files are missing.
-        ConfigError: Its config is damaged, or of a model that this core cannot express exactly.
+        CheckpointError: None of the forms, no intact checkpoint, or missing files.
+        ConfigError: The config is damaged, or the model cannot be represented exactly.
     """
-    if is_release(what):
-        return _open_release(what)
-    checkpoint = find_checkpoint(what)
+    if is_release(path):
+        return _open_release(path)
+    checkpoint = find_checkpoint(path)
     if (checkpoint / MODEL_FILE).is_file():
         return _open_model_folder(checkpoint)
     return _open_run(checkpoint)
@@ -176,48 +174,45 @@ def _open_run(checkpoint: Path) -> ModelSource:
 
 
 def _with_end(special: SpecialTokens, codec: PlainCodec) -> SpecialTokens:
-    """Fills in what the run's tokenizer knows and its config does not say: how a text ends."""
+    """Fills in the end-of-text token from the run's tokenizer where the config has none."""
     if special.eos is not None or not codec.eos_ids:
         return special
     return special.model_copy(update={"eos": codec.eos_ids[0]})
 
 
-# What a WHAT is, and which of its checkpoints is good.
+def is_release(path: Path) -> bool:
+    """Tells whether a path is a Hugging Face folder."""
+    return (path / "config.json").is_file() and not (path / MANIFEST).is_file()
 
 
-def is_release(what: Path) -> bool:
-    """Whether `what` is a Hugging Face folder."""
-    return (what / "config.json").is_file() and not (what / MANIFEST).is_file()
+def find_checkpoint(path: Path) -> Path:
+    """Returns the checkpoint at a path: the path itself, a model folder too, or the newest valid one of a run.
 
-
-def find_checkpoint(what: Path) -> Path:
-    """Returns the checkpoint that `what` names: itself, or the newest good one of a run. A model folder is one.
-
-    RUN/best is the one that best.json of the run names (`checkpoint.best`), verified as any.
+    RUN/best is the checkpoint named in best.json of the run (`checkpoint.best`), verified like any other.
 
     Raises:
-        CheckpointError: There is none, or none that verifies.
+        CheckpointError: No checkpoint, or none is valid.
     """
-    if (what / MANIFEST).is_file():
-        problem = _problem(what)
+    if (path / MANIFEST).is_file():
+        problem = _problem(path)
         if problem:
-            raise CheckpointError(f"damaged: {problem}", where=str(what), fix="use another checkpoint")
-        return what
-    if is_release(what):
-        fix = f"make a model folder of it first: pretrain import {what} OUT"
-        raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(what), fix=fix)
-    if what.name == "best" and not what.exists():
-        checkpoints = RunDir(what.parent).checkpoints
+            raise CheckpointError(f"damaged: {problem}", where=str(path), fix="use another checkpoint")
+        return path
+    if is_release(path):
+        fix = f"make a model folder of it first: pretrain import {path} OUT"
+        raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(path), fix=fix)
+    if path.name == "best" and not path.exists():
+        checkpoints = RunDir(path.parent).checkpoints
         best = read_best(checkpoints)
         if best is not None:
             return find_checkpoint(checkpoints / step_name(best.step))
-    found = list_checkpoints(RunDir(what).checkpoints)
+    found = list_checkpoints(RunDir(path).checkpoints)
     if not found:
-        raise CheckpointError("neither a checkpoint nor a run with one", where=str(what), fix="check the path")
-    for path in reversed(found):
-        if _problem(path) is None:
-            return path
-    raise CheckpointError(f"none of its {len(found)} checkpoints is intact", where=str(what), fix="restore one")
+        raise CheckpointError("neither a checkpoint nor a run with one", where=str(path), fix="check the path")
+    for checkpoint in reversed(found):
+        if _problem(checkpoint) is None:
+            return checkpoint
+    raise CheckpointError(f"none of its {len(found)} checkpoints is intact", where=str(path), fix="restore one")
 
 
 def _problem(path: Path) -> str | None:

@@ -1,7 +1,10 @@
-"""What was done to the text that a model learned from, and must be done to whatever it reads later.
+"""Opens a model of any form for use, with its tokenizer and the normalisation of its training text.
 
-data folder  (`normalize` of the inputs, in prepare.json)  --training-->  run folder  --average-->  model folder
-Hugging Face: nothing, its tokenizer does all
+Normalisation is part of a model: text that it reads later must go through the same steps.
+
+    data folder (`normalize` of the inputs, in prepare.json)  --train-->  run folder  --average-->  model folder
+
+A Hugging Face folder has none: its tokenizer does everything.
 """
 
 import json
@@ -27,19 +30,18 @@ from pretrain.model import LanguageModel, build_model
 log = logging.getLogger(__name__)
 
 NORMALIZE_KEY = "normalize"
-
-"""In a run's normalize.json and in a model folder's model.json: the steps, or nothing."""
+"""Key of the steps in a run's normalize.json and in a model folder's model.json."""
 
 _IDENTITY = "prepare.json"
 
 
-def find_normalize(what: ModelSource) -> NormalizeConfig | None:
-    """Returns what the training text of a model went through; None: nothing.
+def find_normalize(source: ModelSource) -> NormalizeConfig | None:
+    """Returns the normalisation of a model's training text; None: none.
 
     Raises:
-        CheckpointError: What is written down is no such steps.
+        CheckpointError: The recorded steps are damaged.
     """
-    file = what.path / MODEL_FILE if what.run is None else what.run.normalize
+    file = source.path / MODEL_FILE if source.run is None else source.run.normalize
     if not file.is_file():
         return None
     try:
@@ -50,17 +52,17 @@ def find_normalize(what: ModelSource) -> NormalizeConfig | None:
 
 
 def dump_normalize(normalize: NormalizeConfig | None) -> bytes:
-    """Returns what a run folder says of it."""
+    """Returns the content of a run's normalize.json."""
     steps = None if normalize is None else normalize.model_dump(exclude_none=True)
     return json.dumps({NORMALIZE_KEY: steps}).encode() + b"\n"
 
 
 def normalize_of_data(folders: Sequence[Path]) -> NormalizeConfig | None:
-    """Returns what the texts of some shard folders went through; None: nothing, or what is not the same for all."""
+    """Returns the normalisation of the texts of shard folders; None: none, or not the same for all."""
     found = [steps for folder in folders for steps in _of_folder(folder)]
     different = [steps for number, steps in enumerate(found) if steps not in found[:number]]
     if len(different) > 1:
-        log.warning("inputs were normalised in different ways: what the model reads later is taken as it is")
+        log.warning("inputs were normalised in different ways: later inputs of the model are not normalised")
     return different[0] if len(different) == 1 else None
 
 
@@ -72,7 +74,7 @@ def _of_folder(folder: Path) -> list[NormalizeConfig | None]:
     except FileNotFoundError:  # re-sharded tokens of another system, or an address without it
         return [None]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be read (%s): what the model reads later is taken as it is", file, error)
+        log.warning("%s cannot be read (%s): later inputs of the model are not normalised", file, error)
         return [None]
 
 
@@ -93,19 +95,16 @@ def _parse(steps: dict[str, Any] | None) -> NormalizeConfig | None:
     return None if steps is None else NormalizeConfig.model_validate(steps)
 
 
-# Opens any WHAT for use: its model with the weights in it, and its tokenizer.
-
-
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A trained model, ready to use.
 
     Attributes:
         model: fp32, in eval mode.
-        codec: Its tokenizer.
-        model_config: What the model is.
-        generation: Settings that its makers generate with.
-        path: Where the weights came from.
+        codec: Tokenizer of the model.
+        model_config: Config of the model.
+        generation: Generation defaults released with the model.
+        path: Folder that the weights were read from.
     """
 
     model: LanguageModel
@@ -115,41 +114,41 @@ class Artifact:
     path: Path
 
 
-def open_artifact(what: Path, device: str = "cpu") -> Artifact:
+def open_artifact(path: Path, device: str = "cpu") -> Artifact:
     """Loads a model for use.
 
     Args:
-        what: A run, a checkpoint inside one, a model folder or a Hugging Face folder.
-        device: Where the model goes; `auto` takes CUDA where there is one.
+        path: A run, a checkpoint inside one, a model folder or a Hugging Face folder.
+        device: Device of the model; `auto` takes CUDA if available.
 
     Raises:
         CheckpointError: No intact checkpoint, or files are missing.
         ConfigError: The config is damaged, or there is no such device.
         DataError: There is no tokenizer, or it cannot be read.
     """
-    described = open_source(what)
+    described = open_source(path)
     codec = described.load_codec()
     model = load_model(described, _find_device(device))
     return Artifact(model, codec, described.config, described.generation, described.path)
 
 
-def load_model(what: ModelSource, device: torch.device) -> LanguageModel:
-    """Builds the model and fills it, one parameter at a time. Raises: CheckpointError, where parameters differ."""
-    model = build_model(what.config, PLAIN_ENGINE, device)
+def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
+    """Builds the model and loads its weights, one parameter at a time. Raises: CheckpointError: Parameters differ."""
+    model = build_model(source.config, PLAIN_ENGINE, device)
     parameters = dict(model.named_parameters())
-    differing = sorted(parameters.keys() ^ what.names)
+    differing = sorted(parameters.keys() ^ source.names)
     if differing:
         raise CheckpointError(
             f"its parameters are not those of its config: {', '.join(differing[:5])}",
-            where=str(what.path),
+            where=str(source.path),
             fix="use the version, and the modules under extend, that it was written with",
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            weight = what.read(name)
+            weight = source.read(name)
             if weight.shape != parameter.shape:
                 shapes = f"shape {list(weight.shape)}, {list(parameter.shape)} by its config"
-                raise CheckpointError(f"{name} has {shapes}", where=str(what.path), fix="use another checkpoint")
+                raise CheckpointError(f"{name} has {shapes}", where=str(source.path), fix="use another checkpoint")
             parameter.copy_(weight)
     return model.eval()
 

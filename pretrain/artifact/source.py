@@ -25,7 +25,6 @@ from pretrain.run.folder import RunDir
 
 TOKENIZER_FOLDER = "tokenizer"
 
-
 TokenizerFiles = list[tuple[str, bytes]]
 
 
@@ -65,43 +64,40 @@ class ModelSource:
         return frozenset(self.shapes)
 
 
-# The weights of one model as those of another: a larger vocabulary, another head; all else is the same or refused.
+# Transfer to another architecture: a larger vocabulary or another head; any other difference is an error.
 #
-#   same name, same shape        as it is
-#   embeddings, scores of ids    rows are added for new tokens: the mean of those that are there, so that a new token
-#                                is as likely as an average one (Hewitt 2021, "Initializing New Word Embeddings")
-#   a head that is not the same  begins anew
+#   same name, same shape        copied
+#   embeddings, scores of ids    new tokens get the mean of the existing rows, so that they are as likely as an
+#                                average token (Hewitt 2021, "Initializing New Word Embeddings")
+#   another head                 initialised
 HEAD_PARTS = ("head.", "pooler.")
-
-
 SCORES = ("head.weight", "head.bias")
-
 
 Shape = tuple[int, ...]
 
 
 class AdaptedModel:
-    """What a model takes of another.
+    """The weights of one model, read as those of another architecture.
 
     Args:
-        what: The other.
-        model: `vocab_size` and labels are filled in.
-        shapes: Of every parameter of the model.
+        source: Model to read weights from.
+        model: Config of the new model; `vocab_size` and labels are filled in.
+        shapes: Shape of every parameter of the new model.
 
     Attributes:
-        what: The other.
-        shapes: Of every parameter of the model.
-        anew: Names of those that the other does not give.
-        left: Shape of each parameter of the other that is not taken.
-        num_added: Tokens that the other does not know.
+        source: Model to read weights from.
+        shapes: Shape of every parameter of the new model.
+        anew: Names of parameters that are initialised, not read.
+        left: Shape of each parameter of `source` that is not used.
+        num_added: Tokens that the vocabulary of `source` lacks.
 
     Raises:
         CheckpointError: A parameter outside of the head has another shape, or none.
     """
 
-    def __init__(self, what: "ModelSource", model: AnyModelConfig, shapes: Mapping[str, Shape]) -> None:
-        self.what, self.shapes = what, shapes
-        theirs = what.config
+    def __init__(self, source: "ModelSource", model: AnyModelConfig, shapes: Mapping[str, Shape]) -> None:
+        self.source, self.shapes = source, shapes
+        theirs = source.config
         assert model.vocab_size is not None and theirs.vocab_size is not None
         self._old, self._new = theirs.vocab_size, model.vocab_size
         self.num_added = max(0, self._new - self._old)
@@ -116,22 +112,22 @@ class AdaptedModel:
             if not name.startswith(may_lack or ("\0",)):
                 raise self._refusal(name, shape)
             self.anew.add(name)
-        self.left = {n: shape for n, shape in what.shapes.items() if n not in self.shapes or n in self.anew}
+        self.left = {n: shape for n, shape in source.shapes.items() if n not in self.shapes or n in self.anew}
         self._crcs: dict[str, int] = {}
         self._last: tuple[str, Tensor] | None = None
 
     def _fits(self, name: str, shape: Shape) -> bool:
-        theirs = self.what.shapes.get(name)
+        theirs = self.source.shapes.get(name)
         if theirs is not None and name in self._tables and self._new >= self._old:
             return theirs[1:] == shape[1:]
         return theirs == shape
 
     def _refusal(self, name: str, shape: Shape) -> CheckpointError:
-        theirs = self.what.shapes.get(name)
+        theirs = self.source.shapes.get(name)
         found = "no such parameter" if theirs is None else f"shape {list(theirs)}"
         return CheckpointError(
             f"{name} has shape {list(shape)} in this model, in the checkpoint {found}",
-            where=str(self.what.path),
+            where=str(self.source.path),
             fix="use the config that the checkpoint was trained with, or leave the keys of model out",
         )
 
@@ -140,7 +136,7 @@ class AdaptedModel:
 
     def read(self, name: str) -> Tensor:
         """Returns one parameter, fp32, whole. Raises: CheckpointError."""
-        weight, shape = self.what.read(name), self.shapes[name]
+        weight, shape = self.source.read(name), self.shapes[name]
         if name in self._tables and (self.num_added or weight.shape != shape):
             weight = self._grow(weight, shape)
         self._crcs[name] = zlib.crc32(memoryview(weight.contiguous().view(-1).numpy()))
@@ -148,8 +144,12 @@ class AdaptedModel:
 
     def read_part(self, name: str, offset: int, out: Tensor) -> None:
         """Fills a 1-D tensor with elements of a parameter, by ranges where it can. Raises: CheckpointError."""
-        if self.what.read_part is not None and self.what.shapes[name] == self.shapes[name] and not self._grows(name):
-            self.what.read_part(name, offset, out)
+        if (
+            self.source.read_part is not None
+            and self.source.shapes[name] == self.shapes[name]
+            and not self._grows(name)
+        ):
+            self.source.read_part(name, offset, out)
             return
         if self._last is None or self._last[0] != name:
             self._last = (name, self.read(name).view(-1))
@@ -167,7 +167,7 @@ class AdaptedModel:
         return grown
 
     def fingerprint(self) -> str:
-        """Returns the identity of all that is taken; reads what was not read yet."""
+        """Returns a sha256 over the CRC32 of every copied parameter; reads those not read so far."""
         for name in self.shapes:
             if name in self and name not in self._crcs:
                 self.read(name)
@@ -175,11 +175,11 @@ class AdaptedModel:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def describe(self) -> list[str]:
-        """Returns what there is to say about it, a line each."""
+        """Returns a description of the transfer, line by line."""
         sizes = {name: math.prod(self.shapes[name]) for name in self.shapes if name in self}
-        line = f"weights are those of {self.what.path}: {len(sizes)} parameters, {sum(sizes.values()):,} values"
+        line = f"weights are those of {self.source.path}: {len(sizes)} parameters, {sum(sizes.values()):,} values"
         if self.anew:
-            line = f"weights are those of {self.what.path}, but for these, which begin anew: " + _listed(
+            line = f"weights are those of {self.source.path}, but for these, which begin anew: " + _listed(
                 {name: self.shapes[name] for name in self.anew}
             )
         lines = [line + (f"; left there: {_listed(self.left)}" if self.left else "")]
@@ -217,13 +217,13 @@ class MergedModel:
     """A model with adapters merged into it.
 
     Args:
-        base: The model that they were trained beside.
-        trained: The checkpoint.
-        scale: What the product of an adapter's matrices is multiplied by.
+        base: Base model of the adapters.
+        trained: Checkpoint of the adapters.
+        scale: Factor of the product of an adapter's matrices, alpha / rank.
 
     Attributes:
-        base: The model.
-        shapes: Of every parameter.
+        base: Base model of the adapters.
+        shapes: Shape of every parameter.
         layers: Names of the layers that have an adapter.
         replaced: Names of the parameters that were trained in full.
     """
@@ -251,15 +251,15 @@ class MergedModel:
 
 
 def merge_adapters(checkpoint: Path, config: RunConfig, open_other: "Callable[[Path], ModelSource]") -> MergedModel:
-    """Opens a checkpoint of adapters with the model under them; reads that once, to see that it is the same.
+    """Opens a checkpoint of adapters with its base model; reads the base model once to verify its hash.
 
     Args:
-        checkpoint: The folder.
-        config: Of its run.
-        open_other: `open_what`.
+        checkpoint: Checkpoint folder.
+        config: Config of its run.
+        open_other: `open_source`, which imports this module.
 
     Raises:
-        CheckpointError: The model is gone, or has changed.
+        CheckpointError: The base model is missing or has changed.
     """
     assert config.init.from_ is not None
     start = Path(config.init.from_)
@@ -275,11 +275,11 @@ def merge_adapters(checkpoint: Path, config: RunConfig, open_other: "Callable[[P
 
 
 def check_base(saved: str, base: AdaptedModel, where: str) -> None:
-    """Compares the weights under adapters with those that they were trained beside. Raises: CheckpointError."""
+    """Verifies that the base model has the weights that the adapters were trained with. Raises: CheckpointError."""
     found = base.fingerprint()
     if saved != found:
         raise CheckpointError(
-            f"its adapters were trained beside other weights than those of {base.what.path} (sha256 {saved[:12]} -> "
+            f"its adapters were trained beside other weights than those of {base.source.path} (sha256 {saved[:12]} -> "
             f"{found[:12]})",
             where=where,
             fix="put back the model that init.from named when the run began",

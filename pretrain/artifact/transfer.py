@@ -47,11 +47,11 @@ _ROWS, _LENGTH = 2, 32
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
-def check_scores(what: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
+def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
     """Runs both models, if there is memory for them, and says so where there is not.
 
     Args:
-        what: What was exported.
+        source: What was exported.
         folder: The export.
         architecture: Class of transformers that loads it.
         dtype: Of its weights.
@@ -59,7 +59,7 @@ def check_scores(what: ModelSource, folder: Path, architecture: str, dtype: torc
     Raises:
         CheckpointError: transformers cannot load it, or its scores are others.
     """
-    needed = 2 * 4 * sum(prod(shape) for shape in what.shapes.values())
+    needed = 2 * 4 * sum(prod(shape) for shape in source.shapes.values())
     if needed > (free := _available_bytes()):
         log.warning(
             "scores of the export were not compared: two models in fp32 take %.1f GiB, there are %.1f GiB",
@@ -67,42 +67,42 @@ def check_scores(what: ModelSource, folder: Path, architecture: str, dtype: torc
             free / 2**30,
         )
         return
-    tokens = _probe(what)
-    ours, theirs = _our_scores(what, tokens, dtype), _their_scores(folder, architecture, tokens)
+    tokens = _probe(source)
+    ours, theirs = _our_scores(source, tokens, dtype), _their_scores(folder, architecture, tokens)
     if theirs.dim() == 2:  # of a document: ours are at its first token
         ours = ours[:, 0]
     if ours.shape != theirs.shape:
-        raise _differ(what, f"{list(ours.shape)} scores became {list(theirs.shape)}")
+        raise _differ(source, f"{list(ours.shape)} scores became {list(theirs.shape)}")
     difference, scale = float((ours - theirs).abs().max()), float(ours.abs().max())
     if not difference <= TOLERANCE * scale:  # not a number is no match either
-        raise _differ(what, f"by up to {difference:.3g}, the largest is {scale:.3g}")
+        raise _differ(source, f"by up to {difference:.3g}, the largest is {scale:.3g}")
 
 
-def _differ(what: ModelSource, how: str) -> CheckpointError:
+def _differ(source: ModelSource, how: str) -> CheckpointError:
     return CheckpointError(
         f"the export gives other scores than the model ({how}): nothing was written",
-        where=str(what.path),
+        where=str(source.path),
         fix="report it; --no-check writes it all the same",
     )
 
 
-def _probe(what: ModelSource) -> Tensor:
+def _probe(source: ModelSource) -> Tensor:
     """Returns ordinary tokens, int64 [B, T]: the same for the same model."""
-    size, special = what.config.vocab_size, what.config.special_tokens.model_dump().values()
+    size, special = source.config.vocab_size, source.config.special_tokens.model_dump().values()
     assert size is not None
     ordinary = torch.tensor([number for number in range(size) if number not in set(special)])
-    shape = (_ROWS, min(_LENGTH, what.config.max_seq_len))
+    shape = (_ROWS, min(_LENGTH, source.config.max_seq_len))
     return ordinary[torch.randint(len(ordinary), shape, generator=torch.Generator().manual_seed(0))]
 
 
 @torch.no_grad()
-def _our_scores(what: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
+def _our_scores(source: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns fp32 [B, T, V], padding of the vocabulary left out; without a head the last hidden states."""
-    read = what.read
-    rounded = replace(what, read=lambda name: read(name).to(dtype).float())
+    read = source.read
+    rounded = replace(source, read=lambda name: read(name).to(dtype).float())
     model = load_model(rounded, torch.device("cpu"))
-    source = SourceBatch(tokens_BT) if what.config.shape == "encoder+decoder" else None
-    found = model(Batch(tokens_BT, tokens_BT, source=source))
+    encoder_batch = SourceBatch(tokens_BT) if source.config.shape == "encoder+decoder" else None
+    found = model(Batch(tokens_BT, tokens_BT, source=encoder_batch))
     if found.logits_BTV is None:
         return found.hidden_BTD
     assert model.head is not None
@@ -241,12 +241,12 @@ def _with_known_tokens(config: ModelConfig, known: SpecialTokens | None) -> Mode
 
 
 def export_model(
-    what: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
+    path: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
 ) -> ExportReport:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
     Args:
-        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        path: A run, a checkpoint, a model folder or a Hugging Face folder.
         out: The folder; must not exist, or be empty. It appears when it is whole.
         dtype: fp32 or bf16.
         family: `model_type` to write; None: the first that represents the model exactly.
@@ -257,12 +257,12 @@ def export_model(
         CheckpointError: No intact checkpoint; or transformers gives other scores, and nothing is left under `out`.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    described = open_source(what)
+    described = open_source(path)
     config = described.config
     if isinstance(config, RecurrentConfig):
         raise ConfigError(
             "no Hugging Face family represents a model of model.kind=recurrent",
-            where=str(what),
+            where=str(path),
             fix="use it with `pretrain generate` and `pretrain evaluate`",
         )
     written = write_release(
@@ -287,25 +287,25 @@ def export_model(
     return written
 
 
-def _labels_words(what: ModelSource) -> bool:
+def _labels_words(source: ModelSource) -> bool:
     """Whether a classifier is known to have learned labels of words."""
-    if what.run is not None:
-        config = load_config(what.run.config, import_extensions=False)
+    if source.run is not None:
+        config = load_config(source.run.config, import_extensions=False)
         return any(task.kind == "tag" for task in config.objective.tasks)
-    return is_release(what.path) and labelled_by(what.path) == WORDS
+    return is_release(source.path) and labelled_by(source.path) == WORDS
 
 
-def _about(what: ModelSource, out: Path) -> About:
-    if what.run is None:
-        return About(name=out.name, source=str(what.path.name))
-    config = load_config(what.run.config, import_extensions=False)
-    source = f"run {config.run.name}, {what.path.name}"
-    return About(name=config.run.name, source=source, run_config=dump_config(config), metrics=_last_metrics(what))
+def _about(source: ModelSource, out: Path) -> About:
+    if source.run is None:
+        return About(name=out.name, source=str(source.path.name))
+    config = load_config(source.run.config, import_extensions=False)
+    origin = f"run {config.run.name}, {source.path.name}"
+    return About(name=config.run.name, source=origin, run_config=dump_config(config), metrics=_last_metrics(source))
 
 
-def _last_metrics(what: ModelSource) -> dict[str, float]:
+def _last_metrics(source: ModelSource) -> dict[str, float]:
     """Returns the last value of each number in metrics.jsonl that says how good the model is."""
     found: dict[str, float] = {}
-    for row in read_rows(what.run.metrics) if what.run is not None else ():
+    for row in read_rows(source.run.metrics) if source.run is not None else ():
         found |= {key: float(value) for key, value in row.items() if key in _TOLD or key.startswith("val_")}
     return found

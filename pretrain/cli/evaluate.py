@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pretrain.cli.options import Device, Json, What
+from pretrain.cli.options import Device, Json, ModelPath
 
 
 def average_command(
@@ -37,7 +37,7 @@ def average_command(
 
 
 def evaluate_command(
-    what: What,
+    model: ModelPath,
     data: Annotated[list[str] | None, typer.Option(help="What prepare wrote. Default: the run's own.")] = None,
     split: Annotated[str, typer.Option(help="Of the data: validation or train.")] = "validation",
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the run's, or 1024.")] = None,
@@ -61,8 +61,8 @@ def evaluate_command(
     task_path: Annotated[Path | None, typer.Option(help="Folder of task files (YAML), for --tasks.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before a question of a task.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Another WHAT, to compare with: paired bootstrap.")] = None,
-    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 1000,
+    compare: Annotated[Path | None, typer.Option(help="Another model, to compare with: paired bootstrap.")] = None,
+    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 1000,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -77,7 +77,7 @@ def evaluate_command(
 
     ways = [name for name, given in (("--data", data), ("--source", source), ("--tasks", tasks)) if given]
     if (source is None) != (reference is None) or len(ways) > 1:
-        raise ConfigError("not clear what to evaluate on", fix="give --data, --tasks, or both --source and --reference")
+        raise ConfigError("ambiguous evaluation target", fix="give --data, --tasks, or both --source and --reference")
     report: Any
     asked: Any
     from pretrain.evaluate.distributed import joined_ranks
@@ -88,13 +88,13 @@ def evaluate_command(
 
             names = tuple(name.strip() for name in tasks.split(",") if name.strip())
             asked = TaskChoice(names, task_path, num_fewshot, limit, batch_tokens)
-            report = evaluate_tasks(what, asked, other=compare, resamples=resamples, device=device)
+            report = evaluate_tasks(model, asked, other=compare, resamples=resamples, device=device)
         elif source is None or reference is None:
             from pretrain.evaluate.corpus import CorpusOptions
             from pretrain.evaluate.held_out import evaluate_held_out
 
             asked = CorpusOptions(tuple(data or ()), split, seq_len, source_len, max_tokens, batch_tokens)
-            report = evaluate_held_out(what, asked, other=compare, resamples=resamples, device=device)
+            report = evaluate_held_out(model, asked, other=compare, resamples=resamples, device=device)
         else:
             from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
 
@@ -109,16 +109,16 @@ def evaluate_command(
                 batch_tokens=batch_tokens,
                 resamples=resamples,
             )
-            report = evaluate_translation(what, asked, other=compare, output=output, device=device)
+            report = evaluate_translation(model, asked, other=compare, output=output, device=device)
     if world.is_main:
         try:
             print(json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines()), flush=True)
-        finally:  # kept, whatever becomes of what is printed
+        finally:  # kept even if printing fails
             _keep(report, {**asdict(asked), "resamples": resamples, "device": device, "ranks": world.size})
 
 
 def _keep(report: Any, settings: dict[str, Any]) -> None:
-    """Keeps what was found of a run in its folder."""
+    """Appends the result to the run folder."""
     from pretrain.evaluate.evaluation_log import keep_evaluation
 
     if report.subject is not None:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from pretrain.cli.options import Device, Json, What
+from pretrain.cli.options import Device, Json, ModelPath
 
 
 def generate_command(
-    what: What,
+    model: ModelPath,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, to translate, or with [MASK].")] = None,
     file: Annotated[str | None, typer.Option(help="Prompts, one a line; - for standard input.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to add. Default: the model's, or 128.")] = None,
@@ -42,8 +42,8 @@ def generate_command(
 
     options = Options(max_tokens, temperature, top_k, top_p, beams, length_penalty, early_stopping, n_best)
     prompts = find_prompts(prompt or [], file)
-    artifact = open_artifact(what, device)
-    normalize = find_normalize(open_source(what))
+    artifact = open_artifact(model, device)
+    normalize = find_normalize(open_source(model))
     if normalize is not None and prompts is not None:
         prompts = map(build_normalizers(normalize)[0], prompts)
     for setting in artifact.generation.not_honoured():
@@ -83,7 +83,7 @@ def import_command(
 
 
 def export_command(
-    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint or a model folder.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint or a model folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
     dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     family: Annotated[str | None, typer.Option(help="model_type to write. Default: the first that is exact.")] = None,
@@ -104,10 +104,10 @@ def export_command(
     from pretrain.inspect.describe import print_facts
 
     if adapter:
-        exported = export_adapter(what, out, family=family)
+        exported = export_adapter(model, out, family=family)
         print_facts({"kind": "adapter", "path": str(out), **asdict(exported)}, as_json)
         return
-    written = export_model(what, out, dtype=dtype, family=family, check=check)
+    written = export_model(model, out, dtype=dtype, family=family, check=check)
     print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)
 
 
@@ -134,7 +134,7 @@ def inspect_command(
 
 
 def attention_command(
-    what: What,
+    model: ModelPath,
     text: Annotated[str, typer.Option(help="What the model reads; with two stacks, the source.")],
     target: Annotated[str | None, typer.Option(help="What the decoder reads. Default: the model's answer.")] = None,
     out: Annotated[Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = None,
@@ -161,11 +161,11 @@ def attention_command(
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --out x.png, or --json")
     request = AttentionRequest(text, target, kind, layer, head, out)
-    normalize = find_normalize(open_source(what))
+    normalize = find_normalize(open_source(model))
     if normalize is not None:
         to_source, to_target = build_normalizers(normalize)
         request = replace(request, text=to_source(text), target=None if target is None else to_target(target))
-    facts = see_attention(open_artifact(what, device), request)
+    facts = see_attention(open_artifact(model, device), request)
     print(
         json.dumps(facts, indent=2) if as_json else f"{out}: {len(facts['heads'])} map{'s'[: len(facts['heads']) != 1]}"
     )

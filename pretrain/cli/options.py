@@ -11,6 +11,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values laid over the file.")]
-What = Annotated[Path, typer.Argument(metavar="WHAT", help="A run, a checkpoint, a model or Hugging Face folder.")]
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]

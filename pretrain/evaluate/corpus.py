@@ -76,7 +76,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class EvaluationSource:
     """One source's split.
 
     Attributes:
@@ -92,36 +92,36 @@ class HeldOut:
     tokens_per_byte: float
 
 
-def settle(what: ModelSource, choice: CorpusOptions) -> Setting:
+def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns how rows are made for a model.
 
     Raises:
         ConfigError: No data, or rows that cannot be.
     """
-    labels = what.config.head.kind == "labels"
-    objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[what.config.shape])
+    labels = source.config.head.kind == "labels"
+    objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[source.config.shape])
     data, batch, seed = DataConfig(path="-"), None, DEFAULT_SEED
-    if what.run is not None:
-        config = load_config(what.run.config)
+    if source.run is not None:
+        config = load_config(source.run.config)
         objective, data, batch, seed = config.objective, config.data, config.batch, config.seed
     elif not choice.data:
-        raise ConfigError("this model has no data of its own", where=str(what.path), fix="give --data DIR")
+        raise ConfigError("this model has no data of its own", where=str(source.path), fix="give --data DIR")
     if choice.data:
         data = data.model_copy(update={"path": None, "mixture": [], "curriculum": []} | _sources(choice.data))
-    seq_len = choice.seq_len or (batch.seq_len if batch else min(what.config.max_seq_len, DEFAULT_SEQ_LEN))
+    seq_len = choice.seq_len or (batch.seq_len if batch else min(source.config.max_seq_len, DEFAULT_SEQ_LEN))
     source_len = choice.source_len or (batch.source_len if batch else None)
-    if (longest := max(seq_len, source_len or 0)) > what.config.max_seq_len:
+    if (longest := max(seq_len, source_len or 0)) > source.config.max_seq_len:
         raise ConfigError(
-            f"rows of {longest} tokens, model.max_seq_len is {what.config.max_seq_len}",
-            where=str(what.path),
-            fix=f"use --seq-len {what.config.max_seq_len}",
+            f"rows of {longest} tokens, model.max_seq_len is {source.config.max_seq_len}",
+            where=str(source.path),
+            fix=f"use --seq-len {source.config.max_seq_len}",
         )
     try:
         rows = BatchConfig(global_tokens=seq_len, seq_len=seq_len, source_len=source_len, micro=1)
-        lengths = row_lengths(objective, rows, len(what.config.shape.split("+")))
+        lengths = row_lengths(objective, rows, len(source.config.shape.split("+")))
     except ValueError as error:
         raise ConfigError(str(error).replace("batch.seq_len", "--seq-len"), fix="use longer rows") from None
-    return Setting(objective, data, lengths, seed, guessed=what.run is None)
+    return Setting(objective, data, lengths, seed, guessed=source.run is None)
 
 
 def _sources(paths: Sequence[str]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Corpus:
         rows = max(1, choice.batch_tokens // max(setting.lengths.target, setting.lengths.source or 0))
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = all(task.kind == "causal" for task in self.objective.tasks)
-        self.sources: list[HeldOut] = []
+        self.sources: list[EvaluationSource] = []
         self.data: list[Data] = []
         for source, store, path in zip(self._dataset.sources, stores, setting.data.paths, strict=True):
             if len(stores) > 1 and choice.split not in source.index.splits:
@@ -205,7 +205,7 @@ class Corpus:
             )
             left_out = windows.num_too_long if isinstance(windows, BinStream) and index.kind == "pairs" else 0
             tokens_per_byte = _tokens_per_byte(index) if is_code else 0.0
-            self.sources.append(HeldOut(source.name, loader, left_out, tokens_per_byte))
+            self.sources.append(EvaluationSource(source.name, loader, left_out, tokens_per_byte))
             self.data.append(Data(source.name, str(path), data_hash(source.index)))
         if not self.sources:
             raise DataError(f"no source has a split {choice.split!r}", fix="choose another --split")
@@ -221,28 +221,28 @@ class Corpus:
                     fix="give other data",
                 )
 
-    def check_model(self, what: ModelSource) -> None:
+    def check_model(self, source: ModelSource) -> None:
         """Refuses data whose tokens or labels are not those of a model. Raises: DataError, ConfigError."""
         index, folder = self._dataset.index, self._dataset.sources[0].folder
         if self.labels:
-            check_labels(what, index, str(folder))
-        size = what.config.vocab_size
+            check_labels(source, index, str(folder))
+        size = source.config.vocab_size
         if size is not None and index.vocab_size > size:
             raise DataError(
-                f"has token ids up to {index.vocab_size}, the vocabulary of {what.path} has {size}",
+                f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}",
                 where=str(folder),
                 fix="prepare the text with the model's tokenizer",
             )
-        content = dict(what.load_tokenizer_files()).get(_TOKENIZER)
+        content = dict(source.load_tokenizer_files()).get(_TOKENIZER)
         if content is None:  # of sentencepiece alone: it names no ids that could be compared
             return
-        mine = parse_tokenizer(content, f"{what.path}: {_TOKENIZER}").get_vocab(with_added_tokens=True)
+        mine = parse_tokenizer(content, f"{source.path}: {_TOKENIZER}").get_vocab(with_added_tokens=True)
         its = load_tokenizer(self._dataset.tokenizer_path).get_vocab(with_added_tokens=True)
         differing = sorted(token for token, number in its.items() if mine.get(token) != number)
         if differing:
             token = differing[0]
             raise DataError(
-                f"another tokenizer than that of {what.path}: {token!r} is {its[token]}, not {mine.get(token)}",
+                f"another tokenizer than that of {source.path}: {token!r} is {its[token]}, not {mine.get(token)}",
                 where=str(folder),
                 fix="prepare the text with the model's tokenizer",
             )

@@ -51,11 +51,11 @@ def open_together(path: Path) -> ModelSource:
     """Describes a model; of a run that goes on all ranks take the checkpoint that rank 0 found. Collective.
 
     Raises:
-        CheckpointError: As `open_what`, and ConfigError.
+        CheckpointError: As `open_source`, and ConfigError.
     """
-    what = open_source(path)
-    chosen = dist.broadcast_object(str(what.path))
-    return what if str(what.path) == chosen else open_source(Path(chosen))
+    source = open_source(path)
+    chosen = dist.broadcast_object(str(source.path))
+    return source if str(source.path) == chosen else open_source(Path(chosen))
 
 
 def gather_batches(found: list[Any]) -> list[Any]:

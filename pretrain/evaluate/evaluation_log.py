@@ -45,15 +45,17 @@ class Subject:
     sha256: str
 
 
-def find_subject(what: ModelSource) -> Subject | None:
+def find_subject(source: ModelSource) -> Subject | None:
     """Returns the checkpoint of a run; None for a model that is no run's.
 
     To be asked before it is measured: a run that goes on may have removed it after.
     """
-    if what.run is None:
+    if source.run is None:
         return None
-    step = int(load_manifest(what.path).state["step"])
-    return Subject(what.run, what.path.name, step, hashlib.sha256((what.path / MANIFEST).read_bytes()).hexdigest())
+    step = int(load_manifest(source.path).state["step"])
+    return Subject(
+        source.run, source.path.name, step, hashlib.sha256((source.path / MANIFEST).read_bytes()).hexdigest()
+    )
 
 
 @dataclass(frozen=True, slots=True)

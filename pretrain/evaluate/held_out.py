@@ -12,7 +12,7 @@ from pretrain.artifact.source import ModelSource
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference
-from pretrain.evaluate.corpus import Corpus, CorpusOptions, HeldOut, settle
+from pretrain.evaluate.corpus import Corpus, CorpusOptions, EvaluationSource, settle
 from pretrain.evaluate.distributed import current, open_together
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject
 from pretrain.evaluate.label_scores import (
@@ -132,12 +132,12 @@ ALL = "all"
 
 
 def evaluate_held_out(
-    what: Path, choice: CorpusOptions, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
+    path: Path, choice: CorpusOptions, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
 ) -> HeldOutReport:
     """Measures a model on every token of a split, once. Collective: all ranks return the same.
 
     Args:
-        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        path: A run, a checkpoint, a model folder or a Hugging Face folder.
         choice: Which data.
         other: The baseline to compare with: it reads the same rows, which the first model's config makes.
         resamples: Of the bootstrap.
@@ -147,13 +147,13 @@ def evaluate_held_out(
         ConfigError: The objective does not fit the model or the data.
         DataError: Data are missing or damaged, or of another tokenizer or other labels.
     """
-    described = open_together(what)
+    described = open_together(path)
     subject = find_subject(described)
     setting = settle(described, choice)
     rank, world_size = current()
     corpus = Corpus(setting, choice, described.config, rank=rank, world_size=world_size)
     corpus.check_model(described)
-    models = [_Named(what.name, described.path)]
+    models = [_Named(path.name, described.path)]
     if other is not None:
         theirs = open_together(other)
         models.append(_Named(other.name, theirs.path))
@@ -163,12 +163,12 @@ def evaluate_held_out(
         losses = _evaluate_labels(corpus, models, resamples, device)
     elif other is None:
         model = ModelLoss(open_artifact(described.path, device).model, build_loss(corpus.objective))
-        losses = [_measure(model, held, what.name) for held in corpus.sources]
+        losses = [_measure(model, source, path.name) for source in corpus.sources]
         losses += [_of_all(losses, corpus.sources)] if len(losses) > 1 else []
     else:
         losses = _compare(corpus, models, resamples, device)
     kinds = "+".join(task.kind for task in corpus.objective.tasks)
-    names = str(what), None if other is None else str(other)
+    names = str(path), None if other is None else str(other)
     return HeldOutReport(*names, kinds, choice.split, losses, corpus.data, subject)
 
 
@@ -179,35 +179,35 @@ class _Named(NamedTuple):
     path: Path
 
 
-def _check_fits(what: ModelSource, objective: ObjectiveConfig, longest: int) -> None:
+def _check_fits(source: ModelSource, objective: ObjectiveConfig, longest: int) -> None:
     """Refuses a baseline that cannot read the same rows. Raises: ConfigError."""
     for task in objective.tasks:
-        if what.config.shape not in NEEDS[task.kind].shapes:
+        if source.config.shape not in NEEDS[task.kind].shapes:
             raise ConfigError(
                 f"objective.kind={task.kind} needs a model with {' or '.join(NEEDS[task.kind].shapes)}, this one has "
-                f"{what.config.shape}",
-                where=str(what.path),
+                f"{source.config.shape}",
+                where=str(source.path),
                 fix="compare models of one shape",
             )
-    if longest > what.config.max_seq_len:
+    if longest > source.config.max_seq_len:
         raise ConfigError(
-            f"rows of {longest} tokens, model.max_seq_len is {what.config.max_seq_len}",
-            where=str(what.path),
-            fix=f"use --seq-len {what.config.max_seq_len}",
+            f"rows of {longest} tokens, model.max_seq_len is {source.config.max_seq_len}",
+            where=str(source.path),
+            fix=f"use --seq-len {source.config.max_seq_len}",
         )
 
 
-def _measure(model: ModelLoss, held: HeldOut, label: str) -> SourceLoss:
-    report = evaluate_loss(model, _shown(held, label), lambda: False)
+def _measure(model: ModelLoss, source: EvaluationSource, label: str) -> SourceLoss:
+    report = evaluate_loss(model, _shown(source, label), lambda: False)
     assert report is not None, "nobody stops it"
-    return _of_source(held, report)
+    return _of_source(source, report)
 
 
-def _of_source(held: HeldOut, report: LossReport) -> SourceLoss:
+def _of_source(source: EvaluationSource, report: LossReport) -> SourceLoss:
     if not report.num_targets:
-        raise DataError(f"source {held.name!r} has nothing to predict", fix="give more data")
-    bits = report.bits_per_byte(held.tokens_per_byte) if held.tokens_per_byte else None
-    return SourceLoss(held.name, report, bits, held.num_left_out)
+        raise DataError(f"source {source.name!r} has nothing to predict", fix="give more data")
+    bits = report.bits_per_byte(source.tokens_per_byte) if source.tokens_per_byte else None
+    return SourceLoss(source.name, report, bits, source.num_left_out)
 
 
 def _compare(corpus: Corpus, models: Sequence[_Named], resamples: int, device: str) -> list[SourceLoss]:
@@ -215,10 +215,10 @@ def _compare(corpus: Corpus, models: Sequence[_Named], resamples: int, device: s
     sums: list[list[RowSums]] = []
     for name, path in models:
         model = ModelLoss(open_artifact(path, device).model, build_loss(corpus.objective))
-        sums.append([sum_rows(model, _shown(held, name)) for held in corpus.sources])
+        sums.append([sum_rows(model, _shown(source, name)) for source in corpus.sources])
     losses = []
-    for held, mine, its in zip(corpus.sources, *sums, strict=True):
-        found = _of_source(held, mine.report)
+    for source, mine, its in zip(corpus.sources, *sums, strict=True):
+        found = _of_source(source, mine.report)
         losses.append(replace(found, baseline=its.report, differences=compare_rows(its, mine, resamples)))
     if len(losses) > 1:
         mine, its = (reduce(operator.add, of_model) for of_model in sums)
@@ -232,10 +232,10 @@ def _evaluate_labels(corpus: Corpus, models: Sequence[_Named], resamples: int, d
     answers: list[list[Answers]] = []
     for name, path in models:
         model = open_artifact(path, device).model
-        answers.append([read_answers(model, _shown(held, name)) for held in corpus.sources])
+        answers.append([read_answers(model, _shown(source, name)) for source in corpus.sources])
     losses = []
-    for number, held in enumerate(corpus.sources):
-        loss = _of_source(held, sum_documents(answers[0][number]).report)
+    for number, source in enumerate(corpus.sources):
+        loss = _of_source(source, sum_documents(answers[0][number]).report)
         losses.append(_with_labels(loss, [of_model[number] for of_model in answers], corpus.labels, resamples))
     if len(losses) > 1:
         whole = [reduce(operator.add, of_model) for of_model in answers]
@@ -255,22 +255,22 @@ def _with_labels(found: SourceLoss, answers: Sequence[Answers], names: Sequence[
     return replace(found, baseline=its.report, differences={"loss": loss, **scores})
 
 
-def _of_all(losses: Sequence[SourceLoss], sources: Sequence[HeldOut]) -> SourceLoss:
+def _of_all(losses: Sequence[SourceLoss], sources: Sequence[EvaluationSource]) -> SourceLoss:
     """Returns the mean over the targets of all sources, and over their bytes where all of these are known."""
-    whole, bits = pool([found.report for found in losses], [held.tokens_per_byte for held in sources])
+    whole, bits = pool([found.report for found in losses], [source.tokens_per_byte for source in sources])
     return SourceLoss(ALL, whole, bits, sum(found.left_out for found in losses))
 
 
-def _shown(held: HeldOut, label: str) -> Iterator[Batch]:
+def _shown(source: EvaluationSource, label: str) -> Iterator[Batch]:
     """Passes a source's batches on, and draws a bar on the terminal of rank 0."""
     from rich.progress import track
 
     console = stderr_console()
-    batches: Iterable[Batch] = held.loader
+    batches: Iterable[Batch] = source.loader
     yield from track(
         batches,
-        f"{label}, {held.name}",
-        total=len(held.loader),
+        f"{label}, {source.name}",
+        total=len(source.loader),
         console=console,
         transient=True,
         disable=not console.is_terminal or current()[0] != 0,

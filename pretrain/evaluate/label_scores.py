@@ -218,11 +218,11 @@ def _scores(confusion: np.ndarray) -> np.ndarray:
 _NUMBERED = re.compile(r"LABEL_\d+")
 
 
-def check_labels(what: ModelSource, index: DataIndex, where: str) -> None:
+def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     """Refuses labelled data that a classifier cannot be measured on.
 
     Args:
-        what: With a head over labels.
+        source: With a head over labels.
         index: Of the data.
         where: Their folder.
 
@@ -230,25 +230,25 @@ def check_labels(what: ModelSource, index: DataIndex, where: str) -> None:
         ConfigError: The model labels texts and the data words, or the other way round.
         DataError: The labels are not the model's, in its order.
     """
-    head, kind = what.config.head, TEXTS if index.kind == "classes" else WORDS
-    made_for = labelled_by(what.path) if is_release(what.path) else None
-    if made_for is None and (head.mean or getattr(what.config, "pooler", False)):
+    head, kind = source.config.head, TEXTS if index.kind == "classes" else WORDS
+    made_for = labelled_by(source.path) if is_release(source.path) else None
+    if made_for is None and (head.mean or getattr(source.config, "pooler", False)):
         made_for = TEXTS
     if made_for not in (None, kind):
         names = {TEXTS: ("texts", "words"), WORDS: ("words", "texts")}[made_for]
         raise ConfigError(
             f"the model labels {names[0]}, and in the data {names[1]} are labelled ({where})",
-            where=str(what.path),
+            where=str(source.path),
             fix=f"give data of kind {'classes' if made_for == TEXTS else 'tags'}",
         )
     if head.labels != list(index.labels):
         fix = "prepare the data with the labels of the model, in its order"
-        if is_release(what.path) and all(map(_NUMBERED.fullmatch, head.labels)):
+        if is_release(source.path) and all(map(_NUMBERED.fullmatch, head.labels)):
             fix += "; or name them in id2label of its config.json"
         elif sorted(head.labels) == sorted(index.labels):
             fix += f": labels=[{', '.join(head.labels)}]"
         raise DataError(
-            f"its labels are {', '.join(index.labels)}, those of {what.path} {', '.join(head.labels)}",
+            f"its labels are {', '.join(index.labels)}, those of {source.path} {', '.join(head.labels)}",
             where=where,
             fix=fix,
         )

@@ -106,12 +106,12 @@ class TaskReport:
 
 
 def evaluate_tasks(
-    what: Path, choice: TaskChoice, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
+    model: Path, choice: TaskChoice, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
 ) -> TaskReport:
     """Measures a decoder on tasks. Collective; ranks other than 0 return no scores.
 
     Args:
-        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        model: A run, a checkpoint, a model folder or a Hugging Face folder.
         choice: Which tasks.
         other: The baseline to compare with.
         resamples: Of the bootstrap.
@@ -126,15 +126,15 @@ def evaluate_tasks(
     names = None if other is None else str(other)
     # Refused before a model is loaded; and loaded anew for each: tasks keep the answers.
     _load(choice)
-    described = [open_together(path) for path in (what, *([] if other is None else [other]))]
+    described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])
     found = [_run(one.path, choice, resamples, device) for one in described]
     if current()[0] != 0:
-        return TaskReport(str(what), names, harness, [])
+        return TaskReport(str(model), names, harness, [])
     mine, its = found[0], found[1] if other is not None else None
     counts = {task: count["effective"] for task, count in mine["n-samples"].items()}
     scores = list(_scores(mine, its, resamples))
-    return TaskReport(str(what), names, harness, scores, counts, _documents(mine, choice), subject)
+    return TaskReport(str(model), names, harness, scores, counts, _documents(mine, choice), subject)
 
 
 def _documents(results: Any, choice: TaskChoice) -> list[Data]:

@@ -159,15 +159,15 @@ def _names(paired: PairedComparison) -> tuple[str, str]:
 
 
 def evaluate_translation(
-    what: Path, task: TranslationTask, *, other: Path | None = None, output: Path | None = None, device: str = "cpu"
+    model: Path, task: TranslationTask, *, other: Path | None = None, output: Path | None = None, device: str = "cpu"
 ) -> TranslationReport:
     """Translates a test set and scores it.
 
     Args:
-        what: A run, a checkpoint, a model folder or a Hugging Face folder.
+        model: A run, a checkpoint, a model folder or a Hugging Face folder.
         task: The test set, and how it is decoded.
         other: The baseline to compare with, decoded alike.
-        output: Where the translations of `what` go; with several beam sizes `.beam5` and so on comes behind its name.
+        output: Where the translations of `model` go; with several beam sizes `.beam5` and so on comes behind its name.
         device: As of `open_artifact`.
 
     Raises:
@@ -177,11 +177,11 @@ def evaluate_translation(
     """
     task.options()  # what is out of range is refused before anything is loaded
     sources, references = read_parallel(task.source, task.reference)
-    described = [open_together(path) for path in (what, *([] if other is None else [other]))]
+    described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])
     steps = [find_normalize(one) for one in described]
     measure = Measure(references, next(filter(None, steps), None), preprocessed=task.preprocessed)
-    own = _decode(what, described[0], task, sources, steps[0], device)
+    own = _decode(model, described[0], task, sources, steps[0], device)
     if output is not None and current()[0] == 0:
         for one in own:
             name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
@@ -201,14 +201,14 @@ def evaluate_translation(
 
 def _decode(
     path: Path,
-    what: ModelSource,
+    source: ModelSource,
     task: TranslationTask,
     texts: Sequence[str],
     normalize: NormalizeConfig | None,
     device: str,
 ) -> list[TranslationSet]:
     """Translates with one model, called by its path as it was given, once for each beam size."""
-    artifact = open_artifact(what.path, device)
+    artifact = open_artifact(source.path, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
         print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
     if normalize is not None and not task.preprocessed:

@@ -23,8 +23,8 @@ def validate(run: Run, state: TrainState) -> None:
 
     run.progress.enter("evaluate")
     reports = []
-    for held in run.validation:
-        report = evaluate_loss(run.engine, held.loader, should_stop)
+    for source in run.validation:
+        report = evaluate_loss(run.engine, source.loader, should_stop)
         if report is None:
             run.checkpoints.note_evaluation(state.step, {})
             return
@@ -47,13 +47,15 @@ def validate(run: Run, state: TrainState) -> None:
 
 def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossReport]) -> dict[str, float]:
     """Returns the row of an evaluation: of all splits, and the loss of each; empty where nothing has a target."""
-    whole, bits = pool(reports, [held.tokens_per_byte for held in validation])
+    whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
     if not whole.num_targets:
         return {}
     metrics = {}
     if len(validation) > 1:
         metrics = {
-            f"val_loss_{held.name}": one.loss for held, one in zip(validation, reports, strict=True) if one.num_targets
+            f"val_loss_{source.name}": one.loss
+            for source, one in zip(validation, reports, strict=True)
+            if one.num_targets
         }
     metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_accuracy": whole.accuracy}
     metrics["val_tokens"] = float(whole.num_targets)

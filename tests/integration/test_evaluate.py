@@ -82,8 +82,8 @@ def test_two_models_are_compared_on_the_same_rows_and_a_run_that_cannot_keep_it_
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["mt", "--source", "test.en"], 64, "not clear what to evaluate on; give --data, --tasks, or both --source"),
-        (["mt", *TEST, "--data", "texts"], 64, "not clear what to evaluate on"),
+        (["mt", "--source", "test.en"], 64, "ambiguous evaluation target; give --data, --tasks, or both --source"),
+        (["mt", *TEST, "--data", "texts"], 64, "ambiguous evaluation target"),
         (["mt", "--source", "test.en", "--reference", "short.de"], 65, "short.de: has 1 lines, test.en has 4"),
         (["mt", "--source", "none.en", "--reference", "test.de"], 64, "none.en: cannot read it: No such file"),
         (["mt", "--source", "long.en", "--reference", "short.de"], 64, "long.en:1: the prompt has"),
@@ -94,7 +94,7 @@ def test_two_models_are_compared_on_the_same_rows_and_a_run_that_cannot_keep_it_
         (["gpt", "--data", "mt-data"], 64, "objective.kind=causal on text or records, and the data are pairs"),
         (["gpt", "--split", "test"], 65, "there is no split 'test'"),
         (["gpt", "--compare", "nothing"], 66, "nothing: neither a checkpoint nor a run with one"),
-        (["gpt", "--data", "texts", "--tasks", "arc"], 64, "not clear what to evaluate on"),
+        (["gpt", "--data", "texts", "--tasks", "arc"], 64, "ambiguous evaluation target"),
         (["gpt", "--device", "tpu"], 64, "--device tpu is unknown"),
     ],
 )

@@ -43,9 +43,9 @@ def adapted(config, to):
 def test_rows_of_added_tokens_are_the_mean_of_the_known_ones(multiple):
     """With 5 tokens padded to 8, the padding is no token; two more make 7, in a table of 8 or of 16 rows."""
     source = adapted(model(), model(vocab_size=7, multiple=multiple))
-    before = source.what.read("embedding.weight")
+    before = source.source.read("embedding.weight")
     for name in ("embedding.weight", "head.weight"):
-        before, after = source.what.read(name), source.read(name)
+        before, after = source.source.read(name), source.read(name)
         assert torch.equal(after[:5], before[:5])
         assert torch.equal(after[5:7], before[:5].double().mean(0).float().expand(2, 8))
         assert after.shape == (8 if multiple == 4 else 16, 8)
@@ -95,8 +95,8 @@ def test_the_identity_is_that_of_every_value_taken_in_whatever_order_it_was_read
     other.read("head.weight")
     assert one.fingerprint() == other.fingerprint()
     changed = adapted(model(), model(vocab_size=7))
-    weight = changed.what.read("decoder.norm.weight")
+    weight = changed.source.read("decoder.norm.weight")
     weight[3] += 1e-6
-    read = changed.what.read
-    changed.what.read = lambda name: weight if name == "decoder.norm.weight" else read(name)
+    read = changed.source.read
+    changed.source.read = lambda name: weight if name == "decoder.norm.weight" else read(name)
     assert changed.fingerprint() != one.fingerprint()
