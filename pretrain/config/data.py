@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import Section
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, DataError
+from pretrain.utils.remote import check_no_secrets
 
 LANES = 64
 BLOCK_SAMPLES = 2048
@@ -16,14 +16,11 @@ BLOCK_SAMPLES = 2048
 
 
 def _without_secrets(path: str) -> str:
-    """Returns `path`, which is a folder or an address without credentials: a config is written down in many places."""
-    parts = urlsplit(path) if "://" in path else None
-    if parts is not None and ("@" in parts.netloc or parts.query or parts.fragment):
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise ValueError(
-            f"{shown}: an address of data has no user, password, query or fragment; give credentials in the "
-            f"environment (~/.netrc, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS)"
-        )
+    """Returns `path`, a folder or an address without credentials: a config is written down in many places."""
+    try:
+        check_no_secrets(path)
+    except DataError as error:
+        raise ValueError(str(error)) from None
     return path
 
 

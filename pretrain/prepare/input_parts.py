@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from pretrain.errors import ConfigError, DataError
-
-REMOTE_SCHEMES = ("http", "https", "s3", "gs")
-
-_REMOTE_PREFIXES = tuple(f"{scheme}://" for scheme in REMOTE_SCHEMES)
+from pretrain.utils.remote import SCHEMES, is_remote, without_secrets
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 
@@ -23,18 +20,13 @@ def scheme_of(path: str) -> str:
     match = _SCHEME.match(path)
     if match is None:
         return ""
-    if match[2] == "://" and match[1] in (*REMOTE_SCHEMES, "file"):
+    if match[2] == "://" and match[1] in (*SCHEMES, "file"):
         return match[1]
     raise DataError(
         f"URLs of {match[1]!r} are not read",
-        where=shown(path),
-        fix=f"use a path, or a URL of {', '.join(REMOTE_SCHEMES)} or file",
+        where=without_secrets(path),
+        fix=f"use a path, or a URL of {', '.join(SCHEMES)} or file",
     )
-
-
-def is_remote(path: str) -> bool:
-    """Whether `path` is a URL that is read over a network."""
-    return path.startswith(_REMOTE_PREFIXES)
 
 
 def local_path(path: str) -> str:
@@ -47,18 +39,6 @@ def name_of(path: str) -> str:
     if path.startswith(("http://", "https://")):
         path = unquote(urlsplit(path).path)
     return path.rpartition("/")[2]
-
-
-def shown(path: str) -> str:
-    """Returns `path` without what may be a secret in a URL: user and password, and the query of all but s3 and gs,
-    where a question mark is part of a name."""
-    if "://" not in path:
-        return path
-    scheme, _, rest = path.partition("://")
-    place, slash, name = rest.partition("/")
-    if scheme not in ("s3", "gs"):
-        place, name = place.partition("?")[0], name.partition("?")[0].partition("#")[0]
-    return f"{scheme}://{place.rpartition('@')[2]}{slash}{name}"
 
 
 # Input files as they were listed, and their cut into parts.
@@ -111,7 +91,7 @@ class InputFile:
     @property
     def shown(self) -> str:
         """The path for messages and records: without what may be a secret in a URL."""
-        return shown(self.path)
+        return without_secrets(self.path)
 
     @property
     def is_remote(self) -> bool:

@@ -212,7 +212,7 @@ class ShardCache:
             urgent: It is needed now: room may be taken from what is expected.
 
         Raises:
-            Whatever `fetch` raises.
+            Exception: The one that `fetch` raises.
         """
         lock_path = self._lock_path(shard)
         descriptor = None if self.has(shard) else try_lock(lock_path, fcntl.LOCK_EX)

@@ -1,11 +1,12 @@
 """One remote file to one local file: resumed, verified while it comes, and visible only when it is whole.
 
-    attempt -> pieces -> hash and AtomicWriter        broken off: wait (network.py), go on by range
+    attempt -> pieces -> hash and AtomicWriter        broken off: wait, continue by range (utils/remote.py)
             -> the hash is that of the index: fsync, rename            it is not: thrown away, fetched once more
 
 Deliberately not here: who downloads, and when (fetch.py); where to (cache.py).
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -13,6 +14,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,10 +22,11 @@ from typing import Protocol
 from pretrain.errors import DataError
 from pretrain.shards.cache_locks import try_lock
 from pretrain.shards.store import Patience, UnavailableError
-from pretrain.shards.transport import PIECE_BYTES, TransientError, Transport
 from pretrain.utils.io import AtomicWriter
-from pretrain.utils.retry import POLL_S, AbandonedError, RetryTimer
+from pretrain.utils.remote import PIECE_BYTES, POLL_S, AbandonedError, RemoteAttempts, call_remote, open_url
 
+RANGE_BYTES = 2**23
+"""Bytes that one request of s3 or gs asks for."""
 MAX_SMALL_BYTES = 2**28
 """Of a file whose size is not known beforehand: an index or a tokenizer."""
 
@@ -63,7 +66,7 @@ class DownloadProgress:
 
 
 def download_once(
-    transport: Transport, file: RemoteShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
+    url: str, file: RemoteShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
 ) -> None:
     """Makes sure that the bytes of a file are those of the index, whatever is there; fetches it if need be.
 
@@ -80,7 +83,7 @@ def download_once(
         if not _is_whole(path, file):
             for leftover in path.parent.glob(f"{path.name}.tmp-*"):
                 leftover.unlink(missing_ok=True)  # of a process that died: we have the lock
-            download(transport, file, path, patience=patience, progress=DownloadProgress(), abandoned=abandoned)
+            download(url, file, path, patience=patience, progress=DownloadProgress(), abandoned=abandoned)
     finally:
         lock_path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -120,7 +123,7 @@ class _Crc32:
 
 
 def download(
-    transport: Transport,
+    url: str,
     file: RemoteShardFile,
     path: Path,
     *,
@@ -131,8 +134,8 @@ def download(
     """Fetches a file; its name appears when its bytes are those of the index and durable.
 
     Args:
-        transport: Of the remote folder.
-        file: What to fetch.
+        url: Address of the remote folder.
+        file: The file to fetch.
         path: Where to; what is there is replaced.
         patience: See there.
         progress: Kept up to date.
@@ -144,25 +147,28 @@ def download(
         DiskError: The disk refused.
         AbandonedError: It was.
     """
+    source = f"{url}/{file.name}"
     for is_last in (False, True):
         writer = AtomicWriter(path)
         try:
-            wrong = _receive(transport, file, writer, patience, progress, abandoned)
+            with data_errors():
+                wrong = _receive(source, file, writer, patience, progress, abandoned)
             if not wrong:
                 writer.commit()
                 return
         finally:
             writer.discard()
-        url = f"{transport.url}/{file.name}"
         if is_last:
             raise DataError(
-                f"is not the file of the index: {wrong}, twice", where=url, fix="upload this file again, or the index"
+                f"is not the file of the index: {wrong}, twice",
+                where=source,
+                fix="upload this file again, or the index",
             )
-        _log.warning("%s is not the file of the index: %s; fetching it again", url, wrong)
+        _log.warning("%s is not the file of the index: %s; fetching it again", source, wrong)
 
 
 def _receive(
-    transport: Transport,
+    source: str,
     file: RemoteShardFile,
     writer: AtomicWriter,
     patience: Patience,
@@ -171,68 +177,61 @@ def _receive(
 ) -> str:
     """Writes a file's bytes through as many attempts as it takes; returns what is wrong with them, or nothing."""
     hasher = file.hasher()
-    attempts = RetryTimer(patience, abandoned)
-    progress.num_bytes, progress.received = file.num_bytes, 0
+    attempts = RemoteAttempts(source, patience, abandoned)
+    progress.num_bytes = file.num_bytes
+    progress.received = 0
     while progress.received < file.num_bytes:
         try:
-            body = transport.open(file.name, progress.received)
-            if body.num_bytes not in (None, file.num_bytes):
-                return f"it has {body.num_bytes} bytes instead of {file.num_bytes}"
-            for piece in body.pieces:
-                if abandoned():
-                    raise AbandonedError
-                if piece:
+            with closing(open_url(source, progress.received)) as stream:
+                if stream.num_bytes not in (None, file.num_bytes):
+                    return f"it has {stream.num_bytes} bytes instead of {file.num_bytes}"
+                while piece := stream.read(RANGE_BYTES):
+                    if abandoned():
+                        raise AbandonedError
                     attempts.succeed()
                     progress.trouble = ""
-                progress.received += len(piece)
-                if progress.received > file.num_bytes:
-                    return f"it has more than {file.num_bytes} bytes"
-                writer.write(piece)
-                hasher.update(piece)
+                    progress.received += len(piece)
+                    if progress.received > file.num_bytes:
+                        return f"it has more than {file.num_bytes} bytes"
+                    writer.write(piece)
+                    hasher.update(piece)
             if progress.received < file.num_bytes:
-                raise TransientError(f"broken off after {progress.received} of {file.num_bytes} bytes")
-        except TransientError as error:
-            progress.trouble = str(error)
-            if not attempts.again():
-                raise unavailable(f"{transport.url}/{file.name}", error, patience) from None
+                raise ConnectionError(f"broken off after {progress.received} of {file.num_bytes} bytes")
+        except Exception as error:
+            progress.trouble = attempts.explain(error)
+            attempts.wait(progress.trouble)
     found = hasher.hexdigest()
     return "" if found == file.digest else f"its hash is {found} instead of {file.digest}"
 
 
-def read_small(transport: Transport, name: str, *, patience: Patience, abandoned: Callable[[], bool]) -> bytes:
+def read_small(url: str, *, patience: Patience, abandoned: Callable[[], bool]) -> bytes:
     """Fetches a file of unknown size into memory.
 
     Raises:
         DataError: As `download`; or it has more than `MAX_SMALL_BYTES`.
         AbandonedError: It was.
     """
-    url, attempts = f"{transport.url}/{name}", RetryTimer(patience, abandoned)
-    while True:
-        try:
-            body = transport.open(name, 0)
-            content = b"".join(_limited(body.pieces, url))
-            if body.num_bytes not in (None, len(content)):
-                raise TransientError(f"broken off after {len(content)} of {body.num_bytes} bytes")
-            return content
-        except TransientError as error:
-            _log.warning("%s: %s; trying again", url, error)
-            if not attempts.again():
-                raise unavailable(url, error, patience) from None
+    with data_errors():
+        return call_remote(url, lambda: _read_limited(url), patience, abandoned)
 
 
-def unavailable(url: str, error: TransientError, patience: Patience) -> UnavailableError:
-    """Returns the error to raise where there is no further attempt."""
-    return UnavailableError(
-        f"cannot be fetched: {error}, and no answer for {patience.total_s:g} s",
-        where=url,
-        fix="start again when the server is back",
-    )
+def _read_limited(url: str) -> bytes:
+    content = bytearray()
+    with closing(open_url(url)) as stream:
+        while piece := stream.read(PIECE_BYTES):
+            content += piece
+            if len(content) > MAX_SMALL_BYTES:
+                raise DataError(f"has more than {MAX_SMALL_BYTES} bytes", where=url, fix="correct data.path")
+    return bytes(content)
 
 
-def _limited(pieces: Iterator[bytes], url: str) -> Iterator[bytes]:
-    received = 0
-    for piece in pieces:
-        received += len(piece)
-        if received > MAX_SMALL_BYTES:
-            raise DataError(f"has more than {MAX_SMALL_BYTES} bytes", where=url, fix="correct data.path")
-        yield piece
+@contextmanager
+def data_errors() -> Iterator[None]:
+    """Raises lasting failures of a remote file as errors of data: `DataError` if it is missing, `UnavailableError`."""
+    try:
+        yield
+    except OSError as error:
+        kind = DataError if isinstance(error, FileNotFoundError) else UnavailableError
+        is_away = error.errno == errno.EIO
+        fix = "start again when the server is back" if is_away else "correct data.path, or give access to it"
+        raise kind(f"cannot be fetched: {error.strerror}", where=str(error.filename), fix=fix) from None

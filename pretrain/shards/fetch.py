@@ -8,6 +8,7 @@ A shard that could not be fetched ahead is no error until it is demanded, and th
 not here: files and locks (cache.py), bytes and attempts (download.py), who uses what (remote.py).
 """
 
+import errno
 import hashlib
 import logging
 import math
@@ -23,12 +24,11 @@ from typing import Protocol
 
 from pretrain.errors import DataError
 from pretrain.shards.cache import Fill, ShardCache
-from pretrain.shards.download import DownloadProgress, read_small, unavailable
+from pretrain.shards.download import DownloadProgress, data_errors, read_small
 from pretrain.shards.index import INDEX_NAME, ShardIndex, load_index
 from pretrain.shards.store import Patience, UnavailableError
-from pretrain.shards.transport import TransientError, Transport
 from pretrain.utils.io import write_file
-from pretrain.utils.retry import POLL_S, AbandonedError, RetryTimer
+from pretrain.utils.remote import POLL_S, AbandonedError, call_remote, stat_url
 
 PARALLEL = 4
 
@@ -267,9 +267,7 @@ QUESTIONS = 16
 """Files that the server is asked about at a time."""
 
 
-def fetch_folder(
-    transport: Transport, cache: ShardCache, patience: Patience, stop: Callable[[], bool]
-) -> tuple[Path, int]:
+def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable[[], bool]) -> tuple[Path, int]:
     """Fetches index, tokenizer and any prepare.json; returns their folder and the descriptor that keeps it.
 
     Raises:
@@ -277,44 +275,44 @@ def fetch_folder(
         DiskError: The disk refused.
         AbandonedError: `stop` said so.
     """
-    content = read_small(transport, INDEX_NAME, patience=patience, abandoned=stop)
+    content = read_small(f"{url}/{INDEX_NAME}", patience=patience, abandoned=stop)
     folder, descriptor = cache.hold_folder(hashlib.sha256(content).hexdigest()[:32])
     try:
         # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
         write_file(folder / INDEX_NAME, content)
-        _fetch_tokenizer(transport, folder, patience, stop)
-        _fetch_identity(transport, folder, patience, stop)
+        _fetch_tokenizer(url, folder, patience, stop)
+        _fetch_identity(url, folder, patience, stop)
     except BaseException:
         os.close(descriptor)
         raise
     return folder, descriptor
 
 
-def _fetch_tokenizer(transport: Transport, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
+def _fetch_tokenizer(url: str, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
     try:
         index = load_index(folder)
     except DataError as error:
-        raise DataError(error.what, where=f"{transport.url}/{INDEX_NAME}", fix=error.fix) from None
+        raise DataError(error.what, where=f"{url}/{INDEX_NAME}", fix=error.fix) from None
     tokenizer = folder / TOKENIZER_NAME
     if tokenizer.is_file():
         return
-    content = read_small(transport, TOKENIZER_NAME, patience=patience, abandoned=stop)
+    content = read_small(f"{url}/{TOKENIZER_NAME}", patience=patience, abandoned=stop)
     found = hashlib.sha256(content).hexdigest()
     if found != index.tokenizer_sha256:
         raise DataError(
             f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
-            where=f"{transport.url}/{TOKENIZER_NAME}",
+            where=f"{url}/{TOKENIZER_NAME}",
             fix="upload the tokenizer that the shards were made with",
         )
     write_file(tokenizer, content)
 
 
-def _fetch_identity(transport: Transport, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
+def _fetch_identity(url: str, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
     """Fetches what says how the text was normalised. Training goes on without: a folder may have none."""
     if (folder / IDENTITY_NAME).is_file():
         return
     try:
-        content = read_small(transport, IDENTITY_NAME, patience=patience, abandoned=stop)
+        content = read_small(f"{url}/{IDENTITY_NAME}", patience=patience, abandoned=stop)
     except DataError as error:
         # Where files may not be listed, S3 says of one that is missing that it is forbidden.
         _log.info("how the text was normalised is not known: %s", error)
@@ -322,9 +320,7 @@ def _fetch_identity(transport: Transport, folder: Path, patience: Patience, stop
     write_file(folder / IDENTITY_NAME, content)
 
 
-def check_remote(
-    transport: Transport, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]
-) -> None:
+def check_remote(url: str, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]) -> None:
     """Asks for the size of files, given by name and the size that they should have.
 
     Raises:
@@ -334,26 +330,17 @@ def check_remote(
 
     def complaint(pair: tuple[str, int]) -> str:
         name, size = pair
-        found = _ask(transport, name, patience, stop)
-        if isinstance(found, DataError):
-            return f"{name} {found.what}"
-        return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"
-
-    with ThreadPoolExecutor(QUESTIONS) as pool:
-        bad = [text for text in pool.map(complaint, sizes) if text]
-    if bad:
-        raise DataError(", ".join(bad), where=transport.url, fix="upload these files again")
-
-
-def _ask(transport: Transport, name: str, patience: Patience, stop: Callable[[], bool]) -> int | DataError | None:
-    attempts = RetryTimer(patience, stop)
-    while True:
         if stop():
             raise AbandonedError
         try:
-            return transport.num_bytes(name)
-        except TransientError as error:
-            if not attempts.again():
-                raise unavailable(f"{transport.url}/{name}", error, patience) from None
-        except DataError as error:
-            return error
+            found = call_remote(f"{url}/{name}", lambda: stat_url(f"{url}/{name}")["size"], patience, stop)
+        except OSError as error:
+            if error.errno == errno.EIO:  # the server is away: nothing is known of the other files either
+                raise
+            return f"{name} cannot be fetched: {error.strerror}"
+        return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"
+
+    with ThreadPoolExecutor(QUESTIONS) as pool, data_errors():
+        bad = [text for text in pool.map(complaint, sizes) if text]
+    if bad:
+        raise DataError(", ".join(bad), where=url, fix="upload these files again")

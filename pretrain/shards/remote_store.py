@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pretrain.errors import DataError
 from pretrain.shards.cache import ShardCache, stamp, tree_bytes
 from pretrain.shards.download import DownloadProgress, RemoteShardFile, download, download_once
 from pretrain.shards.fetch import Fetcher, check_remote, fetch_folder, gib
 from pretrain.shards.index import ShardIndex, load_index
 from pretrain.shards.store import LocalStore, Patience, ShardStore, UnavailableError, WaitStoppedError, is_remote
-from pretrain.shards.transport import connect
 from pretrain.utils.io import make_dir
-from pretrain.utils.retry import AbandonedError
+from pretrain.utils.remote import SCHEMES, AbandonedError, check_no_secrets, without_secrets
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ class RemoteStore:
         self, url: str, cache_dir: Path, cache_bytes: int, *, stop: Callable[[], bool], patience: Patience
     ) -> None:
         """Fetches index and tokenizer; see `open_store`."""
-        self._transport = connect(url)
+        self._url = _folder_url(url)
         self._cache = ShardCache(cache_dir, cache_bytes)
         self._stop, self._patience = stop, patience
         try:
-            self.folder, folder_lock = fetch_folder(self._transport, self._cache, patience, stop)
+            self.folder, folder_lock = fetch_folder(self._url, self._cache, patience, stop)
         except AbandonedError:
             raise WaitStoppedError from None
         self._folder_lock: int | None = folder_lock
@@ -106,7 +106,7 @@ class RemoteStore:
         tar, table = self._cache.paths(shard)
         places = ((_tar_file(shard), tar), (_table_file(shard), table), (_lengths_file(shard), self.folder / name))
         file, path = next(place for place in places if place[0].name == name)
-        _log.warning("%s/%s is damaged on this machine; fetching it again", self._transport.url, name)
+        _log.warning("%s/%s is damaged on this machine; fetching it again", self._url, name)
         self._make_whole(file, path)
         return True
 
@@ -118,7 +118,7 @@ class RemoteStore:
             raise UnavailableError(
                 f"{len(shards)} shards, with their index {gib(needed)} GiB, are read at the same time, and the cache "
                 f"may hold {gib(self._cache.limit_bytes)} GiB",
-                where=self._transport.url,
+                where=self._url,
                 fix=f"set data.cache_gib to {gib(needed)} at the very least, better to twice that",
             )
         self._let_go()  # of what was read until now; what is still needed will be mapped again
@@ -139,7 +139,7 @@ class RemoteStore:
             if (self.folder / shard.lengths.name).is_file():
                 del sizes[shard.lengths.name]
         try:
-            check_remote(self._transport, sizes.items(), self._patience, self._stop)
+            check_remote(self._url, sizes.items(), self._patience, self._stop)
         except AbandonedError:
             raise WaitStoppedError from None
 
@@ -163,14 +163,14 @@ class RemoteStore:
                 if descriptor is not None:
                     return descriptor
                 if time.monotonic() - since > report_s:
-                    url = f"{self._transport.url}/{shard.name}"
+                    url = f"{self._url}/{shard.name}"
                     _log.warning("waiting for %s since %.0f s: %s", url, report_s, progress or "queued")
                     report_s *= 2
 
     def _make_whole(self, file: RemoteShardFile, path: Path) -> None:
         """Fetches a file unless its bytes are right."""
         try:
-            download_once(self._transport, file, path, patience=self._patience, abandoned=self._stop)
+            download_once(self._url, file, path, patience=self._patience, abandoned=self._stop)
         except AbandonedError:
             raise WaitStoppedError from None
 
@@ -191,7 +191,18 @@ class RemoteStore:
         self, shard: ShardIndex, table: Path, tar: Path, progress: DownloadProgress, abandoned: Callable[[], bool]
     ) -> None:
         for file, path in ((_table_file(shard), table), (_tar_file(shard), tar)):
-            download(self._transport, file, path, patience=self._patience, progress=progress, abandoned=abandoned)
+            download(self._url, file, path, patience=self._patience, progress=progress, abandoned=abandoned)
+
+
+def _folder_url(url: str) -> str:
+    """Returns the address of a remote folder without a slash at its end. Raises: DataError, for one that is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or not parts.netloc:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        fix = f"use a folder, or one of {known}"
+        raise DataError("no such kind of address", where=without_secrets(url), fix=fix)
+    check_no_secrets(url)
+    return url.rstrip("/")
 
 
 def _tar_file(shard: ShardIndex) -> RemoteShardFile:

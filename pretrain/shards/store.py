@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pretrain.errors import DataError
 from pretrain.shards.index import check_shards, load_index
-from pretrain.utils.retry import Waits
+from pretrain.utils.remote import Waits
 
 
 class WaitStoppedError(Exception):

@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DiskError
 from pretrain.utils.io import make_dir, write_file
-from pretrain.utils.log import WANDB_HOST, netrc_password, quiet_libraries, redact
+from pretrain.utils.log import WANDB_HOST, netrc_login, quiet_libraries, redact
 
 
 class StallWatch:
@@ -99,7 +99,7 @@ def choose_mode(wanted: Literal["auto", "online", "offline", "off"]) -> Mode:
     if asked == "disabled":
         return "off"
     host = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or WANDB_HOST
-    if os.environ.get("WANDB_API_KEY") or netrc_password(host):
+    if os.environ.get("WANDB_API_KEY") or netrc_login(host):
         return "offline" if asked == "offline" else "online"
     if asked == "online":
         logger.warning("wandb: online, but no WANDB_API_KEY and no netrc entry for %s; tracking offline", host)

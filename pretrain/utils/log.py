@@ -32,20 +32,20 @@ _WANDB_KEY = re.compile(r"\bwandb_v\d+_\w+")
 _SHORTEST_SECRET = 8
 
 
-def netrc_password(host: str) -> str | None:
-    """Returns the password that the user's netrc file has for `host`, or None (no file, no entry, or unreadable)."""
+def netrc_login(host: str) -> tuple[str, str] | None:
+    """Returns user and password of `host` in the user's netrc file, or None (no file, no entry, or unreadable)."""
     path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
     try:
         entry = netrc.netrc(str(path)).authenticators(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
         return None
-    return entry[2] if entry else None
+    return (entry[0], entry[2]) if entry else None
 
 
 def _secrets() -> list[str]:
     """The values to hide, longest first, so that one that contains another goes whole."""
     values = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
-    values.add(netrc_password(WANDB_HOST) or "")
+    values.add((netrc_login(WANDB_HOST) or ("", ""))[1])
     return sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 

@@ -10,10 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.input_parts import InputFile, is_remote, shown
+from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.local_files import walk
 from pretrain.shards.writer import MAX_DOCUMENT_TOKENS
 from pretrain.tokenizer import token_dtype
+from pretrain.utils.remote import is_remote, without_secrets
 
 
 def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
@@ -33,7 +34,9 @@ def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
 
 def _expand(source: str, suffix: str) -> list[Path]:
     if is_remote(source):
-        raise DataError("token data are read from local files only", where=shown(source), fix="copy them first")
+        raise DataError(
+            "token data are read from local files only", where=without_secrets(source), fix="copy them first"
+        )
     path = Path(source)
     if path.is_dir():
         return [file for file in walk(path) if file.name.endswith(suffix)]

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.input_parts import InputFile, is_remote, local_path, scheme_of, shown
+from pretrain.prepare.input_parts import InputFile, local_path, scheme_of
 from pretrain.prepare.inputs.local_files import (
     CUTTABLE,
     KNOWN_SUFFIXES,
@@ -27,6 +27,7 @@ from pretrain.prepare.inputs.local_files import (
     walk,
 )
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
+from pretrain.utils.remote import is_remote, without_secrets
 
 ASKED_AT_ONCE = 16
 
@@ -92,7 +93,7 @@ def _list_paired(number: int, config: InputConfig) -> Iterator[InputFile]:
     if len(sources) != len(targets):
         raise DataError(
             f"path names {len(sources)} files, paired_path {len(targets)}",
-            where=shown(config.paths[0]),
+            where=without_secrets(config.paths[0]),
             fix="name as many files in the one as in the other, in the same order",
         )
     for source, target in zip(sources, targets, strict=True):
@@ -108,7 +109,7 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
         scheme_of(given)
         found = find_remote(given, accepts) if is_remote(given) else find_local(local_path(given), accepts)
         if not found:
-            raise DataError("nothing to read", where=shown(given), fix=f"give files of {KNOWN_SUFFIXES}")
+            raise DataError("nothing to read", where=without_secrets(given), fix=f"give files of {KNOWN_SUFFIXES}")
         return found
 
     files: dict[str, InputFile] = {}

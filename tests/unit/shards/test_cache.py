@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from importlib import import_module
 
 import pytest
 
@@ -174,8 +175,8 @@ def test_an_address_that_is_none_is_refused(tmp_path, url, message):
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     for scheme in ("gs", "gcs"):  # what an earlier import of it has left there
-        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
-    with pytest.raises(LaunchError, match=r"gs://bucket: gs:// needs a package .*; pip install 'pretrain\[cloud\]'"):
+        monkeypatch.delitem(import_module("fsspec.registry")._registry, scheme, raising=False)
+    with pytest.raises(LaunchError, match=r"gs://bucket/index.json: gs:// needs a package .*'pretrain\[cloud\]'"):
         open_quick("gs://bucket", tmp_path)
 
 

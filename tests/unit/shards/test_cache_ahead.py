@@ -69,7 +69,7 @@ def test_what_could_not_be_fetched_ahead_is_an_error_only_when_it_is_needed(data
     store.upcoming([name])
     wait_until(lambda: "could not fetch ahead" in caplog.text)
     with pytest.raises(
-        UnavailableError, match=rf"{server.url}/{name}: cannot be fetched: HTTP 403 Forbidden; correct data"
+        UnavailableError, match=rf"{server.url}/{name}: cannot be fetched: the server answers 403 Forbidden; correct"
     ):
         store.path(name)
     store.upcoming([name])

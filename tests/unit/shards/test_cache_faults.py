@@ -11,7 +11,7 @@ from pretrain.shards.index import INDEX_NAME
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.sidecars import load_lengths
 from pretrain.shards.store import Patience, UnavailableError
-from pretrain.utils import retry
+from pretrain.utils import remote
 from tests.helpers.clock import FakeClock
 from tests.helpers.served import (
     cached,
@@ -41,7 +41,7 @@ def data(data, tmp_path):
 def clock(monkeypatch):
     """Of those who try again: it is their waits that count."""
     clock = FakeClock()
-    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(remote, "time", clock)
     return clock
 
 
@@ -160,7 +160,7 @@ def test_a_missing_shard_is_no_matter_of_patience(data, server, shard, tmp_path)
     (data[0] / shard.name).unlink()
     store = open_quick(server.url, tmp_path / "cache")
     with pytest.raises(
-        DataError, match=f"{server.url}/{shard.name}: cannot be fetched: HTTP 404 Not Found; correct"
+        DataError, match=f"{server.url}/{shard.name}: cannot be fetched: no such file; correct"
     ) as caught:
         store.path(shard.name)
     assert not isinstance(caught.value, UnavailableError)
@@ -179,7 +179,7 @@ def test_a_check_lists_all_that_is_missing_before_anything_is_fetched(data, serv
     store = open_quick(server.url, tmp_path / "cache")
     with pytest.raises(
         DataError,
-        match=rf"{a.name} cannot be fetched: HTTP 404 Not Found, {b.table.name} cannot .*, {b.lengths.name} cannot .*, "
+        match=rf"{a.name} cannot be fetched: no such file, {b.table.name} cannot .*, {b.lengths.name} cannot .*, "
         rf"{c.name} has 5 bytes, not {c.num_bytes}; upload these files again",
     ):
         store.check()
@@ -291,7 +291,7 @@ def test_an_index_that_is_none_is_refused_by_its_address(data, server, tmp_path)
     with pytest.raises(DataError, match=rf"{server.url}/index.json: not JSON: .*; run `pretrain prepare` again"):
         open_quick(server.url, tmp_path / "cache")
     (data[0] / INDEX_NAME).unlink()
-    with pytest.raises(DataError, match=rf"{server.url}/index.json: cannot be fetched: HTTP 404 Not Found"):
+    with pytest.raises(DataError, match=rf"{server.url}/index.json: cannot be fetched: no such file"):
         open_quick(server.url, tmp_path / "cache")
 
 

@@ -70,7 +70,7 @@ def test_a_long_wait_is_reported_with_its_reason(data, server, opened, caplog, m
     store = opened(patience=Patience(first_s=0.02, longest_s=0.02, total_s=LIMIT_S, report_s=1))
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(store.path, name)
-        report = rf"waiting for {server.url}/{name} since \d+ s: 0\.0 of 0\.0 MiB, HTTP 503 Service Unavailable"
+        report = rf"waiting for {server.url}/{name} since \d+ s: 0\.0 of 0\.0 MiB, the server answers 503"
         wait_until(lambda: re.search(report, caplog.text))
         server.faults[0].times = 0
         waiting.result()

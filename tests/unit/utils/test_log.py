@@ -121,7 +121,7 @@ def test_a_bad_or_missing_netrc_is_no_entry(tmp_path, content, monkeypatch):
     if content is not None:
         (tmp_path / "netrc").write_text(content)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert log.netrc_password("api.wandb.ai") is None
+    assert log.netrc_login("api.wandb.ai") is None
 
 
 def test_libraries_own_handlers_are_removed_and_their_warnings_kept(capsys):

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from pretrain.utils import retry
-from pretrain.utils.retry import AbandonedError, Failure, RetryTimer, Waits, describe, failure_of
+from pretrain.utils import remote
+from pretrain.utils.remote import AbandonedError, Failure, RetryTimer, Waits, describe, failure_of
 from tests.helpers.clock import FakeClock
 
 
@@ -27,7 +27,7 @@ def test_a_failure_passes_or_does_not(error, failure):
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(remote, "time", clock)
     return clock
 
 

@@ -12,7 +12,7 @@ from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
 from pretrain.prepare.input_parts import plan_parts
 from pretrain.prepare.readers.dispatch import Reader
-from pretrain.utils.retry import Waits
+from pretrain.utils.remote import Waits
 from tests.helpers.reading import documents, listing, texts, touch
 from tests.helpers.servers import serve_s3
 
@@ -117,7 +117,7 @@ def test_a_server_that_is_not_there_is_one_error(bucket, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: .*, and no answer for 0 s; mend that, or copy"):
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: .*, and no answer for 0 s; fix the access problem"):
         listing(f"{bucket}/a.jsonl")
     s3fs.S3FileSystem.clear_instance_cache()
 
