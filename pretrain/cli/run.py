@@ -9,8 +9,66 @@ import typer
 from pretrain.cli.options import Config, Json, Overrides
 
 
-def config_command(config: Config, overrides: Overrides = None) -> None:
-    """Print the resolved config: every key, every default.
+def _print_explanation(key: str | None) -> None:
+    """Prints what there is to say on a key, and exits."""
+    if key is None:
+        return
+    import difflib
+
+    from pretrain.config.fields import ROOTS, explain, known_keys
+    from pretrain.errors import ConfigError
+
+    text = explain(key)
+    if not text:
+        known = [name for section in ROOTS.values() for name in known_keys(section)]
+        near = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith(f".{key}")][:3]
+        fix = f"did you mean {' or '.join(near)}?" if near else "see docs/config.md"
+        raise ConfigError(f"there is no key {key[:80]!r}", where="--explain", fix=fix)
+    typer.echo(text)
+    raise typer.Exit
+
+
+def _print_schema(is_wanted: bool) -> None:
+    """Prints the JSON schema, and exits."""
+    if is_wanted:
+        import json
+
+        from pretrain.config.fields import json_schema
+
+        typer.echo(json.dumps(json_schema(), indent=2))
+        raise typer.Exit
+
+
+def _print_reference(is_wanted: bool) -> None:
+    """Prints docs/config.md, and exits."""
+    if is_wanted:
+        from pretrain.config.fields import write_reference
+
+        typer.echo(write_reference(), nl=False)
+        raise typer.Exit
+
+
+# Eager, as --help is: they need no CONFIG.
+Explain = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", is_eager=True, callback=_print_explanation, help="Print the meaning of a key."),
+]
+Schema = Annotated[
+    bool, typer.Option("--schema", is_eager=True, callback=_print_schema, help="Print a JSON schema for editors.")
+]
+Reference = Annotated[
+    bool, typer.Option("--reference", is_eager=True, callback=_print_reference, help="Print docs/config.md.")
+]
+
+
+def config_command(
+    config: Config,
+    overrides: Overrides = None,
+    explain: Explain = None,
+    schema: Schema = False,
+    reference: Reference = False,
+) -> None:
+    """Print the resolved config: every key, every default. Or the meaning of a key, or of all.
 
     Example: pretrain config configs/run/quickstart.yaml optim.lr=3e-4
     """

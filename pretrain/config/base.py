@@ -1,9 +1,11 @@
-"""What every config section has in common."""
+"""Base class of the config sections, and the annotation of their fields for a resumed run."""
 
 import difflib
 from collections.abc import Collection
+from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
@@ -12,8 +14,26 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
 
+class OnResume(StrEnum):
+    """Effect of a changed value when a run is resumed: `lr: Annotated[float, OnResume.WARN]`."""
+
+    FREE = "free"
+    """Logged: changes where or how the work is done."""
+    WARN = "warn"
+    """Logged as a warning: the run takes another course from there on."""
+    ALLOW = "allow"
+    """Refused, unless `resume.allow` names the key or a section around it: changes the meaning of the run."""
+    NEVER = "never"
+    """Refused: the checkpoints do not fit, or their numbers would mean something else."""
+
+
+def on_resume(info: FieldInfo) -> OnResume | None:
+    """Returns the annotation of a field. None: it is a section, or not part of a run's config."""
+    return next((item for item in info.metadata if isinstance(item, OnResume)), None)
+
+
 def check_name(name: str, known: Collection[str]) -> str:
-    """Returns `name` if it is a key of an open registry. Raises: ValueError, with the nearest ones."""
+    """Returns a name of an open registry. Raises: ValueError, which lists the nearest names."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
         raise ValueError(f"unknown name {name!r}; use {' or '.join(near)}, or add it by a module under extend")

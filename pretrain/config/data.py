@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.remote import check_no_secrets
 
@@ -28,73 +28,68 @@ Address = Annotated[str, AfterValidator(_without_secrets)]
 
 
 class SourceConfig(Section):
-    """One source of a mixture.
+    """One source of a mixture."""
 
-    Attributes:
-        name: What metrics and `data.curriculum` call it.
-        path: Folder that `pretrain prepare` wrote.
-        weight: Share of the samples, in proportion to the others'; 0: it rests until the curriculum wakes it.
-        repeat: Begin again when it has been read once. False: it rests from there on, and the others have its share.
-    """
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    path: Address
-    weight: float = Field(ge=0)
-    repeat: bool = True
+    name: Annotated[str, OnResume.ALLOW] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Name of the source in metrics and in `data.curriculum`."""
+    path: Annotated[Address, OnResume.FREE]
+    """Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs)."""
+    weight: Annotated[float, OnResume.ALLOW] = Field(ge=0)
+    """Share of the samples relative to the other weights. 0: unused until the curriculum raises
+    it."""
+    repeat: Annotated[bool, OnResume.ALLOW] = True
+    """Start over after the source has been read once. False: stop reading it then; the other
+    sources take over its share."""
 
 
 class MilestoneConfig(Section):
-    """A change of a mixture's weights.
+    """A change of a mixture's weights."""
 
-    Attributes:
-        tokens: Tokens of the run after which the weights hold.
-        weights: Weight by name of source; one that is not named rests.
-    """
-
-    tokens: int = Field(ge=1)
-    weights: dict[str, float]
+    tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of the run after which the weights apply."""
+    weights: Annotated[dict[str, float], OnResume.ALLOW]
+    """Weight by name of source; a source that is not named is unused."""
 
 
 class DataConfig(Section):
-    """Which tokens are trained on, and in what order.
+    """Which tokens are trained on, and in what order."""
 
-    Attributes:
-        path: Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs). This, or `mixture`.
-        mixture: Several such folders, of one tokenizer, by weight.
-        curriculum: Milestones at which the weights of the mixture change, ascending.
-        packing: How documents come into rows. `concat`: one after another, cut where a row ends. `bins`: whole ones
-            side by side, best fit; only what is longer than a row is cut. `padded`: one document a row, rows of similar
-            length together, as many columns as the longest of a micro-batch has.
-        lanes: Number of independent readers over which the order is defined. Part of a run's meaning: another number
-            is another order. The world size is not.
-        block_samples: Samples of one lane that are shuffled together.
-        document_mask: Packed documents cannot attend to each other.
-        on_error: What is done about bytes that turn out to be damaged (a member's CRC32, a shard that cannot be read)
-            while a run reads them. `stop`: the run ends. `skip`: their rows keep their places and have no targets, so
-            that all other rows come when they would have come. What an index can tell is refused at start either way.
-        max_skipped_rows: With `skip`: more rows than this, over all ranks since the run was started or resumed, end it
-            after all.
-        cache_dir: Where shards of an address are kept; processes and runs of a machine share it. On a local disk: it
-            needs file locks.
-        cache_gib: All that may be kept there, downloads in progress included. At least what a block of each source
-            reads at once; an error says how much.
-        workers: Threads that assemble batches; 0: none, each is made when it is needed. No effect on order.
-        prefetch: Micro-batches kept ready a rank. No effect on order.
-    """
-
-    path: Address | None = None
+    path: Annotated[Address | None, OnResume.FREE] = None
+    """Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs). Set either this
+    or `mixture`."""
     mixture: list[SourceConfig] = Field(default_factory=list)
+    """Several such folders, sampled by weight; all must have the same tokenizer."""
     curriculum: list[MilestoneConfig] = Field(default_factory=list)
-    packing: Literal["concat", "bins", "padded"] = "concat"
-    lanes: int = Field(default=LANES, ge=1)
-    block_samples: int = Field(default=BLOCK_SAMPLES, ge=1)
-    document_mask: bool = True
-    on_error: Literal["stop", "skip"] = "stop"
-    max_skipped_rows: int = Field(default=0, ge=0)
-    cache_dir: str = "~/.cache/pretrain/shards"
-    cache_gib: float = Field(default=100.0, gt=0)
-    workers: int = Field(default=1, ge=0)
-    prefetch: int = Field(default=4, ge=1)
+    """Milestones at which the weights of the mixture change, by ascending tokens."""
+    packing: Annotated[Literal["concat", "bins", "padded"], OnResume.ALLOW] = "concat"
+    """Layout of documents in rows. `concat`: one after another, cut where a row ends. `bins`: whole
+    documents side by side (best fit); only a document longer than a row is cut. `padded`: one
+    document a row, rows of similar length together, padded to the longest of the micro-batch."""
+    lanes: Annotated[int, OnResume.ALLOW] = Field(default=LANES, ge=1)
+    """Number of independent readers over which the sample order is defined. Another number gives
+    another order; the number of ranks does not change it."""
+    block_samples: Annotated[int, OnResume.ALLOW] = Field(default=BLOCK_SAMPLES, ge=1)
+    """Samples of one lane that are shuffled together."""
+    document_mask: Annotated[bool, OnResume.ALLOW] = True
+    """Prevent packed documents from attending to each other."""
+    on_error: Annotated[Literal["stop", "skip"], OnResume.WARN] = "stop"
+    """Reaction to damaged bytes (CRC32 mismatch, unreadable shard) met while reading. `stop`: end
+    the run. `skip`: keep the affected rows in the batch without targets, so that the order of all
+    other rows does not change. Damage that the index shows is refused at start in both cases."""
+    max_skipped_rows: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    """With `skip`: largest number of skipped rows, over all ranks since the run was started or
+    resumed; one more ends the run."""
+    cache_dir: Annotated[str, OnResume.FREE] = "~/.cache/pretrain/shards"
+    """Cache of shards that are read from an address, shared by the processes and runs of a machine.
+    Must be on a local disk: it needs file locks."""
+    cache_gib: Annotated[float, OnResume.FREE] = Field(default=100.0, gt=0)
+    """Size limit of the cache in GiB, downloads in progress included. Must hold one block of each
+    source; an error names the minimum."""
+    workers: Annotated[int, OnResume.FREE] = Field(default=1, ge=0)
+    """Threads that assemble batches. 0: assemble each batch when it is needed. No effect on the
+    order."""
+    prefetch: Annotated[int, OnResume.FREE] = Field(default=4, ge=1)
+    """Micro-batches that each rank keeps ready. No effect on the order."""
 
     @property
     def paths(self) -> list[str]:
@@ -131,19 +126,16 @@ class DataConfig(Section):
 
 
 class BatchConfig(Section):
-    """The batch of one optimizer step.
+    """The batch of one optimizer step."""
 
-    Attributes:
-        global_tokens: Tokens a step, over all ranks: rows times `seq_len`.
-        seq_len: Tokens of a row, T: the longest that the model reads (config/lengths.py).
-        source_len: Tokens of a source row, S, where the data are pairs. None: as `seq_len`.
-        micro: Rows a rank runs at once; accumulation follows from it.
-    """
-
-    global_tokens: int = Field(ge=1)
-    seq_len: int = Field(ge=1)
-    source_len: int | None = Field(default=None, ge=1)
-    micro: int = Field(ge=1)
+    global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of one optimizer step over all ranks: rows times `seq_len`."""
+    seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Row length T in tokens: the longest sequence that the model reads."""
+    source_len: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Length S of a source row in tokens, for data of pairs. None: `seq_len`."""
+    micro: Annotated[int, OnResume.WARN] = Field(ge=1)
+    """Rows that a rank processes at once; the number of accumulation steps follows from it."""
 
     @property
     def rows(self) -> int:

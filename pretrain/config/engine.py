@@ -1,45 +1,46 @@
 """`engine:` -- what runs a step: DeepSpeed ZeRO, DDP or one process, at what precision."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 
 
 class EngineConfig(Section):
-    """How the step is run. None of it changes what is computed, up to rounding.
+    """How the step is run. None of it changes what is computed, up to rounding."""
 
-    Attributes:
-        kind: DeepSpeed, torch's DDP, or neither (one process).
-        zero_stage: ZeRO stage (Rajbhandari et al. 2020): 1 shards optimizer state, 2 gradients too, 3 weights too.
-        precision: Compute dtype. bf16 keeps fp32 master weights under DeepSpeed, and autocasts under ddp and single.
-            fp16 keeps them too, and scales the loss by what its gradients bear: ZeRO 1 to 3 on a GPU only.
-        device: `auto` takes CUDA where there is one.
-        attention: Entry of `model/backends`, or `auto`.
-        activation_checkpointing: `full` recomputes each block in the backward pass; `selective` keeps the results of
-            matrix products and attention and recomputes the rest.
-        activation_checkpointing_every: Only each n-th block is checkpointed.
-        compile: torch.compile each block.
-        deterministic: Deterministic kernels on CUDA (CPU always is).
-        offload_optimizer: `cpu` keeps master weights and optimizer state in the host's memory and steps them there.
-        offload_params: `cpu` keeps the working weights there too, between their uses; ZeRO stage 3 only.
-        timeout_s: Longest time in a phase of a step, a wait for another rank included, before the job is ended and the
-            rank that holds it up is named; three times as long to load, compile, evaluate and save.
-    """
-
-    kind: Literal["deepspeed", "ddp", "single"] = "deepspeed"
-    zero_stage: int = Field(default=2, ge=0, le=3)
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    attention: str = "auto"
-    activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    activation_checkpointing_every: int = Field(default=1, ge=1)
-    compile: bool = False
-    deterministic: bool = False
-    offload_optimizer: Literal["none", "cpu"] = "none"
-    offload_params: Literal["none", "cpu"] = "none"
-    timeout_s: int = Field(default=600, ge=1)
+    kind: Annotated[Literal["deepspeed", "ddp", "single"], OnResume.WARN] = "deepspeed"
+    """`deepspeed`: DeepSpeed ZeRO. `ddp`: DistributedDataParallel of torch. `single`: one
+    process."""
+    zero_stage: Annotated[int, OnResume.WARN] = Field(default=2, ge=0, le=3)
+    """ZeRO stage (Rajbhandari et al. 2020): 1 shards the optimizer state, 2 also the gradients, 3
+    also the weights. 0 with `ddp` and `single`."""
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "bf16"
+    """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
+    `single`. `fp16`: fp32 master weights and dynamic loss scaling; only with ZeRO 1 to 3 on a
+    GPU."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], OnResume.FREE] = "auto"
+    """Device of the ranks. `auto`: CUDA if available, otherwise the CPU."""
+    attention: Annotated[str, OnResume.WARN] = "auto"
+    """Attention backend: an entry of `pretrain/model/backends`, or `auto`."""
+    activation_checkpointing: Annotated[Literal["none", "full", "selective"], OnResume.FREE] = "none"
+    """Recomputation in the backward pass. `full`: recompute each block. `selective`: keep the
+    results of matrix products and attention, recompute the rest."""
+    activation_checkpointing_every: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Checkpoint only every n-th block."""
+    compile: Annotated[bool, OnResume.WARN] = False
+    """Compile each block with torch.compile."""
+    deterministic: Annotated[bool, OnResume.WARN] = False
+    """Use deterministic CUDA kernels (the CPU is always deterministic)."""
+    offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
+    """`cpu`: keep master weights and optimizer state in host memory and step them there."""
+    offload_params: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
+    """`cpu`: keep unused working weights in host memory, too; ZeRO stage 3 only."""
+    timeout_s: Annotated[int, OnResume.FREE] = Field(default=600, ge=1)
+    """Longest time in seconds in one phase of a step, waiting for other ranks included; then the
+    job is ended and the rank that hangs is named. Three times as long for loading, compilation,
+    evaluation and saving."""
 
     @property
     def group_timeout_s(self) -> int:

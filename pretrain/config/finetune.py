@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 from pretrain.errors import ConfigError
 
 
@@ -37,25 +37,24 @@ def check_patterns(key: str, patterns: Collection[str], names: Collection[str], 
 
 
 class FinetuneConfig(Section):
-    """How the weights of `init.from` are trained on.
+    """How the weights of `init.from` are trained on."""
 
-    Attributes:
-        kind: `full`: all of them, but for those under `init.freeze`. `lora`: they stay as they are, and low-rank
-            adapters beside linear layers are trained (Hu et al. 2022); a new head is trained too. Checkpoints then hold
-            what is trained and nothing else.
-        rank: Of an adapter.
-        alpha: What adapters add is multiplied by `alpha / rank`.
-        dropout: Probability, on what adapters read.
-        targets: Patterns of the linear layers of the blocks that get one, such as `*.attention.*`. Default: all.
-        also: Patterns of parameters that are trained in full beside the adapters, such as `embedding.weight`.
-    """
-
-    kind: Literal["full", "lora"] = "full"
-    rank: int = Field(default=8, ge=1)
-    alpha: int = Field(default=16, ge=1)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: list[str] = Field(default=["*"], min_length=1)
-    also: list[str] = Field(default_factory=list)
+    kind: Annotated[Literal["full", "lora"], OnResume.NEVER] = "full"
+    """`full`: train all weights except those under `init.freeze`. `lora`: freeze the model and
+    train low-rank adapters of linear layers (Hu et al. 2022), and a new head; checkpoints contain
+    the trained weights only."""
+    rank: Annotated[int, OnResume.NEVER] = Field(default=8, ge=1)
+    """Rank of the adapters."""
+    alpha: Annotated[int, OnResume.NEVER] = Field(default=16, ge=1)
+    """Scale of the adapters: their output is multiplied by `alpha / rank`."""
+    dropout: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0, lt=1)
+    """Dropout probability on the input of the adapters."""
+    targets: Annotated[list[str], OnResume.NEVER] = Field(default=["*"], min_length=1)
+    """Patterns of the linear layers in blocks that get an adapter, such as `*.attention.*`.
+    Default: all."""
+    also: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
+    """Patterns of parameters that are fully trained besides the adapters, such as
+    `embedding.weight`."""
 
     @property
     def scale(self) -> float:

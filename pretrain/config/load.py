@@ -11,8 +11,6 @@ import difflib
 import importlib
 import re
 import sys
-import types
-import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +19,9 @@ import pydantic
 import yaml
 
 from pretrain.config.base import Section
+from pretrain.config.fields import known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
 from pretrain.config.start import lay_over_start, names_a_model
 from pretrain.config.yaml_nodes import (
@@ -167,7 +165,7 @@ def _import_extensions(names: Any, where: str) -> None:
 
 def _check_allowed(names: list[str], where: str) -> None:
     """Sees to it that what may differ are keys or sections: a misspelt one would allow nothing."""
-    known = {key for kind in MODEL_SECTIONS for key in known_keys(in_lists=True, model_kind=kind)} if names else set()
+    known = set(known_keys()) if names else set()
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -235,7 +233,7 @@ def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
         return "secrets are read from the environment only, never from a config"
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
-    known = list(known_keys(section, in_lists=True, model_kind=model_kind))
+    known = known_keys(section, model_kind)
     path, parent = ".".join(keys), ".".join(keys[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
     words = {key.rpartition(".")[2]: key for key in siblings}
@@ -245,35 +243,6 @@ def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known here: {', '.join(key.rpartition('.')[2] for key in siblings)}" if siblings else "remove it"
-
-
-def known_keys(
-    section: type[Section] = RunConfig,
-    prefix: str = "",
-    *,
-    in_lists: bool = False,
-    model_kind: str = "transformer",
-) -> Iterator[str]:
-    """Yields every dotted key of the config, in file order; of sections in a list too where `in_lists`, unnumbered.
-
-    Of the sections that `model:` may be, only the one of `model_kind`.
-    """
-    others = [other for kind, other in MODEL_SECTIONS.items() if kind != model_kind]
-    for name, info in section.model_fields.items():
-        path = f"{prefix}{info.alias or name}"
-        yield path
-        for option in sections_of(info.annotation, in_lists):
-            if option not in others:
-                yield from known_keys(option, f"{path}.", in_lists=in_lists, model_kind=model_kind)
-
-
-def sections_of(annotation: Any, in_lists: bool) -> Iterator[type[Section]]:
-    """Yields the sections that a field of this type may be; that it may be a list of too, where `in_lists`."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, *([list] if in_lists else [])):
-        for option in typing.get_args(annotation):
-            yield from sections_of(option, in_lists)
 
 
 class _Dumper(yaml.SafeDumper):

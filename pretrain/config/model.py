@@ -4,30 +4,27 @@ One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ 
 (`config/presets/`) is plain data over them, and nothing in `model/` asks for a family's name.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 
 
 class RotaryScaling(Section):
-    """Rotary frequencies changed to read further than a model was first trained.
+    """Rotary frequencies changed to read further than a model was first trained."""
 
-    Attributes:
-        kind: `linear` divides every frequency (Chen et al. 2023); `llama3` divides the slow ones, keeps the fast ones
-            and blends between (Llama 3.1).
-        factor: Divisor.
-        original_max_seq_len: Length of the first training; `llama3` only.
-        low_freq_factor: Wavelengths above `original_max_seq_len / low_freq_factor` are divided; `llama3` only.
-        high_freq_factor: Wavelengths below `original_max_seq_len / high_freq_factor` are kept; `llama3` only.
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: float = Field(gt=0)
-    original_max_seq_len: int = Field(default=8192, ge=1)
-    low_freq_factor: float = Field(default=1.0, gt=0)
-    high_freq_factor: float = Field(default=4.0, gt=0)
+    kind: Annotated[Literal["linear", "llama3"], OnResume.ALLOW]
+    """`linear`: divide every frequency (Chen et al. 2023). `llama3`: divide low frequencies, keep
+    high ones and interpolate between them (Llama 3.1)."""
+    factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
+    """Divisor of the frequencies."""
+    original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
+    """Sequence length of the original training in tokens; `llama3` only."""
+    low_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Wavelengths above `original_max_seq_len / low_freq_factor` are divided; `llama3` only."""
+    high_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=4.0, gt=0)
+    """Wavelengths below `original_max_seq_len / high_freq_factor` are kept; `llama3` only."""
 
     @model_validator(mode="after")
     def _check(self) -> "RotaryScaling":
@@ -39,68 +36,69 @@ class RotaryScaling(Section):
 
 
 class StackConfig(Section):
-    """One stack of Transformer blocks.
+    """One stack of Transformer blocks."""
 
-    Attributes:
-        layers: Number of blocks.
-        width: Model width D.
-        heads: Query heads N.
-        kv_heads: Key-value heads K; fewer than `heads` is grouped-query attention. None: as many as `heads`.
-        head_width: Width of one head H. None: `width / heads`.
-        ff_width: Hidden width F of the feed-forward layer.
-        activation: Its non-linearity.
-        gated: Two input projections, one gating the other (SwiGLU, GeGLU).
-        norm: RMSNorm or LayerNorm.
-        norm_eps: Added to the variance.
-        norm_placement: Before each sub-layer (pre) or after its residual sum (post).
-        input_norm: A norm over the summed embeddings. A pre-norm stack then has none before its first attention.
-        bias: Bias terms in every linear layer and LayerNorm.
-        qkv_bias: Those of the query, key and value projections. None: as `bias`.
-        qk_norm: RMSNorm over each head's query and key, before rotation.
-        scaled_attention: Scores are divided by sqrt(H); T5 does not.
-        position: How order enters: learned or sinusoidal vectors added to the input, rotary, a learned bias of the
-            scores by relative distance (T5), or not at all.
-        sinusoid: Layout of the sinusoidal table: sine and cosine interleaved (the paper) or in two halves (Marian).
-        rope_theta: Base period of the rotary embedding.
-        rope_local_theta: The same in the layers that have a window. None: as `rope_theta`.
-        rope_scaling: Change of the rotary frequencies; None: none.
-        relative_buckets: Distances that the relative bias tells apart.
-        relative_max_distance: Distances from here on share a bucket.
-        window: A query sees keys fewer than this many positions away, on each side that it sees. None: all.
-        global_every: Every n-th layer, from the first, has no window. None: all layers have it.
-        token_types: Rows of a table of segment embeddings (BERT); 0: none.
-        dropout: Probability, after embeddings and each sub-layer.
-        attention_dropout: The same on attention weights. None: as `dropout`.
-    """
-
-    layers: int = Field(ge=1)
-    width: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    head_width: int | None = Field(default=None, ge=1)
-    ff_width: int = Field(ge=1)
-    activation: Literal["gelu", "gelu_tanh", "silu", "relu"] = "silu"
-    gated: bool = True
-    norm: Literal["rms", "layer"] = "rms"
-    norm_eps: float = Field(default=1e-5, gt=0)
-    norm_placement: Literal["pre", "post"] = "pre"
-    input_norm: bool = False
-    bias: bool = False
-    qkv_bias: bool | None = None
-    qk_norm: bool = False
-    scaled_attention: bool = True
-    position: Literal["learned", "sinusoidal", "rotary", "relative", "none"] = "rotary"
-    sinusoid: Literal["interleaved", "halves"] = "interleaved"
-    rope_theta: float = Field(default=10000.0, gt=0)
-    rope_local_theta: float | None = Field(default=None, gt=0)
+    layers: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Number of blocks."""
+    width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Model width D."""
+    heads: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Number N of query heads."""
+    kv_heads: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Number K of key-value heads; fewer than `heads` is grouped-query attention. None: `heads`."""
+    head_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Width H of one head. None: `width / heads`."""
+    ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Hidden width F of the feed-forward layer."""
+    activation: Annotated[Literal["gelu", "gelu_tanh", "silu", "relu"], OnResume.ALLOW] = "silu"
+    """Non-linearity of the feed-forward layer."""
+    gated: Annotated[bool, OnResume.NEVER] = True
+    """Gated feed-forward layer with two input projections (SwiGLU, GeGLU)."""
+    norm: Annotated[Literal["rms", "layer"], OnResume.NEVER] = "rms"
+    """Normalization: RMSNorm (`rms`) or LayerNorm (`layer`)."""
+    norm_eps: Annotated[float, OnResume.ALLOW] = Field(default=1e-5, gt=0)
+    """Epsilon that is added to the variance."""
+    norm_placement: Annotated[Literal["pre", "post"], OnResume.NEVER] = "pre"
+    """Norm before each sub-layer (`pre`) or after its residual sum (`post`)."""
+    input_norm: Annotated[bool, OnResume.NEVER] = False
+    """Normalize the summed embeddings. A pre-norm stack then has no norm before its first
+    attention."""
+    bias: Annotated[bool, OnResume.NEVER] = False
+    """Bias terms in every linear layer and LayerNorm."""
+    qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
+    """Bias terms in the query, key and value projections. None: same as `bias`."""
+    qk_norm: Annotated[bool, OnResume.NEVER] = False
+    """RMSNorm over the queries and keys of each head, before rotation."""
+    scaled_attention: Annotated[bool, OnResume.ALLOW] = True
+    """Divide attention scores by sqrt(H); false in T5."""
+    position: Annotated[Literal["learned", "sinusoidal", "rotary", "relative", "none"], OnResume.NEVER] = "rotary"
+    """Position encoding: `learned` or `sinusoidal` vectors added to the input, `rotary` embeddings,
+    `relative` (a learned bias of the attention scores by distance, T5), or `none`."""
+    sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
+    """Layout of the sinusoidal table: sine and cosine `interleaved` (Vaswani et al. 2017) or in two
+    `halves` (Marian)."""
+    rope_theta: Annotated[float, OnResume.ALLOW] = Field(default=10000.0, gt=0)
+    """Base period of the rotary embeddings."""
+    rope_local_theta: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Base period in layers that have a window. None: `rope_theta`."""
     rope_scaling: RotaryScaling | None = None
-    relative_buckets: int = Field(default=32, ge=4, multiple_of=4)
-    relative_max_distance: int = Field(default=128, ge=2)
-    window: int | None = Field(default=None, ge=1)
-    global_every: int | None = Field(default=None, ge=1)
-    token_types: int = Field(default=0, ge=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    attention_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Scaling of the rotary frequencies for longer sequences. None: no scaling."""
+    relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4, multiple_of=4)
+    """Number of distance buckets of the relative bias."""
+    relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2)
+    """Distance in tokens from which on all distances share a bucket."""
+    window: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Attention window: a query attends to keys fewer than this many positions away, on each
+    visible side. None: all keys."""
+    global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Every n-th layer, starting with the first, has no window. None: all layers have the
+    window."""
+    token_types: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number of segment embeddings (BERT). 0: none."""
+    dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """Dropout probability after the embeddings and each sub-layer."""
+    attention_dropout: Annotated[float | None, OnResume.ALLOW] = Field(default=None, ge=0, lt=1)
+    """Dropout probability of attention weights. None: `dropout`."""
 
     @property
     def num_kv_heads(self) -> int:
@@ -149,27 +147,27 @@ class StackConfig(Section):
 
 
 class HeadConfig(Section):
-    """What reads the last hidden states.
+    """What reads the last hidden states."""
 
-    Attributes:
-        kind: `lm` scores the vocabulary; `labels` labels; `none`: the model ends with hidden states.
-        transform: A linear layer, the stack's activation and its norm come first (BERT, ModernBERT).
-        bias: The scores have a bias.
-        scaled: Hidden states are divided by sqrt(D) first (T5 v1.0, whose tied embeddings are large).
-        soft_cap: Scores s become `cap tanh(s / cap)` (Gemma 2, 3.2). None: they are not bounded.
-        labels: Of kind `labels`: their names. None: those of the data.
-        mean: Of kind `labels`: what is read of a document is the mean over its tokens, not its first.
-        dropout: Of kind `labels`: probability, on what the scores are made of.
-    """
-
-    kind: Literal["lm", "labels", "none"] = "lm"
-    transform: bool = False
-    bias: bool = False
-    scaled: bool = False
-    soft_cap: float | None = Field(default=None, gt=0)
-    labels: list[str] = Field(default_factory=list)
-    mean: bool = False
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    kind: Annotated[Literal["lm", "labels", "none"], OnResume.NEVER] = "lm"
+    """Output layer: `lm` scores the vocabulary, `labels` scores labels, `none` returns the hidden
+    states."""
+    transform: Annotated[bool, OnResume.NEVER] = False
+    """Put a linear layer, the activation of the stack and its norm before the scores (BERT,
+    ModernBERT)."""
+    bias: Annotated[bool, OnResume.NEVER] = False
+    """Bias term of the scores."""
+    scaled: Annotated[bool, OnResume.ALLOW] = False
+    """Divide the hidden states by sqrt(D) first (T5 v1.0, whose tied embeddings are large)."""
+    soft_cap: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Soft cap of the scores: `cap tanh(score / cap)` (Gemma 2, 3.2). None: no cap."""
+    labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
+    """Label names, for `kind: labels`. Empty: taken from the data."""
+    mean: Annotated[bool, OnResume.ALLOW] = False
+    """For `kind: labels`: classify the mean over the tokens of a document instead of its first
+    token."""
+    dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """For `kind: labels`: dropout probability on the input of the scores."""
 
     @model_validator(mode="after")
     def _check(self) -> "HeadConfig":
@@ -181,61 +179,60 @@ class HeadConfig(Section):
 
 
 class SpecialTokens(Section):
-    """Ids of the tokens that mean something to training or decoding. None: the model has no such token.
+    """Ids of the tokens that mean something to training or decoding. None: the model has no such token."""
 
-    Attributes:
-        pad: Fills rows.
-        bos: Begins a text.
-        eos: Ends one.
-        start: First input of the decoder of an encoder-decoder.
-        mask: Stands for a token to be predicted.
-    """
-
-    pad: int | None = Field(default=None, ge=0)
-    bos: int | None = Field(default=None, ge=0)
-    eos: int | None = Field(default=None, ge=0)
-    start: int | None = Field(default=None, ge=0)
-    mask: int | None = Field(default=None, ge=0)
+    pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the padding token."""
+    bos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the token that begins a text."""
+    eos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the token that ends a text."""
+    start: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the first input of the decoder in an encoder-decoder."""
+    mask: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the mask token that stands for a token to be predicted."""
 
 
 class ModelConfig(Section):
-    """The model: its stacks, and what surrounds them.
+    """The model: its stacks, and what surrounds them."""
 
-    Attributes:
-        kind: `transformer`; the other kind is in `recurrent.py`.
-        preset: Name of an entry of `config/presets/` that the other keys override; None: all keys are given.
-        encoder: Bidirectional stack, or None.
-        decoder: Causal stack, or None; with an encoder, each block attends to the encoder's output too.
-        head: What reads the last hidden states.
-        vocab_size: Rows of the embedding table before padding, shared by both stacks. None: the tokenizer's.
-        vocab_multiple: The table is padded to a multiple of this (128 keeps tensor cores busy).
-        max_seq_len: Longest sequence; the size of a learned position table.
-        tied_embeddings: The head uses the input embedding's weight.
-        scaled_embeddings: Embeddings are multiplied by sqrt(D) (Vaswani et al. 2017, 3.4).
-        pooler: A linear layer and tanh over a document's first position, or its mean, for tasks about documents (BERT).
-        init: `normal` with `init_std`; `xavier` uniform, with embeddings of std 1/sqrt(D) (Vaswani et al. 2017, as in
-            tensor2tensor); `t5`: by fan-in, which makes up for unscaled attention (Raffel et al. 2020).
-        init_std: Standard deviation of `normal`.
-        init_scaled: In `normal`, output projections of each residual branch start at `init_std / sqrt(2 layers)`
-            (GPT-2, 2.3); at `init_std / sqrt(3 layers)` in a decoder that reads an encoder.
-        special_tokens: Ids with a meaning.
-    """
-
-    kind: Literal["transformer"] = "transformer"
-    preset: str | None = None
+    kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
+    """`transformer`, or `recurrent`, which has the other keys of this section."""
+    preset: Annotated[str | None, OnResume.FREE] = None
+    """Name of a preset (`pretrain/config/presets/`) that provides the defaults of all other keys.
+    None: no preset."""
     encoder: StackConfig | None = None
+    """Bidirectional stack. None: no encoder."""
     decoder: StackConfig | None = None
+    """Causal stack; each block also attends to the output of the encoder, if there is one. None: no
+    decoder."""
     head: HeadConfig = HeadConfig()
-    vocab_size: int | None = Field(default=None, ge=1)
-    vocab_multiple: int = Field(default=128, ge=1)
-    max_seq_len: int = Field(default=2048, ge=1)
-    tied_embeddings: bool = False
-    scaled_embeddings: bool = False
-    pooler: bool = False
-    init: Literal["normal", "xavier", "t5"] = "normal"
-    init_std: float = Field(default=0.02, gt=0)
-    init_scaled: bool = True
+    """Output layer on the last hidden states."""
+    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Vocabulary size in tokens, shared by both stacks, before padding. None: that of the
+    tokenizer."""
+    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
+    """Pad the embedding table to a multiple of this many rows (128 keeps tensor cores busy)."""
+    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
+    """Longest sequence in tokens; the size of a learned position table."""
+    tied_embeddings: Annotated[bool, OnResume.NEVER] = False
+    """Share the weight of the head with the input embeddings."""
+    scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
+    """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
+    pooler: Annotated[bool, OnResume.NEVER] = False
+    """Linear layer and tanh over the first position of a document, or over its mean, for tasks
+    about documents (BERT)."""
+    init: Annotated[Literal["normal", "xavier", "t5"], OnResume.WARN] = "normal"
+    """Weight initialization. `normal`: normal distribution with `init_std`. `xavier`: uniform, with
+    embeddings of standard deviation 1/sqrt(D) (Vaswani et al. 2017, as in tensor2tensor). `t5`: by
+    fan-in, which compensates for unscaled attention (Raffel et al. 2020)."""
+    init_std: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
+    """Standard deviation of `normal`."""
+    init_scaled: Annotated[bool, OnResume.WARN] = True
+    """With `normal`: initialize the output projections of residual branches with `init_std / sqrt(2
+    layers)` (GPT-2, 2.3), or `init_std / sqrt(3 layers)` in a decoder with cross-attention."""
     special_tokens: SpecialTokens = SpecialTokens()
+    """Ids of special tokens. None: taken from the tokenizer of the data."""
 
     @property
     def padded_vocab_size(self) -> int:

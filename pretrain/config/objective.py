@@ -1,11 +1,11 @@
 """`objective:` -- what is predicted from what, which model shape and which data that needs, and how it changes rows."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pretrain.config.base import Section, check_name
+from pretrain.config.base import OnResume, Section, check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,17 @@ NEEDS: dict[str, Needs] = {
 
 
 class MaskedConfig(Section):
-    """Masked language modelling (Devlin et al. 2019, 3.1).
+    """Masked language modelling (Devlin et al. 2019, 3.1)."""
 
-    Attributes:
-        rate: Share of tokens that are predicted, on average; no special token ever is.
-        random: Of these, the share that is replaced by another token.
-        keep: Of these, the share that is left as it is. What remains becomes the mask token: 0.1 and 0.1 are BERT's
-            80/10/10, 0 and 0 ModernBERT's.
-        whole_words: Predict all tokens of a word, or none.
-    """
-
-    rate: float = Field(default=0.15, gt=0, lt=1)
-    random: float = Field(default=0.1, ge=0, le=1)
-    keep: float = Field(default=0.1, ge=0, le=1)
-    whole_words: bool = False
+    rate: Annotated[float, OnResume.ALLOW] = Field(default=0.15, gt=0, lt=1)
+    """Average share of tokens that are predicted; special tokens never are."""
+    random: Annotated[float, OnResume.ALLOW] = Field(default=0.1, ge=0, le=1)
+    """Share of the predicted tokens that are replaced by a random token."""
+    keep: Annotated[float, OnResume.ALLOW] = Field(default=0.1, ge=0, le=1)
+    """Share of the predicted tokens that stay unchanged. The rest becomes the mask token: `random`
+    and `keep` of 0.1 are the 80/10/10 of BERT, both 0 is ModernBERT."""
+    whole_words: Annotated[bool, OnResume.ALLOW] = False
+    """Predict all tokens of a word or none."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -64,29 +61,24 @@ class MaskedConfig(Section):
 
 
 class SpanConfig(Section):
-    """Span corruption (Raffel et al. 2020, 3.1.4).
+    """Span corruption (Raffel et al. 2020, 3.1.4)."""
 
-    Attributes:
-        density: Share of tokens that are taken out of the source, and predicted.
-        mean_length: Mean tokens of a span that is taken out.
-    """
-
-    density: float = Field(default=0.15, gt=0, lt=1)
-    mean_length: float = Field(default=3.0, ge=1)
+    density: Annotated[float, OnResume.ALLOW] = Field(default=0.15, gt=0, lt=1)
+    """Share of tokens that are removed from the source and predicted."""
+    mean_length: Annotated[float, OnResume.ALLOW] = Field(default=3.0, ge=1)
+    """Mean length of a removed span in tokens."""
 
 
 class DenoiserConfig(SpanConfig):
-    """One of UL2's denoisers.
+    """One of UL2's denoisers."""
 
-    Attributes:
-        mode: What the source begins with: a special token of the tokenizer. None: nothing.
-        prefix: A prefix language model: one span, the last of the row; `density` is its share of the row.
-        weight: How often, in proportion to the others.
-    """
-
-    mode: str | None = None
-    prefix: bool = False
-    weight: float = Field(default=1.0, gt=0)
+    mode: Annotated[str | None, OnResume.ALLOW] = None
+    """Special token that the source begins with. None: no such token."""
+    prefix: Annotated[bool, OnResume.ALLOW] = False
+    """Prefix language model: the only span is the end of the row, and `density` is its share of the
+    row."""
+    weight: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Share of the rows relative to the other denoisers."""
 
 
 def _ul2() -> list[DenoiserConfig]:
@@ -99,32 +91,28 @@ def _ul2() -> list[DenoiserConfig]:
 
 
 class Ul2Config(Section):
-    """Mixture of denoisers (Tay et al. 2023, 3.1).
-
-    Attributes:
-        denoisers: The seven of the paper's table 1, uniformly: two R, four X, one S.
-    """
+    """Mixture of denoisers (Tay et al. 2023, 3.1)."""
 
     denoisers: list[DenoiserConfig] = Field(default_factory=_ul2, min_length=1)
+    """Denoisers of the mixture. Default: the seven of table 1 of the paper with equal weights (two
+    R, four X, one S)."""
 
 
 class FimConfig(Section):
-    """Fill in the middle (Bavarian et al. 2022), on tokens.
+    """Fill in the middle (Bavarian et al. 2022), on tokens."""
 
-    Attributes:
-        rate: Share of documents that are rearranged.
-        spm_rate: Of these, the share in the order suffix, prefix, middle; the others are prefix, suffix, middle.
-        max_documents: Documents of a row that are rearranged at most; a row keeps room for the three special tokens of
-            each, and what of it is not needed is padding.
-        tokens: Special tokens that begin prefix, suffix and middle.
-    """
-
-    rate: float = Field(default=0.5, gt=0, le=1)
-    spm_rate: float = Field(default=0.5, ge=0, le=1)
-    max_documents: int = Field(default=4, ge=1)
-    tokens: list[str] = Field(
+    rate: Annotated[float, OnResume.ALLOW] = Field(default=0.5, gt=0, le=1)
+    """Share of documents that are rearranged."""
+    spm_rate: Annotated[float, OnResume.ALLOW] = Field(default=0.5, ge=0, le=1)
+    """Share of the rearranged documents in the order suffix, prefix, middle; the others have the
+    order prefix, suffix, middle."""
+    max_documents: Annotated[int, OnResume.ALLOW] = Field(default=4, ge=1)
+    """Largest number of rearranged documents in a row. Each row reserves room for their special
+    tokens, three a document; unused room is padding."""
+    tokens: Annotated[list[str], OnResume.ALLOW] = Field(
         default=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], min_length=3, max_length=3
     )
+    """Special tokens before the prefix, the suffix and the middle."""
 
 
 SECTIONS = ("masked", "span", "ul2", "fim")
@@ -132,21 +120,19 @@ SECTIONS = ("masked", "span", "ul2", "fim")
 
 
 class TaskConfig(Section):
-    """One objective.
+    """One objective."""
 
-    Attributes:
-        kind: Entry of `objective/`.
-        masked: Of kind `masked`.
-        span: Of kind `span`.
-        ul2: Of kind `ul2`.
-        fim: Of kind `fim`.
-    """
-
-    kind: str = "causal"
+    kind: Annotated[str, OnResume.ALLOW] = "causal"
+    """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
+    `classify`, `tag`, or one that a module under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
+    """Masked language modelling; for `kind: masked`."""
     span: SpanConfig = SpanConfig()
+    """Span corruption; for `kind: span`."""
     ul2: Ul2Config = Ul2Config()
+    """Mixture of denoisers; for `kind: ul2`."""
     fim: FimConfig = FimConfig()
+    """Fill in the middle; for `kind: fim`."""
 
     @field_validator("kind")
     @classmethod
@@ -166,28 +152,23 @@ class TaskConfig(Section):
 
 
 class MixedTaskConfig(TaskConfig):
-    """One of several objectives of a run.
+    """One of several objectives of a run."""
 
-    Attributes:
-        weight: Share of the rows, in proportion to the others'.
-    """
-
-    weight: float = Field(gt=0)
+    weight: Annotated[float, OnResume.ALLOW] = Field(gt=0)
+    """Share of the rows relative to the other objectives."""
 
 
 class ObjectiveConfig(TaskConfig):
-    """The training objective, or several: each row is of one of them, drawn by (seed, sample id).
-
-    Attributes:
-        mixture: Instead of `kind` and its section.
-        label_smoothing: Probability that is spread evenly over the vocabulary (Szegedy et al. 2016, 7); in training
-            only: the loss that is shown is without it.
-        z_loss: Coefficient of the squared log of the softmax's denominator (Chowdhery et al. 2022, 5); likewise.
-    """
+    """The training objective, or several: each row is of one of them, drawn by (seed, sample id)."""
 
     mixture: list[MixedTaskConfig] = Field(default_factory=list)
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    z_loss: float = Field(default=0.0, ge=0)
+    """Several weighted objectives, instead of `kind` and its section."""
+    label_smoothing: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """Probability that is spread evenly over the vocabulary (Szegedy et al. 2016, 7). Applied in
+    training only; the reported loss excludes it."""
+    z_loss: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
+    """Coefficient of the squared log of the softmax denominator (Chowdhery et al. 2022, 5). Applied
+    in training only; the reported loss excludes it."""
 
     @property
     def tasks(self) -> list[TaskConfig]:

@@ -1,10 +1,10 @@
 """`optim.schedule:` -- the learning rate over the steps, with its positions given by step or by token."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pretrain.config.base import Section, check_name
+from pretrain.config.base import OnResume, Section, check_name
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
 
@@ -18,33 +18,33 @@ class ScheduleConfig(Section):
 
     Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. Tokens are those of whole batches,
     `batch.global_tokens` a step, and the position is the first step that has them all.
-
-    Attributes:
-        kind: Shape after warm-up. `inverse_sqrt` is that of the 2017 Transformer, and with `hold` that of T5; `wsd` is
-            warm-up, stable, decay (Hu et al. 2024): its run can be prolonged from any checkpoint of the stable phase.
-        warmup_steps: Linear rise from 0.
-        warmup_tokens: The same, by token.
-        decay_steps: Where the final rate is reached. None: `train.steps`.
-        decay_tokens: The same, by token.
-        cooldown_steps: Length of the fall at the end, under `wsd`.
-        cooldown_tokens: The same, by token.
-        cooldown_shape: `1-sqrt` falls fast first and keeps more of the loss (Haegele et al. 2024).
-        hold_steps: Under `inverse_sqrt`, how long the peak is held: k in T5's 1 / sqrt(max(n, k)).
-        hold_tokens: The same, by token.
-        min_ratio: Learning rate over the peak at the end; under `inverse_sqrt` the least it falls to.
     """
 
-    kind: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
-    warmup_steps: int = Field(default=0, ge=0)
-    warmup_tokens: int | None = Field(default=None, ge=1)
-    decay_steps: int | None = Field(default=None, ge=1)
-    decay_tokens: int | None = Field(default=None, ge=1)
-    cooldown_steps: int | None = Field(default=None, ge=1)
-    cooldown_tokens: int | None = Field(default=None, ge=1)
-    cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
-    hold_steps: int | None = Field(default=None, ge=1)
-    hold_tokens: int | None = Field(default=None, ge=1)
-    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
+    """Shape after the warm-up. `inverse_sqrt`: the schedule of the 2017 Transformer, with `hold`
+    that of T5. `wsd`: warm-up, stable, decay (Hu et al. 2024); such a run can be prolonged from any
+    checkpoint of the stable phase."""
+    warmup_steps: Annotated[int, OnResume.WARN] = Field(default=0, ge=0)
+    """Length of the linear warm-up from 0, in steps."""
+    warmup_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Length of the linear warm-up from 0, in tokens."""
+    decay_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Step at which the final learning rate is reached. None: `train.steps`."""
+    decay_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Tokens after which the final learning rate is reached. None: the end of the run."""
+    cooldown_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Length of the final decay in steps, for `wsd`."""
+    cooldown_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Length of the final decay in tokens, for `wsd`."""
+    cooldown_shape: Annotated[Literal["linear", "1-sqrt"], OnResume.WARN] = "linear"
+    """Shape of the final decay, for `wsd`. `1-sqrt` falls faster at first and reaches a lower loss
+    (Haegele et al. 2024)."""
+    hold_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Steps at the peak, for `inverse_sqrt`: k in 1 / sqrt(max(n, k)) of T5."""
+    hold_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Tokens at the peak, for `inverse_sqrt`."""
+    min_ratio: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0, le=1)
+    """Final learning rate divided by the peak; for `inverse_sqrt` the lower bound."""
 
     @model_validator(mode="after")
     def _check(self) -> "ScheduleConfig":
@@ -109,71 +109,66 @@ OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
 
 
 class MuonConfig(Section):
-    """`optim.muon` -- Muon (Jordan et al. 2024) on hidden matrices; all else takes AdamW, by the keys of `optim`.
+    """`optim.muon` -- Muon (Jordan et al. 2024) on hidden matrices; all else takes AdamW, by the keys of `optim`."""
 
-    Attributes:
-        lr: Peak learning rate of the matrices. The schedule is laid on both alike.
-        momentum: Decay of the momentum.
-        nesterov: Whether the gradient is added once more to the momentum.
-        ns_steps: Newton-Schulz iterations.
-        weight_decay: On the matrices. None: `optim.weight_decay`.
-        adjust_lr_fn: `original` scales a tall matrix's rate by the root of its height over its width;
-            `match_rms_adamw` scales every one so that rate and decay tuned for AdamW fit (Liu et al. 2025).
-    """
-
-    lr: float = Field(default=0.02, gt=0)
-    momentum: float = Field(default=0.95, ge=0, lt=1)
-    nesterov: bool = True
-    ns_steps: int = Field(default=5, ge=1, lt=100)
-    weight_decay: float | None = Field(default=None, ge=0)
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original"
+    lr: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
+    """Peak learning rate of hidden matrices. It follows the same schedule as `optim.lr`."""
+    momentum: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
+    """Decay rate of the momentum."""
+    nesterov: Annotated[bool, OnResume.WARN] = True
+    """Use Nesterov momentum."""
+    ns_steps: Annotated[int, OnResume.WARN] = Field(default=5, ge=1, lt=100)
+    """Newton-Schulz iterations."""
+    weight_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, ge=0)
+    """Weight decay of hidden matrices. None: `optim.weight_decay`."""
+    adjust_lr_fn: Annotated[Literal["original", "match_rms_adamw"], OnResume.WARN] = "original"
+    """Learning rate of a matrix by its shape. `original`: scale that of a tall matrix by
+    sqrt(height / width). `match_rms_adamw`: scale all, so that a rate and a decay tuned for AdamW
+    fit (Liu et al. 2025)."""
 
 
 class AdafactorConfig(Section):
-    """`optim.adafactor` -- Adafactor (Shazeer and Stern 2018).
+    """`optim.adafactor` -- Adafactor (Shazeer and Stern 2018)."""
 
-    Attributes:
-        decay_rate: The decay of the variance at step n is 1 - n^-decay_rate.
-        clip_threshold: Largest root mean square of a matrix's update, before the learning rate.
-        min_scale: Least root mean square that a matrix is taken to have when its step is made relative to it.
-    """
-
-    decay_rate: float = Field(default=0.8, gt=0, le=1)
-    clip_threshold: float = Field(default=1.0, ge=1)
-    min_scale: float = Field(default=1e-3, gt=0)
+    decay_rate: Annotated[float, OnResume.WARN] = Field(default=0.8, gt=0, le=1)
+    """Exponent of the variance decay, which is 1 - n^-decay_rate at step n."""
+    clip_threshold: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=1)
+    """Largest root mean square of the update of a matrix, before the learning rate."""
+    min_scale: Annotated[float, OnResume.WARN] = Field(default=1e-3, gt=0)
+    """Lower bound of the root mean square of a matrix, which its step is relative to."""
 
 
 class OptimConfig(Section):
-    """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule.
+    """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
-    Attributes:
-        kind: Entry of `OPTIMIZERS` in `optim/`.
-        lr: Peak learning rate.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        eps: Added to the root of the second moment.
-        weight_decay: On matrices only: none on norms, biases and embeddings.
-        grad_clip: Largest global gradient norm; 0: no clipping.
-        layer_decay: The learning rate of a block over that of the block above it (Clark et al. 2020, ELECTRA);
-            embeddings are below the first block, the head above the last. None: one rate for all.
-        muon: What `kind: muon` adds.
-        adafactor: What `kind: adafactor` adds; it has no use for beta1, beta2 and eps.
-        schedule: Learning rate over the steps.
-        max_bad_steps: Non-finite steps in a row, each skipped, after which the run stops (exit code 77).
-    """
-
-    kind: str = "adamw"
-    lr: float = Field(gt=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    grad_clip: float = Field(default=1.0, ge=0)
-    layer_decay: float | None = Field(default=None, gt=0, le=1)
+    kind: Annotated[str, OnResume.NEVER] = "adamw"
+    """Optimizer: `adamw`, `adafactor`, `muon`, or one that a module under `extend` adds
+    (docs/optimizers.md)."""
+    lr: Annotated[float, OnResume.WARN] = Field(gt=0)
+    """Peak learning rate."""
+    beta1: Annotated[float, OnResume.WARN] = Field(default=0.9, ge=0, lt=1)
+    """Decay rate of the first moment."""
+    beta2: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
+    """Decay rate of the second moment."""
+    eps: Annotated[float, OnResume.WARN] = Field(default=1e-8, gt=0)
+    """Epsilon that is added to the root of the second moment."""
+    weight_decay: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0)
+    """Decoupled weight decay of matrices; none on norms, biases and embeddings."""
+    grad_clip: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=0)
+    """Largest global gradient norm. 0: no clipping."""
+    layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
+    """Learning rate of a block divided by that of the block above it (Clark et al. 2020, ELECTRA);
+    the embeddings are below the first block, the head above the last. None: the same rate for
+    all."""
     muon: MuonConfig = MuonConfig()
+    """Muon on hidden matrices; for `kind: muon`."""
     adafactor: AdafactorConfig = AdafactorConfig()
+    """Adafactor, which ignores beta1, beta2 and eps; for `kind: adafactor`."""
     schedule: ScheduleConfig = ScheduleConfig()
-    max_bad_steps: int = Field(default=10, ge=1)
+    """Learning rate schedule."""
+    max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
+    """Largest number of consecutive non-finite steps, each of which is skipped; then the run ends
+    with exit code 77."""
 
     @field_validator("kind")
     @classmethod

@@ -55,18 +55,17 @@ Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdatase
 
 
 class NormalizeConfig(Section):
-    """What an input's text goes through before anything else sees it: filters, split, duplicates, tokenizer.
-
-    Attributes:
-        steps: In order. `lowercase`; `punctuation` and `moses`: punctuation is normalised, and words and marks are
-            parted by spaces, as the scripts of Moses do it (Koehn et al. 2007).
-        language: Of the text, such as `en`, by which Moses knows abbreviations and quotes; of pairs, of the source.
-        target_language: Pairs: of the target.
-    """
+    """What an input's text goes through before anything else sees it: filters, split, duplicates, tokenizer."""
 
     steps: list[Literal["lowercase", "punctuation", "moses"]] = Field(min_length=1)
+    """Normalization steps in order. `lowercase`: lower case. `punctuation`, `moses`: normalize
+    punctuation, and split words and marks by spaces, like the scripts of Moses (Koehn et al.
+    2007)."""
     language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
+    """Language code of the text such as `en`, for the abbreviations and quotes of Moses; in pairs,
+    that of the source."""
     target_language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
+    """Language code of the target, for pairs."""
 
     @property
     def needs_language(self) -> bool:
@@ -81,45 +80,46 @@ class NormalizeConfig(Section):
 
 
 class InputConfig(Section):
-    """One input, or several that are read alike.
-
-    Attributes:
-        path: Files, folders, globs, or URLs of http, https, s3, gs. None given at all: this Python's standard library.
-        format: How documents lie in a file; `auto` goes by its name. `text`: a file is a document; `lines`: a line is
-            one; `json`: a list of records; `webdataset`: tars with a text or JSON member a sample.
-        text_field: Field or column of the text.
-        source_field: Pairs: field of the source; the target is in `target_field`.
-        target_field: Pairs: field of the target.
-        paired_path: Pairs as files: the n-th line there is the target of the n-th line of `path`. As many files.
-        prompt_field: Records: field of the prompt, which is not learned.
-        response_field: Records: field of the response, which is.
-        messages_field: Records: field of a list of {role, content}; turns of the assistant are learned.
-        template: Records: what is written around the words of each role: a name (`instruction`, `chatml`), or a text
-            for each role with `{content}` in it; a prompt is the user's. None: nothing.
-        label_field: Classes: field of the label, text or a number; the text is in `text_field`.
-        words_field: Tags: field of the list of a text's words.
-        tags_field: Tags: field of the list of their labels.
-        max_document_bytes: A longer document or line is refused.
-        normalize: Done to the text as it is read. None: it stays as it is.
-        split: All documents go there. None: as `split` of the whole says.
-    """
+    """One input, or several that are read alike."""
 
     path: str | list[str] = Field(default_factory=list)
+    """Files, folders, globs, or URLs (http, https, s3, gs). Empty: the standard library of the
+    running Python."""
     format: Format = "auto"
+    """File format. `auto`: by file name. `text`: one document a file. `lines`: one document a line.
+    `jsonl`: one record a line. `json`: a list of records. `parquet`: one document a row.
+    `webdataset`: tars with one text or JSON member a sample."""
     text_field: str = "text"
+    """Field or column of the text."""
     source_field: str = "source"
+    """Field of the source, for pairs."""
     target_field: str = "target"
+    """Field of the target, for pairs."""
     paired_path: str | list[str] | None = None
+    """Files of the targets, for pairs: line n is the target of line n of `path`. As many files as
+    in `path`. None: both sides are fields of a record."""
     prompt_field: str = "prompt"
+    """Field of the prompt, which has no loss; for records."""
     response_field: str = "response"
+    """Field of the response, which has a loss; for records."""
     messages_field: str | None = None
+    """Field of a list of {role, content}; only turns of the assistant have a loss; for records.
+    None: prompt and response."""
     template: Annotated[str | dict[str, str] | None, AfterValidator(check_template)] = None
+    """Text around the turns of each role, for records: `instruction`, `chatml`, or a mapping from
+    role to a text that contains `{content}`; a prompt has the role user. None: no such text."""
     label_field: str = "label"
+    """Field of the label (text or number), for classes; `text_field` has the text."""
     words_field: str = "tokens"
+    """Field of the list of words, for tags."""
     tags_field: str = "tags"
+    """Field of the list of their labels, for tags."""
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
+    """Largest size of a document or line in bytes; a larger one is refused."""
     normalize: NormalizeConfig | None = None
+    """Text normalization before everything else. None: no normalization."""
     split: Literal["train", "validation"] | None = None
+    """Split of all documents of this input. None: as the `split` of the config says."""
 
     @property
     def paths(self) -> list[str]:
@@ -128,34 +128,32 @@ class InputConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """The tokenizer that makes the tokens.
-
-    Attributes:
-        kind: Trained here: byte-level `bpe`, `wordpiece` (BERT), `unigram` (SentencePiece), `char`; or `given`.
-        path: `given`: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
-        vocab_size: Entries, special tokens included. None: 8192.
-        lowercase: Texts are lower-cased first.
-        normalizer: Unicode normalisation.
-        split_digits: A number is one token a digit.
-        special_tokens: Further ones, in order, after those that the kind and `roles` need.
-        roles: `document`: an end of document. `bert`: [PAD] [UNK] [CLS] [SEP] [MASK]. `t5`: <pad> </s> <unk> and
-            sentinels.
-        sentinels: `t5`: number of <extra_id_N>.
-        vocab_multiple: The vocabulary is filled up to a multiple of this with unused tokens.
-        sample_bytes: Training text taken evenly from the whole input.
-    """
+    """The tokenizer that makes the tokens."""
 
     kind: Literal["bpe", "wordpiece", "unigram", "char", "given"] = "bpe"
+    """Kind of tokenizer to train: byte-level `bpe`, `wordpiece` (BERT), `unigram` (SentencePiece),
+    `char`; or `given`: use the one at `path`."""
     path: str | None = None
+    """For `given`: a tokenizer.json, a Hugging Face folder, or a name on its hub."""
     vocab_size: int | None = Field(default=None, ge=2)
+    """Vocabulary size of a trained tokenizer in tokens, special tokens included. None: 8192."""
     lowercase: bool = False
+    """Convert text to lower case first."""
     normalizer: Literal["none", "nfc", "nfkc"] = "none"
+    """Unicode normalization form."""
     split_digits: bool = False
+    """Split numbers into single digits."""
     special_tokens: list[str] = Field(default_factory=list)
+    """Additional special tokens, in order, after those that `kind` and `roles` need."""
     roles: Literal["document", "bert", "t5"] = "document"
+    """Set of special tokens. `document`: end of document. `bert`: `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]`, `[MASK]`.
+    `t5`: `<pad>`, `</s>`, `<unk>` and sentinels."""
     sentinels: int = Field(default=100, ge=0)
+    """Number of <extra_id_N> tokens, for `roles: t5`."""
     vocab_multiple: int = Field(default=1, ge=1)
+    """Fill the vocabulary up to a multiple of this size with unused tokens."""
     sample_bytes: int = Field(default=64 * 2**20, ge=1)
+    """Size of the training text in bytes, sampled evenly from all input."""
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizerConfig":
@@ -167,51 +165,47 @@ class TokenizerConfig(Section):
 
 
 class FilterConfig(Section):
-    """Which documents are left out; each count is reported.
-
-    Attributes:
-        min_chars: Shorter ones.
-        max_chars: Longer ones. None: no limit.
-        require: Only records whose fields have one of these values, such as `{language: [en, de]}`.
-        deduplicate: Documents whose bytes came before, whichever input they came from.
-    """
+    """Which documents are left out; each count is reported."""
 
     min_chars: int = Field(default=1, ge=0)
+    """Smallest length of a document in characters."""
     max_chars: int | None = Field(default=None, ge=1)
+    """Largest length of a document in characters. None: no limit."""
     require: dict[str, list[str | int | bool]] = Field(default_factory=dict)
+    """Keep only records whose fields have one of these values, such as `{language: [en, de]}`."""
     deduplicate: bool = False
+    """Drop documents whose bytes have occurred before, in any input."""
 
 
 class PrepareConfig(Section):
-    """Everything that defines a shard folder.
-
-    Attributes:
-        output: Folder to write.
-        kind: What a document is: a text, a pair, a record of segments, a text with a label (`classes`), or a text whose
-            words have labels (`tags`).
-        inputs: Read in this order.
-        tokenizer: Trained or given.
-        filter: What is left out.
-        split: `hash:F` by document, or `tail:F` of every document, held out for validation.
-        seed: Salt of the hash split.
-        part_bytes: Input bytes of one unit of work. None: by the size of the input.
-        shard_tokens: A part starts a new shard at this many tokens.
-        end_of_document: A document ends with the tokenizer's end-of-document token. Whatever is said here, a labelled
-            one begins with the token that begins a text ([CLS]), where the tokenizer has one.
-        labels: Classes, tags: names of the labels, by number. None: those of the training split, sorted.
-    """
+    """Everything that defines a shard folder."""
 
     output: str
+    """Output folder."""
     kind: DataKind = "text"
+    """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `classes` (texts with
+    a label), `tags` (texts with a label a word)."""
     inputs: list[InputConfig] = Field(default_factory=list)
+    """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    """Tokenizer, trained or given."""
     filter: FilterConfig = FilterConfig()
+    """Rules that drop documents."""
     split: str = "hash:0.01"
+    """Validation split: `hash:F` takes a share F of the documents by hash, `tail:F` the last share
+    F of every document."""
     seed: int = Field(default=0, ge=0, lt=2**64)
+    """Salt of the hash split."""
     part_bytes: int | None = Field(default=None, ge=1)
+    """Input bytes of one unit of work. None: chosen by the size of the input."""
     shard_tokens: int = Field(default=2**27, ge=1)
+    """Largest size of a shard in tokens; a unit of work starts a new shard there."""
     end_of_document: bool = True
+    """Append the end-of-document token to each document. A document with labels begins with the
+    token that begins a text ([CLS]) in any case, if the tokenizer has one."""
     labels: list[str] = Field(default_factory=list)
+    """Label names in the order of their ids, for classes and tags. Empty: the sorted labels of the
+    training split."""
 
     @model_validator(mode="after")
     def _check(self) -> "PrepareConfig":

@@ -8,28 +8,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 from pretrain.config.model import HeadConfig, ModelConfig, SpecialTokens, StackConfig
 
 
 class RecurrentStackConfig(Section):
-    """One stack of recurrent layers.
+    """One stack of recurrent layers."""
 
-    Attributes:
-        cell: `torch.nn.RNN` (tanh; Elman 1990), `nn.LSTM` (Hochreiter and Schmidhuber 1997) or `nn.GRU` (Cho et al.
-            2014).
-        layers: Layers, each reading the outputs of the one below.
-        width: Width D of embeddings, states and outputs.
-        bidirectional: Half of the width reads backwards; of an encoder only.
-        dropout: Probability, on embeddings, between layers and on outputs, never from step to step (Zaremba et al.
-            2014).
-    """
-
-    cell: Literal["rnn", "lstm", "gru"] = "lstm"
-    layers: int = Field(ge=1)
-    width: int = Field(ge=1)
-    bidirectional: bool = False
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    cell: Annotated[Literal["rnn", "lstm", "gru"], OnResume.NEVER] = "lstm"
+    """`rnn`: `torch.nn.RNN` with tanh (Elman 1990). `lstm`: `nn.LSTM` (Hochreiter and Schmidhuber
+    1997). `gru`: `nn.GRU` (Cho et al. 2014)."""
+    layers: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Number of layers."""
+    width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Width D of embeddings, states and outputs."""
+    bidirectional: Annotated[bool, OnResume.NEVER] = False
+    """Half of the width reads backwards; encoder only."""
+    dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """Dropout probability on embeddings, between layers and on outputs, never between steps
+    (Zaremba et al. 2014)."""
 
     @model_validator(mode="after")
     def _check(self) -> "RecurrentStackConfig":
@@ -39,38 +36,37 @@ class RecurrentStackConfig(Section):
 
 
 class RecurrentConfig(Section):
-    """A recurrent model: the keys that it shares with a Transformer have the same meaning.
+    """A recurrent model: the keys that it shares with a Transformer have the same meaning."""
 
-    Attributes:
-        kind: `recurrent`.
-        preset: Name of an entry of `config/presets/`; None: all keys are given.
-        encoder: Reads the source; None: a language model.
-        decoder: Its state begins as the encoder's last one, or as zeros.
-        attention: `bahdanau`: additive, of the state before a token, whose result the cell reads beside the token;
-            `luong`: multiplicative, of the state after it; `none`: the state is all that the decoder knows.
-        score: Luong's: `general` has a matrix between the two states, `dot` has none.
-        input_feeding: Luong's: the cell reads the last attentional vector beside the token (his section 3.3).
-        head: What reads the decoder's outputs: a language model's, with or without a bias.
-        vocab_size: As `ModelConfig`.
-        vocab_multiple: As `ModelConfig`.
-        max_seq_len: Longest sequence; nothing in the model depends on it.
-        tied_embeddings: As `ModelConfig`.
-        special_tokens: As `ModelConfig`.
-    """
-
-    kind: Literal["recurrent"]
-    preset: str | None = None
+    kind: Annotated[Literal["recurrent"], OnResume.NEVER]
+    """`recurrent`."""
+    preset: Annotated[str | None, OnResume.FREE] = None
+    """Name of a preset (`pretrain/config/presets/`) that provides the defaults of all other keys.
+    None: no preset."""
     encoder: RecurrentStackConfig | None = None
+    """Stack that reads the source. None: a language model."""
     decoder: RecurrentStackConfig
-    attention: Literal["none", "bahdanau", "luong"] = "none"
-    score: Literal["general", "dot"] = "general"
-    input_feeding: bool = False
+    """Stack that predicts. Its initial state is the last state of the encoder, or zeros."""
+    attention: Annotated[Literal["none", "bahdanau", "luong"], OnResume.NEVER] = "none"
+    """`bahdanau`: additive attention of the state before a token; the cell reads its result and the
+    token. `luong`: multiplicative attention of the state after the token. `none`: no attention."""
+    score: Annotated[Literal["general", "dot"], OnResume.NEVER] = "general"
+    """Score of `luong`: `general` has a matrix between the two states, `dot` has none."""
+    input_feeding: Annotated[bool, OnResume.NEVER] = False
+    """For `luong`: the cell also reads the last attentional vector (section 3.3 of the paper)."""
     head: HeadConfig = HeadConfig()
-    vocab_size: int | None = Field(default=None, ge=1)
-    vocab_multiple: int = Field(default=128, ge=1)
-    max_seq_len: int = Field(default=2048, ge=1)
-    tied_embeddings: bool = False
+    """Output layer of a language model, with or without a bias."""
+    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Vocabulary size in tokens, shared by both stacks, before padding. None: that of the
+    tokenizer."""
+    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
+    """Pad the embedding table to a multiple of this many rows."""
+    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
+    """Longest sequence in tokens; nothing in the model depends on it."""
+    tied_embeddings: Annotated[bool, OnResume.NEVER] = False
+    """Share the weight of the head with the input embeddings."""
     special_tokens: SpecialTokens = SpecialTokens()
+    """Ids of special tokens. None: taken from the tokenizer of the data."""
 
     @property
     def padded_vocab_size(self) -> int:

@@ -2,11 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 from pretrain.config.data import BatchConfig, DataConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
@@ -28,26 +28,25 @@ from pretrain.config.train import (
 
 
 class GuardConfig(Section):
-    """What is watched, and what is done about it (docs/guard.md).
+    """What is watched, and what is done about it (docs/guard.md)."""
 
-    Attributes:
-        on_spike: What a loss far above the last ones leads to. `warn`: a line in the log, and a count in the metrics.
-            `skip`: the step is also dropped before it is applied. `rollback`: the run goes back to its newest
-            checkpoint and leaves out the samples since then.
-        spike_window: Last finite losses that a loss is compared with; half as many are needed before there is a spike.
-        spike_threshold: Robust standard deviations above their median that make a spike.
-        max_skips: Spikes in a row that `skip` drops; then the loss is held to have a new level, and training goes on.
-        max_rollbacks: Of one run, by themselves; one more ends it (exit code 77).
-        check_replicas_every: Steps between comparisons of the weights that ranks hold alike; before each checkpoint
-            too. 0: never.
-    """
-
-    on_spike: Literal["warn", "skip", "rollback"] = "warn"
-    spike_window: int = Field(default=128, ge=8, le=128)
-    spike_threshold: float = Field(default=8.0, gt=0)
-    max_skips: int = Field(default=10, ge=1)
-    max_rollbacks: int = Field(default=5, ge=1)
-    check_replicas_every: int = Field(default=1000, ge=0)
+    on_spike: Annotated[Literal["warn", "skip", "rollback"], OnResume.WARN] = "warn"
+    """Reaction to a loss spike. `warn`: log it and count it in the metrics. `skip`: also drop the
+    step before it is applied. `rollback`: return to the newest checkpoint and leave out the samples
+    since then."""
+    spike_window: Annotated[int, OnResume.WARN] = Field(default=128, ge=8, le=128)
+    """Number of last finite losses that a loss is compared with; detection starts with half as
+    many."""
+    spike_threshold: Annotated[float, OnResume.WARN] = Field(default=8.0, gt=0)
+    """Distance of a spike above the median of the window, in robust standard deviations."""
+    max_skips: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
+    """Largest number of consecutive spikes that `skip` drops; then the loss is assumed to have a
+    new level."""
+    max_rollbacks: Annotated[int, OnResume.FREE] = Field(default=5, ge=1)
+    """Largest number of automatic rollbacks of a run; one more ends it with exit code 77."""
+    check_replicas_every: Annotated[int, OnResume.FREE] = Field(default=1000, ge=0)
+    """Steps between comparisons of replicated weights, which are also compared before each
+    checkpoint. 0: never."""
 
     @model_validator(mode="after")
     def _check(self) -> "GuardConfig":
@@ -64,16 +63,13 @@ _DEFAULTS = {"max_skips": 10, "max_rollbacks": 5}
 
 
 class LaunchConfig(Section):
-    """Jobs under Slurm (slurm/README.md). None of it changes what is computed, up to rounding.
+    """Jobs under Slurm (slurm/README.md). None of it changes what is computed, up to rounding."""
 
-    Attributes:
-        elastic: Whether fewer nodes than were asked for will do: a job trains on as many of those that it gets as
-            divide the batch, the same samples each step.
-        max_idle_restarts: Restarts in a row without a new checkpoint that end the job for good.
-    """
-
-    elastic: bool = False
-    max_idle_restarts: int = Field(default=3, ge=1)
+    elastic: Annotated[bool, OnResume.FREE] = False
+    """Train on fewer nodes than requested if not all are available: on as many as divide the batch,
+    with the same samples each step."""
+    max_idle_restarts: Annotated[int, OnResume.FREE] = Field(default=3, ge=1)
+    """Consecutive restarts without a new checkpoint after which the job is given up."""
 
 
 # Rules between `optim`, `engine`, `model` and the length of a run.
@@ -111,32 +107,47 @@ def _is_t5_style(model: ModelConfig) -> bool:
 
 
 class RunConfig(Section):
-    """Everything that defines a run. `pretrain config FILE` prints it with every default filled in.
+    """Everything that defines a run. `pretrain config FILE` prints it with every default filled in."""
 
-    Attributes:
-        seed: Of weights, data order and dropout.
-        extend: Modules to import first, which add entries to the registries (an objective, a backend, a family).
-    """
-
-    seed: int = Field(default=1234, ge=0, lt=2**63)
-    extend: list[str] = Field(default_factory=list)
+    seed: Annotated[int, OnResume.ALLOW] = Field(default=1234, ge=0, lt=2**63)
+    """Seed of weights, data order and dropout."""
+    extend: Annotated[list[str], OnResume.WARN] = Field(default_factory=list)
+    """Modules to import first, which add entries to the registries (an objective, a backend, a
+    family)."""
     run: RunSection
+    """Name and place of the run."""
     data: DataConfig
+    """Training data and their order."""
     batch: BatchConfig
+    """Batch of one optimizer step."""
     model: ModelSection
+    """Architecture of the model."""
     objective: ObjectiveConfig = ObjectiveConfig()
+    """Training objective."""
     optim: OptimConfig
+    """Optimizer and learning rate."""
     train: TrainConfig
+    """Length of the run."""
     eval: EvalConfig = EvalConfig()
+    """Validation during training."""
     engine: EngineConfig = EngineConfig()
+    """Parallelism, precision and memory."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """Interval and retention of checkpoints."""
     guard: GuardConfig = GuardConfig()
+    """Detection of loss spikes and diverging replicas."""
     tracking: TrackingConfig = TrackingConfig()
+    """Metrics and other output."""
     profile: ProfileConfig = ProfileConfig()
+    """Traces of single steps."""
     init: InitConfig = InitConfig()
+    """Initial weights."""
     finetune: FinetuneConfig = FinetuneConfig()
+    """Full fine-tuning or adapters."""
     resume: ResumeConfig = ResumeConfig()
+    """Permitted changes of a resumed run."""
     launch: LaunchConfig = LaunchConfig()
+    """Jobs under Slurm."""
 
     @property
     def folder(self) -> Path:

@@ -4,74 +4,67 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
 
 class SamplesConfig(Section):
-    """Texts that are generated while the run goes on: `samples.jsonl`, and a table in Weights & Biases.
+    """Texts that are generated while the run goes on: `samples.jsonl`, and a table in Weights & Biases."""
 
-    Attributes:
-        prompts: What a decoder continues, or an encoder-decoder answers. None: no texts.
-        every_evals: Every so many evaluations (`eval.every_steps`).
-        max_tokens: Longest text.
-        temperature: 0: the likeliest token each time. Draws are the same each time.
-    """
-
-    prompts: list[str] = Field(default_factory=list)
-    every_evals: int = Field(default=1, ge=1)
-    max_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=0.0, ge=0)
+    prompts: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
+    """Prompts that a decoder continues, or inputs of an encoder-decoder. Empty: no texts."""
+    every_evals: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Interval in evaluations (`eval.every_steps`)."""
+    max_tokens: Annotated[int, OnResume.FREE] = Field(default=64, ge=1)
+    """Longest text in tokens."""
+    temperature: Annotated[float, OnResume.FREE] = Field(default=0.0, ge=0)
+    """Sampling temperature, with the same random numbers each time. 0: greedy decoding."""
 
 
 class AttentionConfig(Section):
-    """A picture of what heads attend to, drawn while the run goes on: `attention/`, and an image in Weights & Biases.
+    """Attention maps drawn during the run: files in `attention/`, and images in Weights & Biases."""
 
-    Attributes:
-        text: What the model reads; of an encoder-decoder, the source. None: no pictures.
-        target: What the decoder of an encoder-decoder reads.
-        every_evals: Every so many evaluations (`eval.every_steps`).
-        kind: `self`, `cross`, or the self-attention of one stack. None: `cross` where there is any, else `self`.
-        layers: Numbers from 0. None: at most four, from the first to the last.
-        heads: The same.
-    """
-
-    text: str | None = None
-    target: str | None = None
-    every_evals: int = Field(default=1, ge=1)
-    kind: Literal["self", "cross", "encoder", "decoder"] | None = None
-    layers: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    heads: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
+    text: Annotated[str | None, OnResume.FREE] = None
+    """Input of the model; of an encoder-decoder, the source. None: no pictures."""
+    target: Annotated[str | None, OnResume.FREE] = None
+    """Input of the decoder, for an encoder-decoder."""
+    every_evals: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Interval in evaluations (`eval.every_steps`)."""
+    kind: Annotated[Literal["self", "cross", "encoder", "decoder"] | None, OnResume.FREE] = None
+    """`self` or `cross` attention, or the self-attention of one stack. None: `cross` if the model
+    has it, otherwise `self`."""
+    layers: Annotated[list[Annotated[int, Field(ge=0)]] | None, OnResume.FREE] = Field(default=None, min_length=1)
+    """Layers by number, from 0. None: at most four, evenly from the first to the last."""
+    heads: Annotated[list[Annotated[int, Field(ge=0)]] | None, OnResume.FREE] = Field(default=None, min_length=1)
+    """Heads by number, from 0. None: at most four, evenly from the first to the last."""
 
 
 class TrackingConfig(Section):
-    """Where metrics go, besides `metrics.jsonl` and the console (docs/observability.md).
+    """Where metrics go, besides `metrics.jsonl` and the console (docs/observability.md)."""
 
-    Attributes:
-        log_every_steps: Interval of metric rows.
-        norms_every_steps: Interval of norms by layer, in the next row that is due. 0: never.
-        wandb: `auto` is online with a key and offline without one.
-        project: Weights & Biases project.
-        entity: Weights & Biases team or user. None: the key's default.
-        alerts: Weights & Biases alerts: a step that is not finite, a loss spike, a run that stands still.
-        stall_alert_s: Longest time between two rows before a run is said to stand still; three times the longest so
-            far at least. 0: never.
-        artifacts: What Weights & Biases is told of checkpoints: nothing, where they lie, or all their bytes.
-        samples: Texts that are generated.
-        attention: Pictures that are drawn.
-    """
-
-    log_every_steps: int = Field(default=10, ge=1)
-    norms_every_steps: int = Field(default=200, ge=0)
-    wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    project: str = "pretrain"
-    entity: str | None = None
-    alerts: bool = True
-    stall_alert_s: float = Field(default=600.0, ge=0)
-    artifacts: Literal["none", "references", "files"] = "none"
+    log_every_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
+    """Steps between rows of metrics."""
+    norms_every_steps: Annotated[int, OnResume.FREE] = Field(default=200, ge=0)
+    """Steps between norms by layer, which are part of the next row. 0: never."""
+    wandb: Annotated[Literal["auto", "online", "offline", "off"], OnResume.FREE] = "auto"
+    """Weights & Biases. `auto`: online if there is an API key, otherwise offline."""
+    project: Annotated[str, OnResume.FREE] = "pretrain"
+    """Weights & Biases project."""
+    entity: Annotated[str | None, OnResume.FREE] = None
+    """Weights & Biases team or user. None: the default of the API key."""
+    alerts: Annotated[bool, OnResume.FREE] = True
+    """Send Weights & Biases alerts: a non-finite step, a loss spike, a stalled run."""
+    stall_alert_s: Annotated[float, OnResume.FREE] = Field(default=600.0, ge=0)
+    """Time in seconds without a new row after which a run counts as stalled; at least three times
+    the longest interval so far. 0: never."""
+    artifacts: Annotated[Literal["none", "references", "files"], OnResume.FREE] = "none"
+    """Checkpoints as Weights & Biases artifacts: `none`, `references` (paths) or `files`
+    (uploads)."""
     samples: SamplesConfig = SamplesConfig()
+    """Texts that are generated during the run."""
     attention: AttentionConfig = AttentionConfig()
+    """Attention maps that are drawn during the run."""
 
     def measures_norms(self, step: int) -> bool:
         """Returns whether the row of a step has norms by layer: the first one at or after each interval."""
@@ -80,18 +73,15 @@ class TrackingConfig(Section):
 
 
 class ProfileConfig(Section):
-    """A look into single steps, written to `profile/` in the run folder.
+    """A look into single steps, written to `profile/` in the run folder."""
 
-    Attributes:
-        steps: [first, last] to trace with torch's profiler. None: none.
-        ranks: Which ranks trace.
-        memory_history: Keep the stack of each allocation on CUDA, for the snapshot that is written when memory runs
-            out; takes some 2 us an allocation.
-    """
-
-    steps: list[int] | None = Field(default=None, min_length=2, max_length=2)
-    ranks: list[int] = Field(default_factory=lambda: [0])
-    memory_history: bool = False
+    steps: Annotated[list[int] | None, OnResume.FREE] = Field(default=None, min_length=2, max_length=2)
+    """First and last step to trace with the profiler of torch. None: no trace."""
+    ranks: Annotated[list[int], OnResume.FREE] = Field(default_factory=lambda: [0])
+    """Ranks that trace."""
+    memory_history: Annotated[bool, OnResume.FREE] = False
+    """Record the stack of each CUDA allocation, for the snapshot that is written when memory runs
+    out; costs about 2 us an allocation."""
 
     @model_validator(mode="after")
     def _check(self) -> "ProfileConfig":

@@ -1,22 +1,22 @@
 """`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- a run's course, and what it leaves."""
 
+from typing import Annotated
+
 from pydantic import Field
 
-from pretrain.config.base import Section
+from pretrain.config.base import OnResume, Section
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import ObjectiveConfig
 
 
 class TrainConfig(Section):
-    """How long.
+    """How long."""
 
-    Attributes:
-        steps: Optimizer steps of the whole run; the schedule is laid over them.
-        stop_after: Stop early at this step with a checkpoint, the schedule unchanged. None: run to `steps`.
-    """
-
-    steps: int = Field(ge=1)
-    stop_after: int | None = Field(default=None, ge=1)
+    steps: Annotated[int, OnResume.WARN] = Field(ge=1)
+    """Optimizer steps of the whole run, which the schedule covers."""
+    stop_after: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
+    """Step after which to save a checkpoint and stop early, without changing the schedule. None:
+    train up to `steps`."""
 
     @property
     def last_step(self) -> int:
@@ -25,69 +25,57 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    """Validation loss during training.
+    """Validation loss during training."""
 
-    Attributes:
-        every_steps: Interval; 0: never.
-        max_tokens: Tokens of the validation split to use, from its beginning. None: all.
-    """
-
-    every_steps: int = Field(default=0, ge=0)
-    max_tokens: int | None = Field(default=None, ge=1)
+    every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    """Steps between evaluations. 0: never."""
+    max_tokens: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
+    """Tokens of the validation split to use, from its beginning. None: all."""
 
 
 class CheckpointConfig(Section):
-    """Checkpoints.
+    """Checkpoints."""
 
-    Attributes:
-        every_steps: Interval; 0: only when the run ends or is stopped.
-        keep: Newest ones kept.
-        keep_every_steps: Those of steps that are a multiple of it are kept for good, besides; 0: none.
-        best: Metric of validation by which the best one is marked (`checkpoints/best.json`) and kept, besides:
-            `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, or `val_loss_NAME` of a source.
-    """
-
-    every_steps: int = Field(default=0, ge=0)
-    keep: int = Field(default=2, ge=2)
-    keep_every_steps: int = Field(default=0, ge=0)
-    best: str | None = None
+    every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    """Steps between checkpoints. 0: only when the run ends or is stopped."""
+    keep: Annotated[int, OnResume.FREE] = Field(default=2, ge=2)
+    """Number of newest checkpoints that are kept."""
+    keep_every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    """Also keep checkpoints whose step is a multiple of this. 0: none."""
+    best: Annotated[str | None, OnResume.FREE] = None
+    """Validation metric of the best checkpoint, which is marked (`checkpoints/best.json`) and kept:
+    `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, or `val_loss_NAME` of a
+    source. None: not tracked."""
 
 
 class RunSection(Section):
-    """Identity. The run folder is `dir/name`.
+    """Identity. The run folder is `dir/name`."""
 
-    Attributes:
-        dir: Folder of runs.
-        name: Letters, digits, `.`, `_` and `-`.
-    """
-
-    dir: str = "runs"
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    dir: Annotated[str, OnResume.FREE] = "runs"
+    """Parent folder of runs; the run folder is `dir/name`. `~` is the home folder."""
+    name: Annotated[str, OnResume.FREE] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Name of the run: letters, digits, `.`, `_` and `-`."""
 
 
 class InitConfig(Section):
-    """Where weights start.
+    """Where weights start."""
 
-    Attributes:
-        from_: (`from`) A run, a checkpoint, a model folder or a Hugging Face folder to take the weights of; where
-            `model` names neither a preset nor stacks, the model too. None: random.
-        freeze: Patterns of parameters that stay as they are, such as `embedding.*` or `encoder.blocks.[0-3].*`.
-        check_tokenizer: Refuse data in which a token of the start's tokenizer has another number.
-    """
-
-    from_: str | None = Field(default=None, alias="from")
-    freeze: list[str] = Field(default_factory=list)
-    check_tokenizer: bool = True
+    from_: Annotated[str | None, OnResume.WARN] = Field(default=None, alias="from")
+    """Run, checkpoint, model folder or Hugging Face folder to take the weights from, and also the
+    model if `model` names neither a preset nor stacks. None: random weights."""
+    freeze: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
+    """Patterns of parameters that are not trained, such as `embedding.*` or
+    `encoder.blocks.[0-3].*`."""
+    check_tokenizer: Annotated[bool, OnResume.FREE] = True
+    """Refuse data whose tokenizer gives a token of the start another id."""
 
 
 class ResumeConfig(Section):
-    """What may differ from the run that is resumed.
+    """What may differ from the run that is resumed."""
 
-    Attributes:
-        allow: Dotted keys, such as `optim.lr` or `data`, whose change is intended.
-    """
-
-    allow: list[str] = Field(default_factory=list)
+    allow: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
+    """Keys or sections, such as `optim.lr` or `data`, that may differ from the run that is
+    resumed."""
 
 
 # Rules of `checkpoint.best`: what it may name, and when that is known.

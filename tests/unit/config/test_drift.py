@@ -2,9 +2,10 @@
 
 import pytest
 
-from pretrain.config.load import dump_config, known_keys, load_config
-from pretrain.config.recurrent import MODEL_SECTIONS
-from pretrain.config.resumption import _TABLE, CLASSES, _expand, changed_keys, class_of, without_places
+from pretrain.config.base import on_resume
+from pretrain.config.fields import walk_fields
+from pretrain.config.load import dump_config, load_config
+from pretrain.config.resumption import changed_keys, class_of, without_places
 
 QUICKSTART = "configs/run/quickstart.yaml"
 MIXTURE = (
@@ -14,16 +15,21 @@ MIXTURE = (
 
 
 def leaf_keys() -> set[str]:
-    """Every key that has a value of its own, in whatever kind of model, and in lists."""
-    keys = {key for kind in MODEL_SECTIONS for key in known_keys(in_lists=True, model_kind=kind)}
-    return {key for key in keys if not any(other.startswith(f"{key}.") for other in keys)}
+    """Every key that has a value of its own, in every kind of model, and in lists."""
+    return {field.key for field in walk_fields() if not field.subsections}
 
 
-def test_every_key_has_one_class_and_every_class_is_that_of_a_key():
-    """A new key needs a class in pretrain/config/resumption.py: what does a changed value mean for a resumed run?"""
-    assert sorted(leaf_keys() - CLASSES.keys()) == []
-    assert sorted(CLASSES.keys() - leaf_keys()) == []
-    assert sum(len(list(_expand(pattern))) for text in _TABLE.values() for pattern in text.split()) == len(CLASSES)
+def test_every_field_with_a_value_says_what_a_resumption_allows():
+    """A new field needs an annotation: what does a changed value mean for a resumed run?"""
+    annotated = {field.key: on_resume(field.info) is not None for field in walk_fields()}
+    assert {key for key, is_annotated in annotated.items() if is_annotated} == leaf_keys()
+
+
+def test_a_key_of_both_kinds_of_model_has_one_class():
+    rules: dict[str, set[str]] = {}
+    for field in walk_fields():
+        rules.setdefault(field.key, set()).add(str(on_resume(field.info)))
+    assert {key: found for key, found in rules.items() if len(found) > 1} == {}
 
 
 def test_the_keys_are_those_of_every_part_of_the_schema():

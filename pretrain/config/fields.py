@@ -1,0 +1,227 @@
+"""Fields of the config: their keys, types, defaults and descriptions.
+
+    walk_fields --> known_keys              keys for errors and `resume.allow`
+                --> explain                 `pretrain config --explain KEY`
+                --> write_reference         docs/config.md
+    json_schema (pydantic's, with the descriptions)   `pretrain config --schema`
+
+A description is the docstring below a field. It is read from the source when it is needed: pydantic's own
+`use_attribute_docstrings` would cost every start of every rank 0.4 s.
+"""
+
+import ast
+import inspect
+import json
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from pretrain.config.base import Section, on_resume
+from pretrain.config.prepare import PrepareConfig
+from pretrain.config.recurrent import MODEL_SECTIONS
+from pretrain.config.run import RunConfig
+
+ROOTS: dict[str, type[Section]] = {"run": RunConfig, "prepare": PrepareConfig}
+"""Configs by what they are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigField:
+    """A field of the config and the section that has it."""
+
+    key: str
+    name: str
+    info: FieldInfo
+    section: type[Section]
+
+    @property
+    def subsections(self) -> list[type[Section]]:
+        """Sections that the value may be, or may be a list of."""
+        return list(_sections_of(self.info.annotation))
+
+    @property
+    def description(self) -> str:
+        """The docstring below the field, on one line."""
+        owner = next(one for one in self.section.__mro__ if self.name in inspect.get_annotations(one))
+        return _descriptions(owner).get(self.name, "")
+
+    @property
+    def type(self) -> str:
+        """The type in the words of YAML, with its bounds."""
+        return describe_type(self.info.annotation) + describe_bounds(self.info)
+
+    @property
+    def default(self) -> str:
+        """The default as YAML, or `required`; empty for a section."""
+        if self.info.is_required():
+            return "required"
+        value = self.info.get_default(call_default_factory=True, validated_data={})
+        if isinstance(value, list):
+            value = [item.model_dump() if isinstance(item, Section) else item for item in value]
+        return "" if isinstance(value, Section) else json.dumps(value)
+
+
+def walk_fields(
+    section: type[Section] = RunConfig, prefix: str = "", model_kind: str | None = None
+) -> Iterator[ConfigField]:
+    """Yields every field in file order; keys of sections in a list have no numbers.
+
+    Args:
+        section: The section to start with.
+        prefix: Key of the section, with a point at its end.
+        model_kind: The kind of model whose section is entered. None: those of all kinds.
+    """
+    others = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]
+    for name, info in section.model_fields.items():
+        field = ConfigField(f"{prefix}{info.alias or name}", name, info, section)
+        yield field
+        for option in field.subsections:
+            if option not in others:
+                yield from walk_fields(option, f"{field.key}.", model_kind)
+
+
+def known_keys(section: type[Section] = RunConfig, model_kind: str | None = None) -> list[str]:
+    """Returns the dotted keys of `walk_fields`, each once."""
+    return list(dict.fromkeys(field.key for field in walk_fields(section, model_kind=model_kind)))
+
+
+def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+        for option in typing.get_args(annotation):
+            yield from _sections_of(option)
+
+
+@cache
+def _descriptions(section: type[Section]) -> dict[str, str]:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for node, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(node.target, ast.Name):
+            found[node.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return found
+
+
+_WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", types.NoneType: "null"}
+
+
+def describe_type(annotation: Any) -> str:
+    """Returns a type in the words of YAML."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        bounds = FieldInfo.from_annotation(annotation)
+        return describe_type(bounds.annotation) + describe_bounds(bounds)
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        # Both kinds of model are one section here.
+        return " or ".join(dict.fromkeys(describe_type(option) for option in arguments))
+    if origin is list:
+        return f"list of {describe_type(arguments[0])}"
+    if origin is dict:
+        return f"mapping from text to {describe_type(arguments[1])}"
+    return "section" if issubclass(annotation, Section) else _WORDS[annotation]
+
+
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "multiple_of": "multiple of"}
+_SIZES = {"min_length": "at least", "max_length": "at most"}
+
+
+def describe_bounds(info: FieldInfo) -> str:
+    """Returns the bounds of a number or the length of a list: ` >= 0, < 1`."""
+    found = []
+    for item in info.metadata:
+        found += [f"{sign} {getattr(item, name)}" for name, sign in _BOUNDS.items() if hasattr(item, name)]
+        found += [f"{word} {getattr(item, name)} item(s)" for name, word in _SIZES.items() if hasattr(item, name)]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def explain(key: str) -> str:
+    """Returns what there is to say on a key of a run's config or of `pretrain prepare`; empty if there is none."""
+    texts = []
+    for root, section in ROOTS.items():
+        for field in walk_fields(section):
+            if field.key == key:
+                facts = {"type": field.type, "default": field.default, "on resume": on_resume(field.info)}
+                lines = [f"{key} ({'a run' if root == 'run' else 'pretrain prepare'})"]
+                lines += [f"  {name:<10} {value}" for name, value in facts.items() if value]
+                lines += textwrap.wrap(field.description, 100, initial_indent="  ", subsequent_indent="  ")
+                texts.append("\n".join(lines))
+    return "\n\n".join(dict.fromkeys(texts))
+
+
+def json_schema() -> dict[str, Any]:
+    """Returns the JSON schema of a run's config, from which an editor completes and checks YAML.
+
+    No key is required: an include, a preset or an override may give it.
+    """
+    schema = RunConfig.model_json_schema(by_alias=True)
+    sections = {field.section.__name__: field.section for field in walk_fields()}
+    for name, part in (("RunConfig", schema), *schema["$defs"].items()):
+        part.pop("required", None)
+        for field in walk_fields(sections[name]):
+            if "." not in field.key:
+                # `pydantic` has no place beside a reference to another section for a description.
+                part["properties"][field.key]["description"] = field.description
+    files = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    included = {"description": "Files to read first, which this one is laid over.", **files}
+    schema["properties"] = {"include": included, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+_INTRODUCTION = """\
+# Keys of the config
+
+Written by `pretrain config --reference > docs/config.md` from the fields in `pretrain/config/`; do
+not edit.
+
+`pretrain config FILE` prints a config with every default filled in, `pretrain config --explain
+optim.lr` the entry of one key. `pretrain config --schema > schema.json` writes a JSON schema, from
+which editors complete and check YAML: put `# yaml-language-server: $schema=schema.json` on the
+first line of a config.
+
+"On resume" is the effect of a changed value when a run is resumed. `free`: logged. `warn`: logged
+as a warning. `allow`: refused, unless `resume.allow` names the key or a section around it. `never`:
+refused.
+"""
+
+
+def write_reference() -> str:
+    """Returns docs/config.md."""
+    parts = [_INTRODUCTION, "## Config of a run\n", *_tables(RunConfig)]
+    return "\n".join([*parts, "## Config of `pretrain prepare`\n", *_tables(PrepareConfig)])
+
+
+def _tables(root: type[Section]) -> Iterator[str]:
+    """Yields a table of the root's own fields, and one for each section."""
+    kinds: dict[type[Section], set[str]] = {}
+    for kind, model in MODEL_SECTIONS.items():
+        for field in walk_fields(model):
+            kinds.setdefault(field.section, set()).add(kind)
+    tables: dict[tuple[str, type[Section]], dict[str, str]] = {}
+    for field in walk_fields(root):
+        parent = field.key.rpartition(".")[0]
+        tables.setdefault((parent, field.section), {})[field.key] = _row(field)
+    for (parent, section), rows in tables.items():
+        if parent:
+            # `model` and its stacks have other keys in each kind of model.
+            only = kinds.get(section, set())
+            kind = f" (`model.kind: {min(only)}`)" if len(only) == 1 else ""
+            yield f"### {parent}{kind}\n\n{inspect.getdoc(section)}\n"
+        yield "| key | type | default | on resume | meaning |\n|---|---|---|---|---|"
+        yield "\n".join(rows.values()) + "\n"
+
+
+def _row(field: ConfigField) -> str:
+    default = f"`{field.default}`" if field.default not in ("", "required") else field.default
+    rule = on_resume(field.info) or ""
+    cells = (f"`{field.key}`", field.type, default, rule, field.description)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
