@@ -1,7 +1,6 @@
 """Tokens as labels of a picture: white space made visible, long ones cut, and nothing that no font can draw."""
 
 import functools
-import io
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from pretrain.attention_maps.figure_layout import Box, FigureLayout, Labels, SectionSize, font_points, plan_layout
 from pretrain.attention_maps.maps import HeadMap
-from pretrain.errors import ConfigError
 from pretrain.generate.constraints import Codec
+from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
 from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
@@ -163,8 +162,6 @@ def _visible(character: str, drawable: Callable[[str], bool]) -> str:
 # (`attention_layout.py`).
 
 
-FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
-
 DPI = 150
 
 COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
@@ -180,10 +177,6 @@ FORBIDDEN_FACE, FORBIDDEN_HATCH, GRID, SMALL_PRINT = "#e4e4e4", "#c4c4c4", "#e9e
 MAX_NUMBERED_TOKENS = 16
 
 """One map of at most this many tokens a side has its weights written in its cells."""
-
-_NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-
-"""The same maps give the same bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +202,6 @@ class FigureSection:
         """Its size."""
         widths = (max(map(columns, labels)) for labels in (self.queries, self.keys))
         return SectionSize(len(self.rows), max(map(len, self.rows)), len(self.queries), len(self.keys), *widths)
-
-
-def check_format(path: Path) -> str:
-    """Returns the format of a picture by the end of its name. Raises: ConfigError, for another than `FORMATS`."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(
-            f"--out {path.name}: no picture format is called {path.suffix!r}", fix=f"use {', '.join(FORMATS)}"
-        )
-    return FORMATS[path.suffix.lower()]
 
 
 def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[FigureSection]:
@@ -256,15 +240,8 @@ def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
 def render_attention(sections: Sequence[FigureSection], image_format: str) -> bytes:
     """Returns the picture of maps, in one of the formats. Raises: ConfigError, for more tokens than can be read."""
     layout = plan_layout([section.shape for section in sections])
-    import matplotlib
-
-    with matplotlib.rc_context():
-        # A user's matplotlibrc does not change what a map looks like.
-        matplotlib.rcdefaults()
-        matplotlib.rcParams["svg.hashsalt"] = "attention"
-        content = io.BytesIO()
-        draw_figure(sections, layout).savefig(content, format=image_format, metadata=_NO_DATE[image_format])
-    return content.getvalue()
+    with plain_style():
+        return encode_figure(draw_figure(sections, layout), image_format)
 
 
 def draw_figure(sections: Sequence[FigureSection], layout: FigureLayout) -> "Figure":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pretrain.artifact import Artifact
-from pretrain.attention_maps.figure import build_sections, check_format, draw_attention, spell_tokens
+from pretrain.attention_maps.figure import build_sections, draw_attention, spell_tokens
 from pretrain.attention_maps.figure_layout import MAX_TOKENS
 from pretrain.attention_maps.maps import choose_heads, parse_numbers, record_attention, summarize_head
 from pretrain.errors import ConfigError
@@ -20,6 +20,7 @@ from pretrain.generate.constraints import Codec
 from pretrain.generate.generation_options import Options
 from pretrain.generate.incremental_decoder import check_prompt
 from pretrain.model import Transformer
+from pretrain.tracking.picture_files import check_format
 from pretrain.types import Batch, SourceBatch
 
 

@@ -194,10 +194,11 @@ def stats_command(
 
     from pretrain.datacheck.progress_bar import show_progress
     from pretrain.datacheck.stats import count_data
-    from pretrain.datacheck.stats_text import check_picture, draw_stats, print_stats, stats_facts
+    from pretrain.datacheck.stats_text import draw_stats, print_stats, stats_facts
+    from pretrain.tracking.picture_files import check_format
 
     if out is not None:
-        check_picture(out)
+        check_format(out)
     with show_progress() as start_phase:
         stats = count_data(folder, start_phase)
     if out is not None:

@@ -1,6 +1,5 @@
 """Tables on a terminal, in a pipe, and on a terminal that is too narrow: never cut."""
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer
 from pretrain.datacheck.stats import PERCENTILES, LengthStats, SplitStats, Stats
 from pretrain.shards.index import data_hash
 from pretrain.tokenizer import display_tokens
+from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
 from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
@@ -212,13 +212,6 @@ DOCUMENTS, TOKENS, GREY = "#0f75b9", "#e07b00", "#606060"
 MARKED = (5, 50, 95)
 
 
-def check_picture(path: Path) -> str:
-    """Returns the format of a picture by the end of its name. Raises: ConfigError: There is none of that name."""
-    from pretrain.attention_maps.figure import check_format  # which imports torch
-
-    return check_format(path)
-
-
 def draw_stats(stats: Stats, path: Path) -> None:
     """Draws a picture and writes it.
 
@@ -230,13 +223,10 @@ def draw_stats(stats: Stats, path: Path) -> None:
         ConfigError: Another suffix.
         DiskError: The disk refused.
     """
-    image_format = check_picture(path)
-    import matplotlib
+    image_format = check_format(path)
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams["svg.hashsalt"] = "statistics"
+    with plain_style():
         num_sides = max(len(split.lengths) for split in stats.splits.values())
         figure = Figure(figsize=(WIDTH, ROW_HEIGHT * len(stats.splits)), dpi=DPI, layout="constrained")
         figure.suptitle(stats.path, fontsize=10, parse_math=False)
@@ -245,10 +235,9 @@ def draw_stats(stats: Stats, path: Path) -> None:
             for axes, (side, lengths) in zip(row, split.lengths.items(), strict=False):
                 _draw_lengths(axes, f"{name}: length of {sides_of(split)[side]}", lengths)
             _draw_packing(row[-1], f"{name}: how full rows are", split)
-        content = io.BytesIO()
-        figure.savefig(content, format=image_format, metadata={"Date": None} if image_format == "svg" else {})
+        content = encode_figure(figure, image_format)
     make_dir(path.parent)
-    write_file(path, content.getvalue())
+    write_file(path, content)
 
 
 def _draw_lengths(axes: "Axes", title: str, lengths: LengthStats) -> None:

@@ -46,13 +46,9 @@ def _as_cell(value: Any) -> str:
     return value if isinstance(value, Html) else cell(value)
 
 
-def swatch(color: str, dash: str = "") -> str:
-    """Returns a short piece of line."""
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<svg class="swatch" viewBox="0 0 18 8"><path d="M0 4H18" stroke="{escape(color)}" stroke-width="3"{dashes}/>'
-        "</svg>"
-    )
+def swatch(color: str, dash: str = "solid") -> str:
+    """Returns a short piece of line in a colour and a line style of CSS."""
+    return f'<i class="swatch" style="border-top-style: {dash}; border-color: {escape(color)}"></i>'
 
 
 def without_empty(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -1,19 +1,23 @@
-"""The tables of a report that tell what runs are: config, machines, checkpoints, generated texts, attention."""
+"""`pretrain report`: runs as one HTML file that needs no network and no script.
+
+    label_runs, read_run_data  ->  choose_panels  ->  build_page  ->  write_report
+
+Curves are SVG images inside the page. Its policy allows styles and images of its own, and nothing else: text of a run
+that looks like a script is text, and could not run if it were not.
+"""
 
 import base64
-import hashlib
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from pretrain.report.charts import beyond, chart_style, draw_panel
 from pretrain.report.html import Html, figure, fold, folded, pick, section, swatch, table, without_empty
 from pretrain.report.panels import Line, Panel, choose_panels, color_of
 from pretrain.report.run_data import RunData
 from pretrain.report.start_timeline import draw_timeline
-from pretrain.report.svg import GEOMETRY, MAX_DOTS, NUM_TICKS, beyond, draw_panel
 from pretrain.report.tables import (
     evaluation_table,
     evaluations_tables,
@@ -27,10 +31,112 @@ from pretrain.utils.io import make_dir, write_file
 from pretrain.utils.units import count, size
 
 MAX_SAMPLE_STEPS = 8
-
 MAX_SAMPLE_CHARACTERS = 2000
-
+_MAX_KEY = 16
+"""Members that a panel's key names; of more, the first and the last."""
+_NEUTRAL = "#5c6875"
 _ABSENT = object()
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_CURVES_NOTE = (
+    '<p class="note">Where there are more rows than pixels they are grouped: the line is the mean, the band goes '
+    "from the smallest to the largest value. Dotted lines are restarts.</p>"
+)
+_CLOCK_NOTE = (
+    '<p class="note">Bars are starts: green done, orange stopped to be resumed, red failed, grey running or killed. '
+    "Dotted lines are restarts, triangles checkpoints on disk. Rows have no time of their own: they are placed by the "
+    "time of their steps, counted back from the end of a start.</p>"
+)
+
+
+def write_report(runs: Sequence[RunData], output: Path) -> dict[str, Any]:
+    """Writes the page; returns its facts. Raises: DiskError."""
+    page = build_page(runs).encode("utf-8", errors="replace")
+    make_dir(output.parent)
+    write_file(output, page)
+    facts = {"kind": "report", "path": str(output), "bytes": len(page), "runs": [summarize(run) for run in runs]}
+    return facts | {"config_differs": differing_keys(runs)}
+
+
+def build_page(runs: Sequence[RunData]) -> str:
+    """Returns the page of one run or more."""
+    with chart_style():
+        curves = [
+            section(name, '<div class="grid">', *map(_figure, panels), "</div>")
+            for name, panels in choose_panels(runs).items()
+        ]
+        clock = section("By the clock", _CLOCK_NOTE, *(_clock(number, run) for number, run in enumerate(runs)))
+    title = f"Report: {', '.join(run.label for run in runs)}"
+    made = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    style = Path(__file__).with_suffix(".css").read_text(encoding="ascii")
+    body = [
+        f"<header><h1>{escape(_short(title, 120))}</h1><p class=note>made {made}</p></header>",
+        section("Summary", summary_table(runs), _notes(runs)),
+        _runs_key(runs) + _CURVES_NOTE if curves else "",
+        *curves[:2],
+        clock,
+        *curves[2:],
+        section("Evaluation", evaluation_table(runs), evaluations_tables(runs)),
+        section("Generated texts", *(samples_of(run) for run in runs)),
+        section("Attention", *(attention_of(run) for run in runs)),
+        section("Checkpoints", *(checkpoints_table(run, number) for number, run in enumerate(runs))),
+        section("Config", config_diff(runs), configs(runs)),
+        section("Facts", facts_table(runs)),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _notes(runs: Sequence[RunData]) -> str:
+    items = [f"<li>{escape(run.label)}: {escape(note)}</li>" for run in runs for note in run.notes]
+    return f'<ul class="note">{"".join(items)}</ul>' if items else ""
+
+
+def _runs_key(runs: Sequence[RunData]) -> str:
+    keys = "".join(
+        f'<span class="run" title="{escape(str(run.path))}">{swatch(color_of(number))} {escape(run.label)}</span>'
+        for number, run in enumerate(runs)
+    )
+    return f"<nav>{keys}</nav>"
+
+
+def _figure(panel: Panel) -> str:
+    unit = f" <span>{escape(panel.unit)}</span>" if panel.unit else ""
+    notes = []
+    grouped = [line.curve for line in panel.lines if line.curve.is_grouped]
+    if grouped:
+        notes.append(f"{max(curve.num_rows for curve in grouped):,} rows in {max(len(c.xs) for c in grouped)} groups")
+    if outside := beyond(panel):
+        notes.append(f"beyond the axis: from {figure(min(outside))} to {figure(max(outside))}")
+    if num_lost := sum(line.curve.num_lost for line in panel.lines):
+        notes.append(f"not finite, red on the axis: {num_lost:,}")
+    note = f'<p class="note">{"; ".join(notes)}</p>' if notes else ""
+    key = _key(panel.lines) if panel.has_key else ""
+    return f"<figure><figcaption>{escape(panel.title)}{unit}</figcaption>{draw_panel(panel)}{key}{note}</figure>"
+
+
+def _key(lines: Sequence[Line]) -> str:
+    compares = len({line.run for line in lines}) > 1
+    entries = {line.key: swatch(_NEUTRAL if compares else line.color, line.dash) for line in lines}
+    if len(entries) > _MAX_KEY:
+        first, *_, last = entries
+        return f'<p class="key">{entries[first]} {escape(first)} to {entries[last]} {escape(last)}</p>'
+    return f'<p class="key">{"".join(f"<span>{sign} {escape(key)}</span> " for key, sign in entries.items())}</p>'
+
+
+def _clock(number: int, run: RunData) -> str:
+    head = f"<h3>{swatch(color_of(number))} {escape(run.label)}</h3>"
+    picture = draw_timeline(run, color_of(number))
+    if picture:
+        picture = f'<div class="scroll wide">{picture}</div>'
+    return f"{head}{picture}{starts_table(run)}{rollbacks_table(run)}"
 
 
 def differing_keys(runs: Sequence[RunData]) -> dict[str, list[Any]]:
@@ -77,7 +183,8 @@ def facts_table(runs: Sequence[RunData]) -> str:
 
 
 def _facts(run: RunData) -> dict[str, Any]:
-    last, newest = run.last_attempt, run.checkpoints[-1] if run.checkpoints else None
+    last = run.last_attempt
+    newest = run.checkpoints[-1] if run.checkpoints else None
     versions = last.get("versions")
     facts = {
         "folder": str(run.path),
@@ -110,15 +217,10 @@ def _changed_versions(run: RunData) -> str:
 
 
 def checkpoints_table(run: RunData, number: int) -> str:
-    """Returns every checkpoint that the run tells of: when, how large, how long it took; empty where there is none.
-
-    Args:
-        run: The run.
-        number: Its place among the runs.
-    """
-    told = (run.metrics.get(name, []) for name in ("checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s"))
+    """Returns every checkpoint of run number `number`: its time, size and cost; empty where there is none."""
+    columns = (run.metrics.get(name, []) for name in ("checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s"))
     # The three are in the same rows.
-    times = {int(step): (stall, write) for (_, step), (_, stall), (_, write) in zip(*told, strict=False)}
+    times = {int(step): (stall, write) for (_, step), (_, stall), (_, write) in zip(*columns, strict=False)}
     on_disk = {saved.step: saved for saved in run.checkpoints}
     rows = []
     for step in sorted(times.keys() | on_disk.keys()):
@@ -158,195 +260,3 @@ def _text(text: str) -> Html:
     shown, rest = text[:MAX_SAMPLE_CHARACTERS], len(text) - MAX_SAMPLE_CHARACTERS
     more = f'<span class="note"> ... and {rest:,} characters more</span>' if rest > 0 else ""
     return Html(f'<td class="text"><bdi>{escape(shown)}</bdi>{more}</td>')
-
-
-# `pretrain report`: runs as one HTML file that needs nothing else, no network and, but for its
-# knobs, no script.
-#
-#     label_runs, read_run_data  ->  choose_panels  ->  build_page  ->  write_report
-#
-# Curves are drawn here as SVG; run_page.js draws them again from the numbers in the page: smoothed,
-# over another x axis, without some of the runs. The policy in the page allows this one script, by
-# its hash, and nothing from anywhere: text of a run that looks like a script is text, and could not
-# run if it were not.
-
-
-_MAX_KEY = 16
-
-"""Members that a panel's key names; of more, the first and the last."""
-
-_NEUTRAL = "#5c6875"
-
-_CLOCK_NOTE = (
-    '<p class="note">Bars are starts: green done, orange stopped to go on, red failed, grey going on or lost without a '
-    "word. Dotted lines are restarts, triangles checkpoints that are on disk. Rows carry no clock: they are placed by "
-    "the time of their steps, counted back from the end of a start.</p>"
-)
-
-
-def write_report(runs: Sequence[RunData], output: Path) -> dict[str, Any]:
-    """Writes the page; returns the facts of it. Raises: DiskError."""
-    page = build_page(runs).encode("utf-8", errors="replace")
-    make_dir(output.parent)
-    write_file(output, page)
-    facts = {"kind": "report", "path": str(output), "bytes": len(page), "runs": [summarize(run) for run in runs]}
-    return facts | {"config_differs": differing_keys(runs)}
-
-
-def build_page(runs: Sequence[RunData]) -> str:
-    """Returns the page of one run or more."""
-    sections = choose_panels(runs)
-    panels = [panel for found in sections.values() for panel in found]
-    restarts = _restarts(runs)
-    numbers = {id(panel): number for number, panel in enumerate(panels)}
-    folder = Path(__file__).parent
-    script, style = ((folder / name).read_text(encoding="ascii") for name in ("run_page.js", "run_page.css"))
-    title = f"Report: {', '.join(run.label for run in runs)}"
-    made = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    curves = [
-        section(
-            name, '<div class="grid">', *(_figure(panel, numbers[id(panel)], restarts) for panel in found), "</div>"
-        )
-        for name, found in sections.items()
-    ]
-    body = [
-        f"<header><h1>{escape(_short(title, 120))}</h1><p class=note>made {made}</p></header>",
-        section("Summary", summary_table(runs), _notes(runs)),
-        _controls(runs) if panels else "",
-        *curves[:2],
-        section("By the clock", *_clock(runs)),
-        *curves[2:],
-        section("Evaluation", evaluation_table(runs), _evaluations(runs)),
-        section("Generated texts", *(samples_of(run) for run in runs)),
-        section("Attention", *(attention_of(run) for run in runs)),
-        section("Checkpoints", *(checkpoints_table(run, number) for number, run in enumerate(runs))),
-        section("Config", config_diff(runs), configs(runs)),
-        section("Facts", facts_table(runs)),
-    ]
-    data = json.dumps(_data(runs, panels, restarts), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        f"img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{policy}'\">"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}"
-        f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'
-    )
-
-
-def _evaluations(runs: Sequence[RunData]) -> str:
-    return evaluations_tables(runs, [name_cell(number, run) for number, run in enumerate(runs)])
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _notes(runs: Sequence[RunData]) -> str:
-    items = [f"<li>{escape(run.label)}: {escape(note)}</li>" for run in runs for note in run.notes]
-    return f'<ul class="note">{"".join(items)}</ul>' if items else ""
-
-
-def _restarts(runs: Sequence[RunData]) -> list[tuple[int, float]]:
-    """Returns (run, step) of every start but the first."""
-    return [
-        (number, float(start["from_step"]))
-        for number, run in enumerate(runs)
-        for start in run.starts[1:]
-        if isinstance(start.get("from_step"), int)
-    ]
-
-
-def _controls(runs: Sequence[RunData]) -> str:
-    keys = "".join(
-        f'<label class="run" title="{escape(str(run.path))}"><input type="checkbox" data-run="{number}" checked> '
-        f"{swatch(color_of(number))} {escape(run.label)}</label>"
-        for number, run in enumerate(runs)
-    )
-    return (
-        f'<nav><span class="runs">{keys}</span><span class="knobs">'
-        '<label>x <select id="x"><option value="steps">steps</option><option value="tokens">tokens</option>'
-        '<option value="hours">hours in the loop</option></select></label>'
-        '<label>smoothing <input id="smooth" type="range" min="0" max="0.99" step="0.01" value="0"> '
-        '<output id="smooth-value">0</output></label>'
-        '<label><input id="log" type="checkbox"> log y</label>'
-        '<button id="all" type="button" disabled>whole x</button></span></nav>'
-        '<p class="note">Where there are more rows than pixels they are grouped: the line is the mean, the band goes '
-        "from the smallest to the largest value. Dotted lines are restarts.</p>"
-    )
-
-
-def _figure(panel: Panel, number: int, restarts: Sequence[tuple[int, float]]) -> str:
-    unit = f" <span>{escape(panel.unit)}</span>" if panel.unit else ""
-    notes = []
-    grouped = [line.curve for line in panel.lines if line.curve.is_grouped]
-    if grouped:
-        notes.append(f"{max(curve.num_rows for curve in grouped):,} rows in {max(len(c.xs) for c in grouped)} groups")
-    if outside := beyond(panel):
-        notes.append(f"beyond the axis: from {figure(min(outside))} to {figure(max(outside))}")
-    if num_lost := sum(line.curve.num_lost for line in panel.lines):
-        notes.append(f"not finite, red on the axis: {num_lost:,}")
-    note = f'<p class="note">{"; ".join(notes)}</p>' if notes else ""
-    return (
-        f'<figure data-panel="{number}"><figcaption>{escape(panel.title)}{unit}</figcaption>'
-        f"{draw_panel(panel, restarts)}{_key(panel.lines) if panel.has_key else ''}{note}</figure>"
-    )
-
-
-def _key(lines: Sequence[Line]) -> str:
-    compares = len({line.run for line in lines}) > 1
-    entries = {line.key: swatch(_NEUTRAL if compares else line.color, line.dash) for line in lines}
-    if len(entries) > _MAX_KEY:
-        first, *_, last = entries
-        return f'<p class="key">{entries[first]} {escape(first)} to {entries[last]} {escape(last)}</p>'
-    return f'<p class="key">{"".join(f"<span>{sign} {escape(key)}</span> " for key, sign in entries.items())}</p>'
-
-
-def _clock(runs: Sequence[RunData]) -> list[str]:
-    parts = []
-    for number, run in enumerate(runs):
-        drawing = draw_timeline(run, color_of(number))
-        head = f"<h3>{swatch(color_of(number))} {escape(run.label)}</h3>"
-        picture = f'<div class="scroll">{drawing}</div>' if drawing else ""
-        parts.append(f"{head}{picture}{starts_table(run)}{rollbacks_table(run)}")
-    return [_CLOCK_NOTE, *parts]
-
-
-def _data(runs: Sequence[RunData], panels: Sequence[Panel], restarts: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Returns what the script draws from."""
-    courses = [run.course.thinned() for run in runs]
-    return {
-        "geometry": GEOMETRY,
-        "ticks": NUM_TICKS,
-        "dots": MAX_DOTS,
-        "runs": [
-            {"label": run.label, "steps": c.steps, "tokens": c.tokens, "hours": _rounded(c.hours)}
-            for run, c in zip(runs, courses, strict=True)
-        ],
-        "restarts": restarts,
-        "panels": [
-            {"log": panel.is_log, "noisy": panel.is_noisy, "lines": [_line(line) for line in panel.lines]}
-            for panel in panels
-        ],
-    }
-
-
-def _line(line: Line) -> dict[str, Any]:
-    curve = line.curve
-    return {
-        "run": line.run,
-        "key": line.key,
-        "color": line.color,
-        "dash": line.dash,
-        "x": _rounded(curve.xs, 7),
-        "y": _rounded(curve.means),
-        "low": _rounded(curve.lows),
-        "high": _rounded(curve.highs),
-        "lost": curve.lost,
-    }
-
-
-def _rounded(values: Sequence[float], digits: int = 5) -> list[float]:
-    """Returns numbers with so many digits that count: a pixel is coarser, and the page smaller."""
-    return [int(short) if (short := float(f"{value:.{digits}g}")).is_integer() else short for value in values]

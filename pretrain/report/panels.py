@@ -1,39 +1,42 @@
-"""Which curves a report shows: the metrics that people know first, with titles and units; then every other one.
+"""Choice of the curves of a report: well-known metrics first, with titles and units, then every other one.
 
     choose_panels(runs)  ->  sections, each a title and its panels, each panel the curves of one pair of axes
 
-A panel compares the runs, a colour each. A family of metrics (`loss_NAME` of each source, `grad_norm/LAYER`, the parts
-of a step) is one panel a run, a colour for each member.
+A panel compares the runs, a colour for each. A family of metrics (`loss_NAME` of each source, `grad_norm/LAYER`, the
+parts of a step) is one panel for each run, a colour for each member.
 """
 
 import colorsys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pretrain.report.run_data import RunData
 from pretrain.report.series import PARTS, Curve, make_curve
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#7f7f7f")
-"""Of runs: the palette of Okabe and Ito, told apart by colour-blind people too, and two more."""
-DASHES = ("", "5 3", "1.5 2.5")
+"""Colours of runs: the palette of Okabe and Ito, which colour-blind people can tell apart, and two more."""
+DASHES = ("solid", "dashed", "dotted")
+"""Line styles by their names in matplotlib and in CSS."""
 MAX_GROUPS = 400
 """About one a pixel."""
-MAX_ALL_GROUPS = 20_000
-"""Of all curves of a page together, which keeps it below 2 MB."""
+MAX_ALL_GROUPS = 16_000
+"""Groups of all curves of a page together, which keeps it below 2 MB."""
 MIN_GROUPS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a panel shows.
+    """Contents of a panel.
 
     Attributes:
-        title: Of the panel.
-        unit: Of the y axis.
-        names: Metrics, each with a word for the key; the first is drawn solid, the others dashed.
-        scale: What values are multiplied by.
-        may_log: Whether the axis is logarithmic where few values are far above the others.
-        is_noisy: Whether smoothing is of use: not for what follows a rule.
+        title: Title of the panel.
+        unit: Unit of the y axis.
+        names: Names of metrics, each with its word in the key; the first is solid, the others dashed.
+        scale: Factor of the values.
+        may_log: Use a logarithmic axis where few values are far above the others.
+        by_tokens: Draw it once more over tokens, both axes logarithmic.
     """
 
     title: str
@@ -41,21 +44,21 @@ class Metric:
     names: dict[str, str]
     scale: float = 1.0
     may_log: bool = False
-    is_noisy: bool = True
+    by_tokens: bool = False
 
 
 _LEARNING = (
-    Metric("Training loss", "nats a target", {"loss": ""}),
-    Metric("Validation loss", "nats a target", {"val_loss": ""}),
+    Metric("Training loss", "nats a target", {"loss": ""}, by_tokens=True),
+    Metric("Validation loss", "nats a target", {"val_loss": ""}, by_tokens=True),
     Metric("Accuracy", "% of targets", {"accuracy": "training", "val_accuracy": "validation"}, 100),
     Metric("Validation, bits per byte", "bits", {"val_bits_per_byte": ""}),
     Metric("Validation perplexity", "", {"val_perplexity": ""}, may_log=True),
-    Metric("Learning rate", "", {"lr": ""}, is_noisy=False),
+    Metric("Learning rate", "", {"lr": ""}),
     Metric("Gradient norm", "L2, before clipping", {"grad_norm": ""}, may_log=True),
-    Metric("Epochs", "of the data", {"epochs": ""}, is_noisy=False),
-    Metric("Loss scale", "", {"loss_scale": ""}, may_log=True, is_noisy=False),
-    Metric("Skipped steps", "so far", {"skipped_steps": ""}, is_noisy=False),
-    Metric("Loss spikes", "so far", {"spikes": ""}, is_noisy=False),
+    Metric("Epochs", "of the data", {"epochs": ""}),
+    Metric("Loss scale", "", {"loss_scale": ""}, may_log=True),
+    Metric("Skipped steps", "so far", {"skipped_steps": ""}),
+    Metric("Loss spikes", "so far", {"spikes": ""}),
 )
 _SPEED = (
     Metric("Throughput", "tokens/s", {"tokens_per_s": ""}),
@@ -79,7 +82,7 @@ _ALL_ZERO_HIDDEN = {"skipped_steps", "spikes"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve of a panel: which run's (by number), what the key says, and how it is drawn."""
+    """One curve of a panel: number of its run, entry in the key, colour, line style, points."""
 
     run: int
     key: str
@@ -90,45 +93,49 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. `has_key`: colours or dashes mean something else than runs. `is_noisy`: see `Metric`."""
+    """One pair of axes.
+
+    Attributes:
+        title: Title of the panel.
+        unit: Unit of the y axis.
+        lines: Curves.
+        restarts: x at which one of its runs was started again.
+        has_key: Colours or line styles mean something else than runs.
+        is_log: The y axis is logarithmic.
+        is_by_tokens: The x axis is tokens, logarithmic; else steps.
+    """
 
     title: str
     unit: str
     lines: list[Line]
-    has_key: bool
-    is_log: bool
-    is_noisy: bool
+    restarts: list[float]
+    has_key: bool = False
+    is_log: bool = False
+    is_by_tokens: bool = False
 
 
 def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
     """Returns panels by section; sections and panels without a value are left out."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    chosen = [*_LEARNING, *_SPEED]
-    known = {name for metric in [*chosen, _PARTS] for name in metric.names} | _NOT_SHOWN
-    families = {
-        prefix: [name for name in names if name.startswith(prefix) and name not in known] for prefix in _FAMILIES
-    }
-    members = {name for family in families.values() for name in family}
-    others = [Metric(name, "", {name: ""}) for name in names if name not in known | members]
+    known = {name for metric in (*_LEARNING, *_SPEED, _PARTS) for name in metric.names} | _NOT_SHOWN
+    families = [
+        Metric(*words, {name: name[len(prefix) :] for name in names if name.startswith(prefix) and name not in known})
+        for prefix, words in _FAMILIES.items()
+    ]
+    known |= {name for family in families for name in family.names}
+    others = [Metric(name, "", {name: ""}) for name in names if name not in known]
     num_curves = sum(len(run.metrics) for run in runs)
     max_groups = max(MIN_GROUPS, min(MAX_GROUPS, MAX_ALL_GROUPS // max(num_curves, 1)))
-    sections: dict[str, list[Panel]] = {
-        "Learning": [_compare(runs, metric, max_groups) for metric in _LEARNING],
+    sections = {
+        "Learning": [panel for metric in _LEARNING for panel in _compare(runs, metric, max_groups)],
         "Speed and memory": [
-            *(_compare(runs, metric, max_groups) for metric in _SPEED),
+            *(panel for metric in _SPEED for panel in _compare(runs, metric, max_groups)),
             *_split(runs, _PARTS, max_groups),
         ],
-        "By source and layer": [
-            panel
-            for prefix, (title, unit) in _FAMILIES.items()
-            for panel in _split(
-                runs, Metric(title, unit, {name: name[len(prefix) :] for name in families[prefix]}), max_groups
-            )
-        ],
-        "Other metrics": [_compare(runs, metric, max_groups) for metric in others],
+        "By source and layer": [panel for family in families for panel in _split(runs, family, max_groups)],
+        "Other metrics": [panel for metric in others for panel in _compare(runs, metric, max_groups)],
     }
-    kept = {title: [panel for panel in panels if panel.lines] for title, panels in sections.items()}
-    return {title: panels for title, panels in kept.items() if panels}
+    return {title: panels for title, panels in sections.items() if panels}
 
 
 def color_of(run: int) -> str:
@@ -136,37 +143,61 @@ def color_of(run: int) -> str:
     return COLORS[run % len(COLORS)]
 
 
-def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Panel:
-    lines = [
-        Line(number, word, color_of(number), DASHES[(number // len(COLORS) + place) % len(DASHES)], curve)
-        for number, run in enumerate(runs)
-        for place, (name, word) in enumerate(metric.names.items())
-        if (curve := _curve(run, name, metric.scale, max_groups))
-    ]
-    if metric.names.keys() <= _ALL_ZERO_HIDDEN and not any(any(line.curve.highs or line.curve.means) for line in lines):
-        lines = []
-    has_key = len({line.key for line in lines}) > 1
-    return Panel(metric.title, metric.unit, lines, has_key, metric.may_log and _spreads(lines), metric.is_noisy)
+def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterator[Panel]:
+    for is_by_tokens in (False, True) if metric.by_tokens else (False,):
+        lines = [
+            Line(number, word, color_of(number), DASHES[(number // len(COLORS) + place) % len(DASHES)], curve)
+            for number, run in enumerate(runs)
+            for place, (name, word) in enumerate(metric.names.items())
+            if (curve := _curve(run, name, metric.scale, max_groups, is_by_tokens))
+        ]
+        is_hidden = metric.names.keys() <= _ALL_ZERO_HIDDEN and not any(line.curve.highs.any() for line in lines)
+        if not lines or is_hidden:
+            continue
+        yield Panel(
+            title=f"{metric.title} by tokens" if is_by_tokens else metric.title,
+            unit=metric.unit,
+            lines=lines,
+            restarts=_restarts(runs, lines, is_by_tokens),
+            has_key=len({line.key for line in lines}) > 1,
+            is_log=_spreads(lines, 1 if is_by_tokens else 30) and (metric.may_log or is_by_tokens),
+            is_by_tokens=is_by_tokens,
+        )
 
 
 def _split(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterator[Panel]:
     for number, run in enumerate(runs):
         found = [(word, curve) for name, word in metric.names.items() if (curve := _curve(run, name, 1.0, max_groups))]
-        colors = _colors(len(found))
-        lines = [Line(number, word, color, "", curve) for (word, curve), color in zip(found, colors, strict=True)]
+        lines = [
+            Line(number, word, color, DASHES[0], curve)
+            for (word, curve), color in zip(found, _colors(len(found)), strict=True)
+        ]
         title = metric.title if len(runs) == 1 else f"{metric.title}: {run.label}"
-        yield Panel(title, metric.unit, lines, has_key=True, is_log=False, is_noisy=True)
+        if lines:
+            yield Panel(title, metric.unit, lines, _restarts(runs, lines, False), has_key=True)
 
 
-def _curve(run: RunData, name: str, scale: float, max_groups: int) -> Curve | None:
-    points = run.metrics.get(name, [])
-    if scale != 1.0:
-        points = [(step, value * scale) for step, value in points]
-    return make_curve(points, max_groups) if points else None
+def _curve(run: RunData, name: str, scale: float, max_groups: int, is_by_tokens: bool = False) -> Curve | None:
+    points = np.array(run.metrics.get(name, []), dtype=np.float64).reshape(-1, 2)
+    xs = points[:, 0]
+    if is_by_tokens:
+        xs = run.course.tokens_at(xs)
+    if not len(xs) or (is_by_tokens and not xs[-1]):
+        return None
+    return make_curve(xs, points[:, 1] * scale, max_groups)
+
+
+def _restarts(runs: Sequence[RunData], lines: Sequence[Line], is_by_tokens: bool) -> list[float]:
+    return [
+        float(runs[number].course.tokens_at(step) if is_by_tokens else step)
+        for number in sorted({line.run for line in lines})
+        for start in runs[number].starts[1:]
+        if isinstance(step := start.get("from_step"), int)
+    ]
 
 
 def _colors(count: int) -> list[str]:
-    """Returns a colour for each member: told apart while they are few, in the order of a rainbow where they are not."""
+    """Returns a colour for each member: the palette while they are few, a rainbow in their order where they are not."""
     if count <= len(COLORS):
         return list(COLORS[:count])
     hues = [0.65 * (1 - number / (count - 1)) for number in range(count)]
@@ -174,9 +205,9 @@ def _colors(count: int) -> list[str]:
     return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in parts]
 
 
-def _spreads(lines: Sequence[Line]) -> bool:
-    """Returns whether the largest value is so far above the median that a linear axis would show nothing else."""
-    means = sorted(value for line in lines for value in line.curve.means)
-    lows = [value for line in lines for value in line.curve.lows or line.curve.means]
-    highs = [value for line in lines for value in line.curve.highs or line.curve.means]
-    return bool(means) and min(lows) > 0 and max(highs) > 30 * means[len(means) // 2]
+def _spreads(lines: Sequence[Line], factor: float) -> bool:
+    """Returns whether all values are positive and the largest is more than `factor` times the median."""
+    means = np.concatenate([line.curve.means for line in lines])
+    lows = np.concatenate([line.curve.lows for line in lines])
+    highs = np.concatenate([line.curve.highs for line in lines])
+    return bool(len(means) and lows.min() > 0 and highs.max() > factor * np.median(means))

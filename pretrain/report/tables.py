@@ -1,6 +1,7 @@
-"""The tables of a report that tell how runs went: summary, starts, rollbacks, evaluations."""
+"""Tables of a report on the course of runs: summary, starts, rollbacks, evaluations."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -10,7 +11,6 @@ from pretrain.report.evaluations import ORDER, Evaluation, evaluation_rows
 from pretrain.report.html import LONG_CHARACTERS, Html, figure, folded, swatch, table, without_empty
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData
-from pretrain.report.series import median
 from pretrain.report.start_timeline import instant
 from pretrain.utils.units import count, percent, size, span
 
@@ -25,7 +25,7 @@ _STATES = {EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
 
 
 def summarize(run: RunData) -> dict[str, Any]:
-    """Returns the figures of a run, for the summary and for JSON; None where they are not known."""
+    """Returns the figures of a run for the summary and for JSON; None where unknown."""
     last = run.starts[-1] if run.starts else {}
     code = last.get("exit_code")
     losses, validation = run.finite("loss"), run.finite("val_loss")
@@ -44,9 +44,9 @@ def summarize(run: RunData) -> dict[str, Any]:
         "loss": losses[-1][1] if losses else None,
         "best_val_loss": best[1] if best else None,
         "best_val_step": int(best[0]) if best else None,
-        "median_tokens_per_s": median(_values(run, "tokens_per_s")),
-        "median_mfu": median(_values(run, "mfu")),
-        "median_data_wait": median(_values(run, "data_wait")),
+        "median_tokens_per_s": _median(_values(run, "tokens_per_s")),
+        "median_mfu": _median(_values(run, "mfu")),
+        "median_data_wait": _median(_values(run, "data_wait")),
         "peak_memory_bytes": max(_values(run, "memory_bytes"), default=None),
         "parameters": run.parameters,
         "checkpoints": len(run.checkpoints),
@@ -57,6 +57,10 @@ def summarize(run: RunData) -> dict[str, Any]:
 
 def _values(run: RunData, name: str) -> list[float]:
     return [value for _, value in run.finite(name)]
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median_high(values) if values else None
 
 
 def name_cell(number: int, run: RunData) -> Html:
@@ -97,10 +101,18 @@ def starts_table(run: RunData) -> str:
         nodes = ", ".join(str(node) for node in start.get("nodes") or [])
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
-            start.get("from_step"), start.get("exit_code"), start.get("reason") or "not told",
+            start.get("from_step"), start.get("exit_code"),
+            start.get("reason") or _open_reason(start, number == len(run.starts)),
         ])  # fmt: skip
     heads = ("start", "Slurm job", "began", "lasted", "nodes", "ranks", "from step", "exit code", "how it ended")
     return table(*without_empty(heads, rows))
+
+
+def _open_reason(start: dict[str, Any], is_last: bool) -> str | None:
+    """Returns the reason that stands for the missing one of a start without an end."""
+    if start.get("exit_code") is not None:
+        return None
+    return "running, or killed" if is_last else "no end recorded: killed, or its node was lost"
 
 
 def _lasted(seconds: float) -> str:
@@ -108,14 +120,14 @@ def _lasted(seconds: float) -> str:
 
 
 def rollbacks_table(run: RunData) -> str:
-    """Returns each time that a run went back; empty where it never did."""
-    how = {True: "by itself, after a spike", False: "pretrain rollback"}
+    """Returns the rollbacks of a run; empty where there was none."""
+    how = {True: "automatic, after a spike", False: "pretrain rollback"}
     rows = [
         [entry.get("at"), entry.get("to"), how[bool(entry.get("automatic"))], _samples(entry)]
         for entry in run.record.get("rollbacks") or []
         if isinstance(entry, dict)
     ]
-    return table(("went back at", "to step", "how", "samples left out"), rows) if rows else ""
+    return table(("rolled back at", "to step", "how", "samples left out"), rows) if rows else ""
 
 
 def _samples(entry: dict[str, Any]) -> int | None:
@@ -151,13 +163,8 @@ def _evaluated(name: str, value: float | None) -> Any:
     return int(value) if name == "val_tokens" else f"{100 * value:.2f}%" if name == "val_accuracy" else value
 
 
-def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) -> str:
-    """Returns a table for each kind of evaluation, the newest first; empty where no run has kept any.
-
-    Args:
-        runs: All.
-        name_cells: A cell with the name of each.
-    """
+def evaluations_tables(runs: Sequence[RunData]) -> str:
+    """Returns a table for each kind of evaluation, the newest first; empty where no run has any."""
     kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
     kept.sort(key=lambda entry: entry[0].at)
     kept.reverse()  # of one second too the last that was kept comes first
@@ -165,7 +172,7 @@ def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) ->
     for title in ORDER:
         rows = [
             {
-                "run": name_cells[number],
+                "run": name_cell(number, runs[number]),
                 "step": _step_cell(found, runs[number]),
                 "at, UTC": _minute(found.at),
                 "data": row.data,
@@ -181,7 +188,7 @@ def evaluations_tables(runs: Sequence["RunData"], name_cells: Sequence[Html]) ->
     parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
     if kept:
         parts.append(
-            "<p class=note>Behind a score in brackets: where it lies with 95%. Behind data: of its sha256.</p>"
+            "<p class=note>In brackets: after a score its 95% interval, after data the beginning of its sha256.</p>"
         )
     return "".join(parts)
 
@@ -190,13 +197,11 @@ def _minute(at: str) -> str:
     return at.replace("T", " ")[:16]
 
 
-def _step_cell(found: Evaluation, run: "RunData") -> Any:
-    """Returns the step; that of a checkpoint which is no longer, or whose steps were done again, is marked."""
+def _step_cell(found: Evaluation, run: RunData) -> Any:
+    """Returns the step, marked if its checkpoint is gone or was written again with other weights."""
     on_disk = next((saved.manifest for saved in run.checkpoints if saved.step == found.step), None)
     if on_disk is None:
         return Html(f"<td class=number>{found.step:,}, not on disk</td>")
-    return (
-        found.step
-        if on_disk == found.manifest
-        else Html(f'<td class="number differs">{found.step:,}, other weights</td>')
-    )
+    if on_disk != found.manifest:
+        return Html(f'<td class="number differs">{found.step:,}, other weights</td>')
+    return found.step

@@ -1,10 +1,21 @@
-"""Pictures of a run: where they lie, and which there are."""
+"""Picture files: their formats, how a figure is encoded, and the folder of a run's pictures."""
 
 import contextlib
+import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from pretrain.errors import ConfigError
 from pretrain.utils.io import make_dir, write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+_NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata without a time: the same figure gives the same bytes."""
 
 ATTENTION = "attention"
 
@@ -12,6 +23,33 @@ ATTENTION = "attention"
 
 
 _NAME = re.compile(r"step-(\d{8,})\.png")
+
+
+def check_format(path: Path) -> str:
+    """Returns the format of a picture by its suffix. Raises: ConfigError, for a suffix that is not in `FORMATS`."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(
+            f"--out {path.name}: no picture format is called {path.suffix!r}", fix=f"use {', '.join(FORMATS)}"
+        )
+    return FORMATS[path.suffix.lower()]
+
+
+@contextlib.contextmanager
+def plain_style(**settings: Any) -> Iterator[None]:
+    """Makes and encodes figures with matplotlib's defaults, whatever the user's matplotlibrc says, and `settings`."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"svg.hashsalt": "pretrain"} | settings)
+        yield
+
+
+def encode_figure(figure: "Figure", image_format: str) -> bytes:
+    """Returns a figure as the content of a file, the same bytes each time. Call it within `plain_style`."""
+    content = io.BytesIO()
+    figure.savefig(content, format=image_format, metadata=_NO_DATE[image_format])
+    return content.getvalue()
 
 
 class Pictures:

@@ -1,7 +1,6 @@
 """The page of `pretrain report`: what it tells, that it needs nothing else, and that no text of a run becomes code."""
 
 import base64
-import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -64,23 +63,18 @@ def long_page(tmp_path_factory):
     return build_page([read(write_long_run(tmp_path_factory.mktemp("runs") / "long", num_rows=4000))])
 
 
-def data_of(page):
-    """What the script draws from."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
-
-
 def test_the_page_needs_nothing_from_anywhere(long_page):
     page = Page(long_page)
-    assert not [attributes for _, attributes in page.tags if {"src", "href", "action"} & attributes.keys()]
-    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", long_page)
-    assert not {tag for tag, _ in page.tags} & {"link", "iframe", "img", "object", "embed", "form", "base"}
+    assert not [attributes for _, attributes in page.tags if {"href", "action"} & attributes.keys()]
+    sources = [attributes["src"] for _, attributes in page.tags if "src" in attributes]
+    assert sources and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert not re.search(r"url\(|@import|https?://", long_page)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "form", "base"}
 
 
-def test_the_policy_allows_the_script_of_the_page_and_no_other(long_page):
+def test_the_policy_allows_no_script_and_no_network(long_page):
     (policy,) = (attributes["content"] for tag, attributes in Page(long_page).tags if "http-equiv" in attributes)
-    script = re.search(r"<script>(.*?)</script>", long_page, re.DOTALL)[1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
@@ -91,9 +85,9 @@ def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
     for told in ("SIGUSR1", "rank 3 hangs in backward", "4711, restart 1", "2.13.0", "node1, node2", "decoder.11"):
         assert told in texts
     assert "Training loss by source" in texts and "Where a step's time goes" in texts
-    assert any(text.startswith("3, job 4711+2: ended without a word") for text in texts)
+    assert "no end recorded: killed, or its node was lost" in texts and "running, or killed" in texts
     assert "a time, at step 10000,\nthere was a loss." in texts
-    assert 'class="restart"' in long_page and 'class="lost"' in long_page and 'class="beyond"' in long_page
+    assert any(text.endswith("not finite, red on the axis: 1") and "beyond the axis" in text for text in texts)
 
 
 def test_the_newest_picture_of_attention_is_in_the_page_itself(tmp_path):
@@ -102,7 +96,7 @@ def test_the_newest_picture_of_attention_is_in_the_page_itself(tmp_path):
     for step, png in ((10, PNG + b"old"), (20, PNG + b"new")):
         (folder / "attention" / f"step-{step:08d}.png").write_bytes(png)
     page = Page(build_page([read(folder)]))
-    (picture,) = (attributes for tag, attributes in page.tags if tag == "img")
+    (picture,) = (attributes for _, attributes in page.tags if attributes.get("alt") == "maps of attention")
     assert picture["src"] == f"data:image/png;base64,{base64.b64encode(PNG + b'new').decode()}"
     assert "first, step 20" in page.texts
 
@@ -123,13 +117,14 @@ def test_a_month_of_many_curves_stays_below_two_megabytes(tmp_path):
     assert len(build_page(runs).encode()) < 2_000_000
 
 
-def test_script_and_static_curves_have_the_same_numbers(long_page):
-    data, panels = data_of(long_page), Page(long_page).count("figure")
-    assert len(data["panels"]) == panels and data["runs"][0]["label"] == "long"
-    losses = data["panels"][0]["lines"][0]
-    assert len(losses["x"]) == len(losses["y"]) == len(losses["low"]) == len(losses["high"]) == 400
-    assert max(losses["high"]) == 40.0 and len(losses["lost"]) == 1
-    assert data["restarts"] == [[0, 10000.0], [0, 20000.0], [0, 30000.0]]
+def test_curves_are_over_steps_and_losses_also_over_tokens(tmp_path):
+    run = read(write_long_run(tmp_path / "long", num_rows=4000))
+    loss, by_tokens = choose_panels([run])["Learning"][:2]
+    (curve,) = (line.curve for line in loss.lines)
+    assert len(curve.xs) == 400 and curve.highs.max() == 40.0 and curve.lost.tolist() == [13320]
+    assert loss.restarts == [10000.0, 20000.0, 30000.0] and not loss.is_log
+    assert by_tokens.title == "Training loss by tokens" and by_tokens.is_by_tokens and by_tokens.is_log
+    assert by_tokens.restarts == [1e7, 2e7, 3e7] and by_tokens.lines[0].curve.xs[-1] == 1000 * curve.xs[-1]
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
@@ -140,19 +135,19 @@ def test_text_that_looks_like_code_is_shown_and_nothing_else(text, tmp_path):
     folder = write_run(tmp_path / "run", rows, name=text, samples=samples, config={text: text, "b": {text: [text]}},
                        attempts=[attempt(1, 0, 1, 0, **ended)])  # fmt: skip
     plain = write_run(tmp_path / "plain", rows=[metric_row(1)])
-    html = build_page([read(folder), read(plain)])
-    page = Page(html)
-    # Two of our own: the numbers, and the script.
-    assert (
-        page.count("script") == 2 and page.count("img") == 0 and page.count("title") == 1 + html.count("<title>start ")
-    )
+    page = Page(build_page([read(folder), read(plain)]))
+    assert page.count("script") == 0 and page.count("svg") == 0 and page.count("title") == 1
+    images = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert len(images) == page.count("img") and all(source.startswith("data:image/svg+xml;") for source in images)
+    # Charts hold numbers only.
+    assert not any(text in base64.b64decode(source.split(",")[1]).decode() for source in images)
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert text in page.texts and f" {text}" in page.texts
-    assert data_of(html)["runs"][0]["label"] == text
 
 
 def test_any_name_gives_a_page_that_can_be_written(tmp_path):
-    folder = write_run(tmp_path / "run", [metric_row(1), metric_row(2)])
+    # Neither rows nor times: charts hold no names, and drawing them for each of a hundred takes minutes.
+    folder = write_run(tmp_path / "run", [], attempts=[{"number": 1, "started": "soon"}])
     for name in [*hostile_names(tmp_path / "canary"), "\ud800", "\0"]:
         write_report([read(folder, name)], tmp_path / "out" / "report.html")
         assert (tmp_path / "out" / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
@@ -207,4 +202,4 @@ def test_a_rollback_is_told(tmp_path):
     record["rollbacks"] = [{"to": 5, "first": 100, "end": 164, "automatic": True, "at": "2026-03-02"}]
     (folder / "run.json").write_text(json.dumps(record))
     texts = Page(build_page([read(folder)])).texts
-    assert "by itself, after a spike" in texts and "64" in texts
+    assert "automatic, after a spike" in texts and "64" in texts

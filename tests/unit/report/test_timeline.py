@@ -2,6 +2,7 @@
 
 import math
 
+from pretrain.report.charts import chart_style
 from pretrain.report.series import make_course
 from pretrain.report.start_timeline import draw_timeline, instant, place_points, place_starts
 from tests.unit.report.run_folders import attempt, metric_row, write_run
@@ -19,7 +20,7 @@ def run_of(tmp_path, attempts, steps):
 def hours(run):
     """Where the rows of each start are put."""
     points = [(step, 0.0) for step in run.course.steps[1:]]
-    return [[hour for hour, _ in part] for part in place_points(place_starts(run), run.course, points)]
+    return [part[:, 0].tolist() for part in place_points(place_starts(run), run.course, points)]
 
 
 def test_rows_of_a_start_that_ended_are_counted_back_from_its_end(tmp_path):
@@ -38,7 +39,7 @@ def test_rows_never_reach_into_the_next_start(tmp_path):
     assert hours(run) == [[0.5, 1.0], []]
 
 
-def test_how_a_start_ended_is_its_colour_and_words(tmp_path):
+def test_the_outcome_of_a_start_is_its_colour(tmp_path):
     attempts = [
         attempt(1, 0, 1, 0, exit_code=75, reason="SIGTERM"),
         attempt(2, 1, None, HOUR),
@@ -47,7 +48,6 @@ def test_how_a_start_ended_is_its_colour_and_words(tmp_path):
     ]
     starts = place_starts(run_of(tmp_path, attempts, [HOUR]))
     assert [start.outcome for start in starts] == ["stopped", "open", "failed", "done"]
-    assert starts[0].said == "exit code 75: SIGTERM" and starts[1].said.startswith("ended without a word")
     assert [(start.begin, start.end) for start in starts] == [(0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0)]
 
 
@@ -58,7 +58,8 @@ def test_times_that_are_none_are_left_out(tmp_path):
 
 
 def test_a_run_without_rows_has_its_bars(tmp_path):
-    assert draw_timeline(run_of(tmp_path, [attempt(1, 0, 1, 0)], []), "#000000").count("<rect") == 1
+    with chart_style():
+        assert draw_timeline(run_of(tmp_path, [attempt(1, 0, 1, 0)], []), "#000000").startswith("<img")
 
 
 def test_the_course_ends_where_the_rows_do():
