@@ -11,9 +11,9 @@ from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster, find_calibration, find_gpu
 from pretrain.plan.course import parse_time
-from pretrain.plan.layout import known_model
 from pretrain.plan.params import count_parameters
 from pretrain.plan.search import Problem, check_fits
+from pretrain.plan.work import known_model
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local

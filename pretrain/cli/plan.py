@@ -26,7 +26,6 @@ def plan_command(
     mtbf_node_days: Annotated[float | None, typer.Option(min=0.01, help="Days between failures of a node.")] = None,
     search: Annotated[bool, typer.Option("--search", help="List the layouts that fit, fastest first.")] = False,
     sweep: Annotated[str | None, typer.Option(help="Scaling curve: nodes=1..512.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the curve: .png, .svg or .pdf.")] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(help="What `doctor --calibrate` has written. Default: the GPU's own, if there is one."),
@@ -43,11 +42,9 @@ def plan_command(
     from pretrain.errors import ConfigError
     from pretrain.plan.course import MTBF_NODE_DAYS
     from pretrain.plan.estimate import PlanOptions, plan_facts
-    from pretrain.plan.sweep import parse_sweep
+    from pretrain.plan.search import parse_sweep
 
     loaded = load_config(config, overrides or [])
-    if picture is not None and sweep is None:
-        raise ConfigError("nothing to draw", where="--picture", fix="give --sweep nodes=1..512 too")
     asked = PlanOptions(
         mfu=mfu,
         measured_tokens_s=None if measured is None else _tokens_s(measured),
@@ -61,10 +58,6 @@ def plan_command(
     refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
     if refused and not (search or sweep):
         raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
-    if picture is not None:
-        from pretrain.plan.sweep import draw_sweep
-
-        draw_sweep(facts["sweep"], picture)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:

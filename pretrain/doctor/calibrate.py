@@ -16,15 +16,15 @@ from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.doctor.kernel_speed import KernelShape, measure
-from pretrain.doctor.selftest_job import read_metrics, run_command
 from pretrain.doctor.small import TrialOptions, small_overrides
-from pretrain.doctor.spawn import run_ranks
+from pretrain.doctor.spawn import run_command, run_ranks
 from pretrain.errors import EXIT_OK, ConfigError
 from pretrain.plan.cluster import Calibration, Cluster, find_gpu, fit_products
 from pretrain.plan.gpus import GPUS, Gpu, name_of_device
-from pretrain.plan.layout import ParallelLayout, task_of
 from pretrain.plan.search import predict_rate
+from pretrain.plan.work import ParallelLayout, task_of
 from pretrain.run.folder import RunDir
+from pretrain.utils.jsonl import read_rows
 
 _STEPS = 12
 _MEASURED_WITHIN_S = 600.0
@@ -176,7 +176,7 @@ def _time_step(asked: TrialOptions, calibration: Calibration) -> tuple[float, fl
     small = small_overrides(asked.loaded, one, asked.folder, "steps", _STEPS, asked.loaded.engine.zero_stage)
     overrides = [*asked.overrides, *small]
     trial = run_command(["launch", "local", asked.config, *overrides], asked.folder / "steps.log")
-    measured = step_seconds(read_metrics(RunDir(asked.folder / "steps"))) if trial.exit_code == EXIT_OK else None
+    measured = step_seconds(read_rows(RunDir(asked.folder / "steps").metrics)) if trial.exit_code == EXIT_OK else None
     if measured is None:
         return None
     config = load_config(asked.config, overrides)

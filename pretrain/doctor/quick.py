@@ -5,7 +5,6 @@
 A batch script runs it on every node before the ranks start: `pretrain doctor --quick --json CONFIG`.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +29,9 @@ from pretrain.doctor.versions import check_packages, check_same, list_hosts, own
 from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster, find_gpu
 from pretrain.plan.course import checkpoints_at_once
-from pretrain.plan.layout import ParallelLayout, task_of
 from pretrain.plan.memory import state_bytes
 from pretrain.plan.state_memory import host_bytes
+from pretrain.plan.work import ParallelLayout, task_of
 
 
 def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Report:
@@ -95,11 +94,6 @@ def _check_batch(config: RunConfig, place: JobTopology) -> list[Check]:
         return [Check("batch", "fail", error.what, error.fix, EXIT_USAGE)]
     text = f"{batch.rows} rows over {place.size} ranks: {batch.accumulation} x {batch.micro} each"
     return [Check("batch", "pass", text)]
-
-
-def threads_of_a_rank(place: JobTopology) -> int:
-    """Returns the CPU threads that a rank gets: an even share of the cores, as `pretrain launch local` has it."""
-    return max(1, (os.cpu_count() or 1) // max(1, place.local_size))
 
 
 # The whole examination: every host by itself, then all ranks together.

@@ -13,8 +13,8 @@ from pretrain.doctor.machine import ask_driver, read_memory
 from pretrain.doctor.place import JobTopology
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS, name_of_device
-from pretrain.plan.layout import ParallelLayout, task_of
 from pretrain.plan.state_memory import memory_limit, rank_memory
+from pretrain.plan.work import ParallelLayout, task_of
 
 _SHARE = 0.6
 """Of the memory that the small run may be predicted to take: it must not fail for want of it."""

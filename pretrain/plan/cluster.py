@@ -1,10 +1,9 @@
-"""What was measured on a device, in place of what is assumed of all devices like it.
+"""The cluster that a run is planned for, and measured shares of its peaks, bandwidths and memory.
 
     pretrain doctor --calibrate CONFIG   writes ~/.cache/pretrain/calibration/GPU.json (under XDG_CACHE_HOME, if set)
-    pretrain plan CONFIG --gpu GPU       reads it, as whatever plans for that GPU does
+    pretrain plan CONFIG --gpu GPU       reads it
 
-Shares of peaks and bandwidths, and the memory that is not for tensors. With a calibration, a layout that is predicted
-not to fit is refused; without, it is warned of.
+With a calibration, a layout that is predicted not to fit is refused; without, it is a warning.
 """
 
 import difflib
@@ -22,24 +21,24 @@ from pretrain.utils.io import make_dir, write_json
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Of one kind of device.
+    """Measurements of one kind of device.
 
     Attributes:
-        gpu: Its name in `GPUS`.
-        device: As the driver calls it.
-        host: Where it was measured.
-        measured: When, ISO.
-        versions: Of torch, CUDA and the like.
+        gpu: Name in `GPUS`.
+        device: Name by the driver.
+        host: Host of the measurement.
+        measured: Time of the measurement, ISO.
+        versions: Versions of torch, CUDA and the like.
         products: Share of the peak that products of wide matrices reach.
         half_width: Width at which they reach half of it.
-        attention: The same of attention, all pairs counted.
-        memory_share: Of the bandwidth of memory.
-        link_share: Of the links within a node; None: one rank has measured.
-        network_share: Of the network; None: one node has.
-        efficiency: What a step reaches of what its kernels alone would take; the four shares count times it.
-        overhead_bytes: Of a process before its first tensor.
-        group_bytes: More, once it speaks to others; None: one rank has measured.
-        memory_bytes: That a rank may take: of its GPU; on CPUs, of a machine, whose ranks share it.
+        attention: Share of the peak that attention reaches, all pairs counted.
+        memory_share: Share of the memory bandwidth.
+        link_share: Share of the links within a node; None: measured by one rank.
+        network_share: Share of the network; None: measured on one node.
+        efficiency: Time of the kernels alone over that of a step; the shares count times it.
+        overhead_bytes: Memory of a process before its first tensor.
+        group_bytes: Further memory of its process group; None: measured by one rank.
+        memory_bytes: Memory for a rank: of its GPU; on CPUs, of a machine, whose ranks share it.
     """
 
     gpu: str
@@ -59,7 +58,7 @@ class Calibration:
     memory_bytes: int
 
     def constants(self, gpu: Gpu, base: Constants = CONSTANTS) -> Constants:
-        """Returns the constants of the roofline for this device; what was not measured stays as it is."""
+        """Returns the roofline's constants for this device; those not measured stay."""
         shares = GpuEfficiency(self.products * self.efficiency, self.half_width, self.attention * self.efficiency)
         return replace(
             base,
@@ -71,13 +70,10 @@ class Calibration:
 
 
 def fit_products(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Returns `products` and `half_width` of shares of the peak, by width: share = products w / (w + half_width).
+    """Fits share = products w / (w + half_width) to pairs of width and share; returns `products` and `half_width`.
 
     Its reciprocal is linear in 1 / w: least squares of that. Where shares do not grow with width, the half width is 0
     and the share is the largest.
-
-    Args:
-        measured: Width and share, of two widths at least.
     """
     xs, ys = [1 / width for width, _ in measured], [1 / share for _, share in measured]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
@@ -90,19 +86,19 @@ def fit_products(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def calibration_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns where calibrations are kept."""
+    """Returns the folder of the user's calibrations."""
     cache = environment.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "pretrain" / "calibration"
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Writes it. Raises: DiskError."""
+    """Writes a calibration. Raises: DiskError."""
     make_dir(path.parent)
     write_json(path, asdict(calibration))
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Reads one. Raises: ConfigError: It is not there, or it is none."""
+    """Reads a calibration. Raises: ConfigError: The file is missing or invalid."""
     fix = "measure anew with `pretrain doctor --calibrate CONFIG`, or remove it"
     try:
         found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
@@ -115,14 +111,10 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def find_calibration(name: str, folder: Path | None = None) -> Calibration | None:
-    """Returns what was measured on a GPU, by the name that `--gpu` takes; None where nothing was.
-
-    Args:
-        name: Of the GPU.
-        folder: Of calibrations. None: the user's.
+    """Returns the calibration of a GPU by the name that `--gpu` takes; None: there is none.
 
     Raises:
-        ConfigError: There is a file, and it is none, or of another GPU.
+        ConfigError: The file is invalid, or of another GPU.
     """
     path = (folder or calibration_folder()) / f"{name.lower()}.json"
     if not path.is_file():
@@ -133,24 +125,13 @@ def find_calibration(name: str, folder: Path | None = None) -> Calibration | Non
     return found
 
 
-# The machines that a run is planned for.
-
-
 OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
-
-"""Whether gradients travel while the backward pass goes on, by `engine.kind`: as `deepspeed_config` sets it."""
+"""True: gradients are reduced during the backward pass, by `engine.kind`, as `deepspeed_config` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes of one kind.
-
-    Attributes:
-        nodes: How many.
-        per_node: GPUs of each; on CPUs, ranks.
-        gpu: What they are.
-        calibration: What was measured on such a GPU; None: nothing was.
-    """
+    """Nodes of one kind: `per_node` GPUs each, or ranks on CPUs."""
 
     nodes: int
     per_node: int
@@ -164,16 +145,16 @@ class Cluster:
 
     @property
     def device(self) -> str:
-        """As torch calls it."""
+        """Device type of torch."""
         return "cpu" if self.gpu.generation == "cpu" else "cuda"
 
     @property
     def constants(self) -> Constants:
-        """Of the roofline: those that were measured, or those that were fitted on published runs."""
+        """Constants of the roofline: measured, or fitted on published runs."""
         return CONSTANTS if self.calibration is None else self.calibration.constants(self.gpu)
 
     def network(self, kind: str, zero_stage: int) -> Network:
-        """Returns how an engine communicates on it."""
+        """Returns the network of an engine at a ZeRO stage."""
         return Network(self.nodes, self.per_node, zero_stage, OVERLAPS.get(kind, False))
 
 

@@ -1,25 +1,35 @@
-"""Whether the data suffice: epochs, lanes, the compute-optimal ratio, and the bandwidth that reading needs."""
+"""The course of a run: its data, checkpoints and their disk space, jobs under a time limit, and failures."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from pretrain.config.train import CheckpointConfig
 
 OPTIMAL_TOKENS = 20
+"""Compute-optimal tokens a parameter (Hoffmann et al. 2022, table 3)."""
 
-"""Tokens a parameter at which a given amount of compute is spent best (Hoffmann et al. 2022, table 3)."""
+MTBF_NODE_DAYS = 154.0
+"""Mean days between failures of a node of 8 GPUs: 6.50 a thousand node-days on Meta's RSC-1 (Kokolis et al. 2025, 4;
+2.34 on RSC-2). Llama 3's 419 in 54 days on 2,048 nodes are 264 node-days each (Llama Team 2024, 3.3.4)."""
+
+_HEADER_BYTES = 160
+"""Of a piece in the header of its file, and of a parameter in the manifest (`checkpoint/preflight.py`)."""
+
+START_S = 300.0
+"""From a failure to the next step, besides lost work: scheduler, imports, loading."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    """What a shard folder holds.
+    """The training split of the run's shard folders.
 
     Attributes:
-        tokens: Of its training split.
-        shards: Of the same.
-        token_bytes: 2 or 4.
-        vocab_size: Of its tokenizer.
-        labels: That its index names.
+        tokens: Number of tokens.
+        shards: Number of shards.
+        token_bytes: Bytes of a token, 2 or 4.
+        vocab_size: Vocabulary of the tokenizer.
+        labels: Label names of the index.
     """
 
     tokens: int
@@ -31,15 +41,15 @@ class StoredData:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What a run takes of its data.
+    """The data that a run reads.
 
     Attributes:
         needed_tokens: Tokens that are read from shards over the whole run.
-        optimal_tokens: That a model of this size wants.
-        bytes_s: Read by all ranks together.
-        epochs: Times that the data are read; None where they are not known.
-        rows_a_lane: Of an epoch; likewise.
-        problem: Why the data do not suffice; None: they do.
+        optimal_tokens: Compute-optimal tokens of a model of this size.
+        bytes_s: Bytes a second, read by all ranks together.
+        epochs: Times that the data are read; None: unknown data.
+        rows_a_lane: Rows of a lane in an epoch; None: unknown data.
+        problem: Reason why the data do not suffice; None: they do.
     """
 
     needed_tokens: int
@@ -53,72 +63,39 @@ class Supply:
 def plan_supply(
     rows: int, row_tokens: int, steps: int, step_s: float, parameters: int, lanes: int, stored: StoredData | None
 ) -> Supply:
-    """Plans what is read.
-
-    Args:
-        rows: Of a step.
-        row_tokens: That a row is made of, as it is read.
-        steps: Of the run.
-        step_s: Seconds of one.
-        parameters: Of the model.
-        lanes: Readers that the order is defined over.
-        stored: What there is. None: it is not known.
-    """
-    needed, size = rows * row_tokens * steps, stored.token_bytes if stored else 2
-    optimal, bytes_s = OPTIMAL_TOKENS * parameters, rows * row_tokens * size / step_s
+    """Plans the data of a run of `steps` steps of `rows` rows; `stored` is None where the data are not here."""
+    needed = rows * row_tokens * steps
+    bytes_s = rows * row_tokens * (stored.token_bytes if stored else 2) / step_s
     if stored is None:
-        return Supply(needed, optimal, bytes_s)
-    a_lane = stored.tokens // row_tokens // lanes
+        return Supply(needed, OPTIMAL_TOKENS * parameters, bytes_s)
+    epoch_rows = stored.tokens // row_tokens
     problem = None
-    if not a_lane:
+    if epoch_rows < lanes:
         problem = (
-            f"data.lanes={lanes} lanes share {stored.tokens // row_tokens} rows of an epoch: lower data.lanes, "
-            f"or prepare more text"
+            f"data.lanes={lanes} lanes share {epoch_rows} rows of an epoch: lower data.lanes, or prepare more text"
         )
-    return Supply(needed, optimal, bytes_s, needed / max(1, stored.tokens), a_lane, problem)
-
-
-# The course of a run over days: checkpoints and their room, jobs of a time limit, failures and the
-# work they cost.
-
-
-MTBF_NODE_DAYS = 154.0
-
-"""Mean days between failures of a node of 8 GPUs: 6.50 a thousand node-days on Meta's RSC-1 (Kokolis et al. 2025, 4;
-2.34 on RSC-2). Llama 3's 419 in 54 days on 2,048 nodes are 264 node-days each (Llama Team 2024, 3.3.4)."""
-
-_HEADER_BYTES = 160
-
-"""Of a piece in the header of its file, and of a parameter in the manifest (`checkpoint/preflight.py`)."""
-
-START_S = 300.0
-
-"""From a failure to the next step, besides what is lost: scheduler, imports, loading."""
+    epochs = needed / max(1, stored.tokens)
+    return Supply(needed, OPTIMAL_TOKENS * parameters, bytes_s, epochs, epoch_rows // lanes, problem)
 
 
 def checkpoint_bytes(elements: int, tensors: int, ranks: int) -> int:
-    """Returns the size of a checkpoint: what it holds in fp32, headers and manifest.
+    """Returns the size of a checkpoint: values in fp32, headers and manifest.
 
     Args:
-        elements: Saved: of parameters (all of the model; of a run of adapters what is trained) and of the optimizer's
-            state, which for AdamW is twice as many more.
-        tensors: That they are.
-        ranks: Each has a file, and may have a piece of each tensor.
+        elements: Saved values: of parameters (trained ones only in a run of adapters) and of optimizer state, which for
+            AdamW is twice as many more.
+        tensors: Saved tensors.
+        ranks: Number of ranks: each has a file, and may have a piece of each tensor.
     """
     return 4 * elements + tensors * (ranks + 1) * _HEADER_BYTES
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
-    """Returns how many there are at most: those kept, the one being written, the best, and those for good.
-
-    Args:
-        config: What is kept, and how often one is made.
-        last_step: Where the run ends.
-    """
-    for_good = 0
+    """Returns the most checkpoints on disk: the newest, the one being written, the best, and the permanent ones."""
+    permanent = 0
     if config.every_steps and config.keep_every_steps:
-        for_good = last_step // math.lcm(config.every_steps, config.keep_every_steps)
-    return config.keep + 1 + (config.best is not None) + for_good
+        permanent = last_step // math.lcm(config.every_steps, config.keep_every_steps)
+    return config.keep + 1 + (config.best is not None) + permanent
 
 
 def young_interval(save_s: float, mtbf_s: float) -> float:
@@ -136,12 +113,12 @@ def daly_interval(save_s: float, mtbf_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What failures cost.
+    """The cost of failures.
 
     Attributes:
         mtbf_s: Seconds between failures of the job.
-        expected: How many over the run.
-        lost_share: Share of the time that goes to saving, to work that is done again, and to starting.
+        expected: Expected number of failures of the run.
+        lost_share: Share of the time that goes to saving, to repeated work, and to starting.
         young_s: Interval by Young.
         daly_s: Interval by Daly.
     """
@@ -154,22 +131,22 @@ class Failures:
 
 
 def plan_failures(nodes: int, mtbf_node_days: float, save_s: float, interval_s: float, total_s: float) -> Failures:
-    """Plans for a node that fails now and then.
+    """Plans for failures of nodes, any of which ends the job.
 
     Args:
-        nodes: Any of them ends the job.
-        mtbf_node_days: Mean days between failures of one.
-        save_s: That a save takes; training waits for less of it, being copied to host memory first.
-        interval_s: Between checkpoints; 0: there are none, and a failure loses all.
-        total_s: Of the whole run.
+        nodes: Number of nodes.
+        mtbf_node_days: Mean days between failures of one node.
+        save_s: Seconds of a save; training waits for less of it, being copied to host memory first.
+        interval_s: Seconds between checkpoints; 0: none, and a failure loses all.
+        total_s: Seconds of the whole run.
     """
     mtbf_s = mtbf_node_days * 86_400 / nodes
-    again_s = (interval_s or total_s) / 2 + START_S
+    repeated_s = (interval_s or total_s) / 2 + START_S
     saving = save_s / interval_s if interval_s else 0.0
     return Failures(
         mtbf_s=mtbf_s,
         expected=total_s / mtbf_s,
-        lost_share=min(1.0, saving + again_s / mtbf_s),
+        lost_share=min(1.0, saving + repeated_s / mtbf_s),
         young_s=young_interval(save_s, mtbf_s),
         daly_s=daly_interval(save_s, mtbf_s),
     )
@@ -177,13 +154,7 @@ def plan_failures(nodes: int, mtbf_node_days: float, save_s: float, interval_s: 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """A run in jobs of a time limit.
-
-    Attributes:
-        count: How many.
-        steps_each: Steps of a whole one.
-        lost_s: Of each, to starting and to the save at its end.
-    """
+    """A run in jobs under a time limit: `lost_s` of each goes to starting and to the save at its end."""
 
     count: int
     steps_each: int
@@ -203,8 +174,8 @@ def parse_time(text: str) -> float:
     Raises:
         ValueError: It is none of these.
     """
-    units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
-    days, dash, rest = text.strip().lower().rpartition("-")
+    text = text.strip().lower()
+    days, dash, rest = text.rpartition("-")
     if dash or ":" in text:
         parts = [int(part) for part in rest.split(":")]
         if not 1 <= len(parts) <= 3:
@@ -212,14 +183,10 @@ def parse_time(text: str) -> float:
         # After days the first number is hours; else minutes:seconds, as `sbatch --time` reads it.
         scale = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
         return float(int(days or 0) * 86_400 + sum(part * unit for part, unit in zip(parts, scale, strict=False)))
-    if text.strip().isdecimal():
+    if text.isdecimal():
         return 60.0 * int(text)
-    total, number = 0.0, ""
-    for letter in text.strip().lower():
-        if letter in units and number:
-            total, number = total + float(number) * units[letter], ""
-        else:
-            number += letter
-    if number or not total:
+    units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+    total = sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
+    if not total or not re.fullmatch(r"([\d.]+[dhms])+", text):
         raise ValueError(text)
     return total

@@ -1,4 +1,7 @@
-"""Layouts and points of a curve as plain values."""
+"""A whole plan as plain values: the output of `--json`, and the input of the tables.
+
+config, cluster -> model, batch -> memory of a rank -> rates -> network -> course of the run -> data
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,73 +10,41 @@ from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.run import RunConfig
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import MTBF_NODE_DAYS, StoredData, checkpoints_at_once, plan_failures, plan_jobs, plan_supply
-from pretrain.plan.layout import ParallelLayout, known_model, task_with
 from pretrain.plan.memory import state_bytes
 from pretrain.plan.params import count_parts
 from pretrain.plan.roofline import Network, link_seconds, wire_bytes
-from pretrain.plan.search import DAY_S, LayoutCandidate, Rate, check_fits, predict_rate, rate_at, rate_of, search
+from pretrain.plan.search import (
+    DAY_S,
+    LayoutCandidate,
+    Rate,
+    ScalingPoint,
+    check_fits,
+    given_rate,
+    predict_rate,
+    search,
+    sweep,
+)
 from pretrain.plan.state_memory import host_bytes, largest_micro, memory_limit, rank_memory
-from pretrain.plan.sweep import Point, sweep
 from pretrain.plan.trained import Values
-from pretrain.plan.work import TrainingTask, plan_work, recompute_share
-
-
-def found_facts(found: LayoutCandidate) -> dict[str, Any]:
-    """Returns a layout of `--search`."""
-    return {
-        "overrides": found.layout.overrides(),
-        "accumulation": found.layout.accumulation,
-        "micro": found.layout.micro,
-        "zero_stage": found.layout.engine.zero_stage,
-        "activation_checkpointing": found.layout.engine.activation_checkpointing,
-        "offload_optimizer": found.layout.engine.offload_optimizer,
-        "offload_params": found.layout.engine.offload_params,
-        "mfu": found.rate.mfu,
-        "tokens_per_s": found.rate.tokens_s,
-        "bound": found.rate.bound,
-        "memory_bytes": found.memory_bytes,
-    }
-
-
-def point_facts(point: Point, config: RunConfig) -> dict[str, Any]:
-    """Returns a point of `--sweep`; without a rate, why there is none."""
-    rate = point.rate
-    return {
-        "nodes": point.nodes,
-        "ranks": point.ranks,
-        "micro": point.micro,
-        "accumulation": point.accumulation,
-        "mfu": None if rate is None else rate.mfu,
-        "tokens_per_s": None if rate is None else rate.tokens_s,
-        "days": None if rate is None else rate.step_s * config.train.last_step / DAY_S,
-        "bound": None if rate is None else rate.bound,
-        "efficiency": point.efficiency,
-        "why": point.why,
-    }
-
-
-# A whole plan as plain values: what `--json` prints and what the tables show.
-#
-# config, cluster -> model, batch -> memory of a rank -> rates -> time -> checkpoints, jobs,
-# failures -> data
-
+from pretrain.plan.work import ParallelLayout, TrainingTask, known_model, plan_work, recompute_share, task_of
 
 _MOST_ROWS = 1024
+"""Largest micro-batch that is looked for."""
 
-"""Larger micro-batches are not looked for."""
+_ENGINE_FIELDS = ("zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan is asked about besides config and cluster.
+    """Options of a plan besides config and cluster.
 
     Attributes:
-        mfu: Assumed, 0 to 1; None: none is.
-        measured_tokens_s: Of a run of the same config; None: there is none.
-        time_s: Time limit of a job; None: there is none.
-        disk_bytes_s: Of all ranks together, onto the file system of checkpoints.
+        mfu: Assumed MFU, 0 to 1.
+        measured_tokens_s: Measured tokens a second of a run of the same config.
+        time_s: Time limit of a job.
+        disk_bytes_s: Write speed of all ranks together, onto the file system of checkpoints.
         mtbf_node_days: Mean days between failures of a node.
-        search: Look for layouts.
+        search: True: look for layouts.
         sweep: Numbers of nodes to predict.
     """
 
@@ -87,22 +58,22 @@ class PlanOptions:
 
 
 def plan_facts(
-    config: RunConfig, cluster: Cluster, asked: PlanOptions, stored: StoredData | None = None
+    config: RunConfig, cluster: Cluster, options: PlanOptions, stored: StoredData | None = None
 ) -> dict[str, Any]:
     """Plans a run.
 
     Args:
-        config: The run.
-        cluster: Where.
-        asked: What else to say.
-        stored: What its data hold. None: they are not here, and the vocabulary is assumed where the config has none.
+        config: Config of the run.
+        cluster: Machines.
+        options: Further questions.
+        stored: Data of the run. None: they are not here, and an unknown vocabulary is assumed.
 
     Returns:
-        JSON values; bytes, seconds and counts without units of thousands. Where the batch cannot be cut, what depends
-        on the layout is absent, and `problems` says why.
+        JSON values: bytes, seconds and counts. Where the batch does not divide over the ranks, values that depend on
+        the layout are absent, and `problems` says why.
     """
     model = known_model(config.model, stored.vocab_size if stored else None, stored.labels if stored else ())
-    task = task_with(config, model)
+    task = task_of(config, model)
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {
         "cluster": {"nodes": cluster.nodes, "per_node": cluster.per_node, "ranks": cluster.size, **asdict(cluster.gpu)},
@@ -115,18 +86,18 @@ def plan_facts(
         layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
         facts["layout"] = _layout_facts(config, task, batch, cluster)
         facts["memory"] = _memory_facts(task, layout, cluster, batch.rows_per_rank)
-        rates = _rates(task, layout, cluster, asked)
+        rates = _rates(task, layout, cluster, options)
         facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
         facts["network"] = _network_facts(task, layout, cluster)
-        # What is known best is what the rest is reckoned with.
+        # The surest rate is the base of all that follows.
         best = list(rates.values())[-1]
-        facts["course"] = _course_facts(config, task.values, best, cluster, asked)
+        facts["course"] = _course_facts(config, task.values, best, cluster, options)
         facts["data"] = _data_facts(config, facts["model"]["parameters"]["total"], best, stored)
-    if asked.search:
+    if options.search:
         found = search(task, config.engine, cluster, config.batch.rows)
-        facts["search"] = [found_facts(one) for one in found]
-    if asked.sweep:
-        facts["sweep"] = [point_facts(point, config) for point in sweep(config, task, cluster, list(asked.sweep))]
+        facts["search"] = [_candidate_facts(one) for one in found]
+    if options.sweep:
+        facts["sweep"] = [_point_facts(point, config) for point in sweep(config, task, cluster, list(options.sweep))]
     return facts
 
 
@@ -156,14 +127,39 @@ def _layout_facts(config: RunConfig, task: TrainingTask, batch: BatchPlan, clust
         "engine": engine.kind,
         "zero_stage": engine.zero_stage,
         "precision": engine.precision,
-        "activation_checkpointing": engine.activation_checkpointing,
-        "offload_optimizer": engine.offload_optimizer,
-        "offload_params": engine.offload_params,
+        **{name: getattr(engine, name) for name in _ENGINE_FIELDS[1:]},
         "rows": batch.rows,
         "rows_per_rank": batch.rows_per_rank,
         "micro": batch.micro,
         "accumulation": batch.accumulation,
         "tokens_per_step": batch.rows * task.tokens,
+    }
+
+
+def _candidate_facts(found: LayoutCandidate) -> dict[str, Any]:
+    layout, rate = found.layout, found.rate
+    return {
+        "overrides": layout.overrides(),
+        "accumulation": layout.accumulation,
+        "micro": layout.micro,
+        **{name: getattr(layout.engine, name) for name in _ENGINE_FIELDS},
+        "mfu": rate.mfu,
+        "tokens_per_s": rate.tokens_s,
+        "bound": rate.bound,
+        "memory_bytes": found.memory_bytes,
+    }
+
+
+def _point_facts(point: ScalingPoint, config: RunConfig) -> dict[str, Any]:
+    facts, rate = asdict(point), point.rate
+    del facts["rate"]
+    return {
+        **{name: facts.pop(name) for name in ("nodes", "ranks", "micro", "accumulation")},
+        "mfu": None if rate is None else rate.mfu,
+        "tokens_per_s": None if rate is None else rate.tokens_s,
+        "days": None if rate is None else rate.step_s * config.train.last_step / DAY_S,
+        "bound": None if rate is None else rate.bound,
+        **facts,
     }
 
 
@@ -180,13 +176,13 @@ def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, 
     }
 
 
-def _rates(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, asked: PlanOptions) -> dict[str, Rate]:
-    """Returns the rates that are known, the surest last."""
+def _rates(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, options: PlanOptions) -> dict[str, Rate]:
+    """Returns the known rates, the surest last."""
     rates = {"predicted": predict_rate(task, layout, cluster)}
-    if asked.mfu is not None:
-        rates["assumed"] = rate_at(asked.mfu, task, layout, cluster)
-    if asked.measured_tokens_s is not None:
-        rates["measured"] = rate_of(asked.measured_tokens_s, task, layout, cluster)
+    if options.mfu is not None:
+        rates["assumed"] = given_rate(task, layout, cluster, mfu=options.mfu)
+    if options.measured_tokens_s is not None:
+        rates["measured"] = given_rate(task, layout, cluster, tokens_s=options.measured_tokens_s)
     return rates
 
 
@@ -204,7 +200,7 @@ def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, An
 
 
 def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> list[dict[str, Any]]:
-    """Returns what a rank sends in a step at each ZeRO stage, and how long links and network take, nothing hidden."""
+    """Returns bytes and seconds of a rank's communication in a step at each ZeRO stage, without overlap."""
     work = plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
     found = []
     for stage in range(4):
@@ -224,14 +220,14 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
 
 
 def _course_facts(
-    config: RunConfig, values: Values, rate: Rate, cluster: Cluster, asked: PlanOptions
+    config: RunConfig, values: Values, rate: Rate, cluster: Cluster, options: PlanOptions
 ) -> dict[str, Any]:
     last = config.train.last_step
     size = 4 * values.saved + state_bytes(config.optim.kind, values)
     kept = checkpoints_at_once(config.checkpoint, last)
-    save_s, total_s = size / asked.disk_bytes_s, rate.step_s * last
+    save_s, total_s = size / options.disk_bytes_s, rate.step_s * last
     interval_s = config.checkpoint.every_steps * rate.step_s
-    failures = plan_failures(cluster.nodes, asked.mtbf_node_days, save_s, interval_s, total_s)
+    failures = plan_failures(cluster.nodes, options.mtbf_node_days, save_s, interval_s, total_s)
     facts: dict[str, Any] = {
         "steps": last,
         "total_s": total_s,
@@ -242,8 +238,8 @@ def _course_facts(
         "interval_s": interval_s,
         "failures": {**asdict(failures), "daly_steps": max(1, round(failures.daly_s / rate.step_s))},
     }
-    if asked.time_s is not None:
-        facts["jobs"] = {"limit_s": asked.time_s, **asdict(plan_jobs(asked.time_s, total_s, rate.step_s, save_s))}
+    if options.time_s is not None:
+        facts["jobs"] = {"limit_s": options.time_s, **asdict(plan_jobs(options.time_s, total_s, rate.step_s, save_s))}
     return facts
 
 

@@ -1,4 +1,4 @@
-"""What of a peak is reached: constants of the roofline, fitted on published runs (docs/plan.md prints the errors)."""
+"""Data sheets of GPUs, and the roofline's constants, fitted on published runs (docs/plan.md prints the errors)."""
 
 import re
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuEfficiency:
-    """Of a generation of GPUs.
+    """Reached shares of the peak of a generation of GPUs.
 
     Attributes:
-        products: Share of the peak that products of wide matrices reach.
+        products: Share that products of wide matrices reach.
         half_width: Width at which they reach half of that share.
-        attention: Share of the peak that attention reaches, all pairs counted, whether a mask hides them or not.
+        attention: Share that attention reaches, all pairs counted, masked or not.
     """
 
     products: float
@@ -21,20 +21,20 @@ class GpuEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Of all.
+    """Constants of the roofline.
 
     Attributes:
-        shares: By generation.
-        passes: How often elementwise kernels move what a block keeps: written, read, and the same for gradients.
-        logit_bytes: Moved for each score of the loss.
-        memory_share: Of the bandwidth of memory.
-        link_share: Of the links within a node.
-        network_share: Of the network.
-        hides: Share of the computation that communication can hide behind.
-        never_hidden: Share of communication that does not hide.
-        latency_s: Of a collective.
-        latency_node_s: The same for each node.
-        host_bytes_s: Between host and device, for each rank (PCIe 4, shared).
+        shares: Reached shares of the peak, by generation.
+        passes: Times that elementwise kernels move a block's activations: written, read, and the same for gradients.
+        logit_bytes: Bytes moved for each score of the loss.
+        memory_share: Reached share of the memory bandwidth.
+        link_share: Reached share of the links within a node.
+        network_share: Reached share of the network.
+        hides: Share of the computation that communication can overlap with.
+        never_hidden: Share of communication that does not overlap.
+        latency_s: Latency of a collective.
+        latency_node_s: Further latency for each node.
+        host_bytes_s: Bandwidth between host and device, for each rank (PCIe 4, shared).
     """
 
     shares: dict[str, GpuEfficiency]
@@ -69,28 +69,20 @@ CONSTANTS = Constants(
 )
 
 
-# What GPUs can do, as plain data; dense bf16 peaks, without sparsity.
-#
-# Sources: the makers' data sheets (NVIDIA V100, A100, A10, A40, L4, L40S, RTX 4090, H100 and H200
-# SXM, GH200, B200; AMD MI250X, MI300X). Peaks and bandwidths are theirs; `usable_gib` is what a
-# driver leaves of the memory, about 1.5% less than is sold. NVLink is one direction, all links of a
-# GPU; where there is none, PCIe. The network is a GPU's share of what such nodes are usually sold
-# with: 400 Gb/s a GPU with H100 and later (DGX H100), 200 Gb/s with A100 (DGX A100).
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device.
+    """A device, by its maker's data sheet.
 
     Attributes:
-        name: Of the model.
+        name: Model name.
         flops: Dense bf16 FLOP/s; where there is no bf16, fp16.
-        flops_fp32: The same in fp32; with tf32 where torch uses it for products only when told: not counted.
-        memory_gib: What can be allocated.
-        memory_bytes_s: Bandwidth of its memory.
-        link_bytes_s: To the others of its node, one direction.
-        network_bytes_s: To other nodes, one direction, its share of the node's.
-        generation: Whose achievable share of the peak it has (see `constants.py`).
+        flops_fp32: FLOP/s in fp32, without tf32.
+        memory_gib: Memory that the driver leaves, about 1.5% less than is sold.
+        memory_bytes_s: Memory bandwidth.
+        link_bytes_s: NVLink to the others of its node, all links, one direction; else PCIe.
+        network_bytes_s: Its share of the node's network, one direction: 400 Gb/s with H100 and later (DGX H100),
+            200 Gb/s with A100 (DGX A100).
+        generation: Key of `Constants.shares`.
     """
 
     name: str
@@ -128,8 +120,7 @@ GPUS: dict[str, Gpu] = {
     # One core of a server with AVX-512 in fp32 and its share of the memory; for arithmetic, not for promises.
     "cpu": _gpu("CPU core", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
 }
-
-"""By the name that `--gpu` takes."""
+"""GPUs by the name that `--gpu` takes."""
 
 _DEVICES = (
     (r"GH200", "gh200"),
@@ -151,5 +142,5 @@ _DEVICES = (
 
 
 def name_of_device(device: str) -> str | None:
-    """Returns the name in `GPUS` of a device as its driver calls it; None where it is not known here."""
+    """Returns the name in `GPUS` of a driver's device name; None: unknown."""
     return next((name for pattern, name in _DEVICES if re.search(pattern, device)), None)

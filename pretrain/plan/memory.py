@@ -52,16 +52,11 @@ def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
 
 
 STATE_BYTES = {"adamw": (8, 8), "muon": (4, 8), "adafactor": (0, 0)}
-"""Of fp32 optimizer state by `optim.kind`: for each value of a hidden matrix, and for each other."""
+"""Bytes of fp32 optimizer state by `optim.kind`: for each value of a hidden matrix, and for each other."""
 
 
 def state_bytes(optimizer: str, values: Values) -> int:
-    """Returns the bytes of all optimizer state, in fp32: two moments under AdamW, one of hidden matrices under Muon.
-
-    Args:
-        optimizer: `optim.kind`; one that is not known here counts as AdamW.
-        values: Of the model.
-    """
+    """Returns the bytes of all optimizer state, in fp32; an unknown `optim.kind` counts as AdamW."""
     of_hidden, of_others = STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
     return of_hidden * values.hidden + of_others * (values.trained - values.hidden)
 
@@ -91,19 +86,18 @@ def bytes_per_parameter(
 ) -> BytesPerParameter:
     """Returns the state of a rank's device per parameter (Rajbhandari et al. 2020, section 3 and figure 1).
 
-    Replicated, fp32 holds 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master weight and two
+    Replicated, fp32 has 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master weight and two
     moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the
-    weights' too. From stage 1 on DeepSpeed steps a copy of what a rank owns, which in fp32 is 4 bytes more than the
-    paper has. What is offloaded is in the host's memory instead. Adafactor's rows and columns
-    are too few to count.
+    weights' too. From stage 1 on DeepSpeed steps a copy of a rank's share, in fp32 4 bytes more than in the paper.
+    Adafactor's rows and columns are too few to count.
 
     Args:
         zero_stage: ZeRO stage; 0 for DDP and one process.
-        precision: Of the working weights.
-        world_size: Ranks.
-        state: Bytes of optimizer state for each: 8 under AdamW.
-        offload_optimizer: Whether master weights and optimizer state are in host memory.
-        offload_params: Whether working weights are, at stage 3.
+        precision: Precision of the working weights.
+        world_size: Number of ranks.
+        state: Bytes of optimizer state a parameter: 8 under AdamW.
+        offload_optimizer: True: master weights and optimizer state are in host memory.
+        offload_params: True: working weights are in host memory, at stage 3.
     """
     working = 4 if precision == "fp32" else 2
     master = 0 if precision == "fp32" and not zero_stage else 4

@@ -22,7 +22,7 @@ _BAR = 30
 
 
 def show_plan(facts: dict[str, Any], console: Console) -> None:
-    """Prints all that a plan says; problems last, where they are seen."""
+    """Prints a whole plan; problems last, where they are seen."""
     _show_model(facts, console)
     if "layout" in facts:
         _show_memory(facts, console)
@@ -183,9 +183,6 @@ def _show_data(data: dict[str, Any], console: Console) -> None:
     console.print(table)
     if data["problem"]:
         console.print(f"[bold red]{data['problem']}[/bold red]", soft_wrap=True)
-
-
-# Tables of what `--search` and `--sweep` find.
 
 
 _SMALL_BAR = 12

@@ -1,4 +1,4 @@
-"""How long a step takes: the work over what the hardware can do, kernel kind by kernel kind.
+"""Roofline of a step: work over the reached share of each peak, by kind of kernel.
 
     projections, head    FLOPs over a share of the peak, which grows with the width of the matrices
     attention            FLOPs over a lower share
@@ -6,7 +6,7 @@
     optimizer            the same, once a step
     network              bytes by ZeRO stage over the slower of links and network, less what hides behind computation
 
-The shares are fitted on published runs (`constants.py`). What is named as the bound is what takes longest.
+The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from pretrain.plan.gpus import CONSTANTS, Constants, Gpu
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one rank does in a step.
+    """The work of one rank in a step.
 
     Attributes:
-        projection_flops: Forward and backward of a micro-batch in matrices of weights, without the head.
-        attention_flops: Scores and mixing, counted as for MFU: no half left out.
-        head_flops: The head.
-        projection_forward: Of `projection_flops` the forward pass.
-        attention_forward: Of `attention_flops` the same.
+        projection_flops: Products with weights of a micro-batch, forward and backward, without the head.
+        attention_flops: Scores and mixing, counted as for MFU: masked pairs too.
+        head_flops: Products of the head.
+        projection_forward: Forward part of `projection_flops`.
+        attention_forward: Forward part of `attention_flops`.
         recompute: Share of the forward pass that is run again.
-        width: D.
-        kept_bytes: What a micro-batch would keep without checkpointing: the elementwise traffic is a multiple of it.
+        width: Model width, D.
+        kept_bytes: Activations of a micro-batch without checkpointing: elementwise traffic is a multiple of them.
         logits: Scores that the loss reads in a micro-batch.
-        parameters: Of the whole model.
-        trained: Those that have a gradient.
-        weight_bytes: Of a working weight, and of its gradient on the wire.
+        parameters: Weights of the whole model.
+        trained: Weights with a gradient.
+        weight_bytes: Bytes of a working weight, and of its gradient on the wire.
         layers: Blocks, as many as there are gathers.
-        state_bytes: Of weights, gradients and optimizer state that the update reads, on this rank.
-        offload_bytes: That pass between host and device in a step.
+        state_bytes: Gradients and optimizer state that the update reads, on this rank.
+        offload_bytes: Bytes between host and device in a step.
         accumulation: Micro-batches of a step.
-        fp32: Products are in fp32.
+        fp32: True: products are in fp32.
     """
 
     projection_flops: float
@@ -64,14 +64,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where the ranks are.
-
-    Attributes:
-        nodes: How many.
-        per_node: GPUs of each.
-        zero_stage: What is cut up over them; 0 also for DDP.
-        overlaps: Communication runs beside computation.
-    """
+    """Nodes of `per_node` ranks, the ZeRO stage (0 also for DDP), and True where communication overlaps computation."""
 
     nodes: int
     per_node: int
@@ -86,7 +79,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, by what they go to; the sum is the step."""
+    """Seconds of a step by part; the sum is the step."""
 
     projections: float
     attention: float
@@ -97,32 +90,31 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """The step."""
+        """Seconds of the step."""
         return self.compute + self.memory + self.network + self.offload
 
     @property
     def compute(self) -> float:
-        """Limited by arithmetic."""
+        """Seconds limited by arithmetic."""
         return self.projections + self.attention
 
     @property
     def memory(self) -> float:
-        """Limited by the bandwidth of memory."""
+        """Seconds limited by memory bandwidth."""
         return self.elementwise + self.optimizer
 
     @property
     def bound(self) -> str:
-        """What takes longest: compute, memory, network or offload."""
+        """Longest part: compute, memory, network or offload."""
         parts = {"compute": self.compute, "memory": self.memory, "network": self.network, "offload": self.offload}
         return max(parts, key=lambda name: parts[name])
 
 
 def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
-    """Returns bytes that pass a rank's link in a step: with each micro-batch, and once (Rajbhandari et al. 2020, 7).
+    """Returns bytes over a rank's link in a step: with each micro-batch, and once (Rajbhandari et al. 2020, 7).
 
-    Gradients cost twice their size reduced to all, once to their owners. DeepSpeed's stage 2 hands them to their owners
-    after every micro-batch; stage 3 gathers the weights twice in each as well. What is frozen has no gradient, and is
-    gathered at stage 3 all the same.
+    An all-reduce of gradients costs twice their size, a reduce-scatter once. DeepSpeed's stage 2 scatters after every
+    micro-batch; stage 3 also gathers the weights twice in each, frozen ones too.
     """
     if network.size == 1:
         return 0.0, 0.0
@@ -133,7 +125,7 @@ def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
 
 
 def link_seconds(num_bytes: float, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> float:
-    """Returns how long rings over all ranks take: one a network card, so that the cards of a node add up."""
+    """Returns the seconds of rings over all ranks: one a network card, so that the cards of a node add up."""
     inside = num_bytes * (network.size - 1) / network.size / (gpu.link_bytes_s * constants.link_share)
     if network.nodes == 1:
         return inside

@@ -1,8 +1,7 @@
-"""How fast a layout is, and how long a run takes at that rate."""
+"""Speed of a layout, the search for layouts that fit, the scaling curve, and the check before a job is submitted."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pretrain.config.data import plan_batch
 from pretrain.config.engine import EngineConfig
@@ -10,15 +9,14 @@ from pretrain.config.recurrent import RecurrentConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster
-from pretrain.plan.layout import ParallelLayout, changes, task_of
 from pretrain.plan.roofline import StepTime, time_step
 from pretrain.plan.state_memory import host_bytes, largest_micro, memory_limit, rank_memory
-from pretrain.plan.work import TrainingTask, plan_work
+from pretrain.plan.work import ParallelLayout, TrainingTask, changes, plan_work, task_of
 
 DAY_S = 86_400
+GIB = 2**30
 
 LOADER_TOKENS_S = 8e7
-
 """Tokens that a rank's loader assembles a second with one thread, documents masked (benchmarks/results.md)."""
 
 
@@ -29,9 +27,9 @@ class Rate:
     Attributes:
         step_s: Seconds of a step.
         tokens_s: Tokens that the model reads a second, over all ranks.
-        mfu: 0 to 1.
-        bound: What limits it: compute, memory, network, offload, data; `given` where the MFU was.
-        parts: Seconds of a step by part; None where the MFU was given.
+        mfu: Model FLOPs utilization, 0 to 1.
+        bound: Bottleneck: compute, memory, network, offload or data; `given` for a rate that was not predicted.
+        parts: Seconds of a step by part; None for a rate that was not predicted.
     """
 
     step_s: float
@@ -41,55 +39,34 @@ class Rate:
     parts: StepTime | None = None
 
 
-def peak_flops(layout: ParallelLayout, cluster: Cluster) -> float:
-    """Returns the dense peak of all ranks that MFU is a share of: bf16's, also for fp32, as `tracking` counts it."""
-    return cluster.size * cluster.gpu.flops
-
-
 def predict_rate(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> Rate:
     """Predicts the speed of a layout by the roofline."""
     engine = layout.engine
     work = plan_work(task, engine, cluster.size, layout.micro, layout.accumulation)
     found = time_step(work, cluster.network(engine.kind, engine.zero_stage), cluster.gpu, cluster.constants)
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
-    # Batches are assembled beside the step: they cost nothing until they take longer than it.
+    # Batches are assembled while a step runs: they cost nothing until they take longer than it.
     reading_s = tokens / cluster.size / LOADER_TOKENS_S
     step_s = max(found.total, reading_s)
-    mfu = work.model_flops * cluster.size / step_s / peak_flops(layout, cluster)
+    mfu = work.model_flops * cluster.size / step_s / (cluster.size * cluster.gpu.flops)
     return Rate(step_s, tokens / step_s, mfu, "data" if reading_s > found.total else found.bound, found)
 
 
-def rate_at(mfu: float, task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> Rate:
-    """Returns the speed at a given MFU: assumed, or measured."""
+def given_rate(
+    task: TrainingTask, layout: ParallelLayout, cluster: Cluster, *, mfu: float = 0.0, tokens_s: float = 0.0
+) -> Rate:
+    """Returns the speed at an assumed MFU, or at a measured number of tokens a second."""
     work = plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
-    step_s = work.model_flops * cluster.size / (mfu * peak_flops(layout, cluster))
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
-    return Rate(step_s, tokens / step_s, mfu, "given")
-
-
-def rate_of(tokens_s: float, task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> Rate:
-    """Returns the speed at a given number of tokens a second, as a run has measured it."""
-    tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
-    work = plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
-    step_s = tokens / tokens_s
-    return Rate(step_s, tokens_s, work.model_flops * cluster.size / step_s / peak_flops(layout, cluster), "given")
-
-
-# The layouts that fit, fastest first.
-
-
-_MODES = ("none", "selective", "full")
+    # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
+    peak = cluster.size * cluster.gpu.flops
+    step_s = tokens / tokens_s if tokens_s else work.model_flops * cluster.size / (mfu * peak)
+    return Rate(step_s, tokens / step_s, mfu or work.model_flops * cluster.size / step_s / peak, "given")
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutCandidate:
-    """A layout that fits.
-
-    Attributes:
-        layout: It.
-        rate: Its predicted speed.
-        memory_bytes: Of one rank.
-    """
+    """A layout that fits, its predicted speed, and the memory of one rank."""
 
     layout: ParallelLayout
     rate: Rate
@@ -97,15 +74,15 @@ class LayoutCandidate:
 
 
 def divisors(number: int) -> list[int]:
-    """Returns them, ascending."""
+    """Returns the divisors of a number, ascending."""
     small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
     return sorted({*small, *(number // i for i in small)})
 
 
 def engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]:
-    """Yields the variants of an engine: stages, checkpointing, offload; those of its kind only."""
+    """Yields the variants of an engine of the same kind: stages, checkpointing, offload."""
     stages = (0, 1, 2, 3) if engine.kind == "deepspeed" else (0,)
-    modes = ("none",) if isinstance(task.model, RecurrentConfig) else _MODES
+    modes = ("none",) if isinstance(task.model, RecurrentConfig) else ("none", "selective", "full")
     for stage in stages:
         places: list[tuple[str, str]] = [("none", "none")]
         # Optimizers over whole matrices are refused on the host (config/training_rules.py).
@@ -115,8 +92,9 @@ def engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]:
             if engine.precision == "fp16" and not stage:
                 continue
             for mode in modes:
-                update: dict[str, Any] = {"zero_stage": stage, "activation_checkpointing": mode}
-                update |= {
+                update = {
+                    "zero_stage": stage,
+                    "activation_checkpointing": mode,
                     "activation_checkpointing_every": 1,
                     "offload_optimizer": optimizer,
                     "offload_params": params,
@@ -127,17 +105,10 @@ def engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]:
 def search(
     task: TrainingTask, engine: EngineConfig, cluster: Cluster, rows: int, count: int = 5
 ) -> list[LayoutCandidate]:
-    """Returns the best layouts of a global batch, fastest first; empty where none fits.
+    """Returns the best `count` layouts of a global batch of `rows` rows, fastest first; empty where none fits.
 
-    Of each variant of the engine the largest micro-batches that fit are tried: a smaller one is never faster. Of
-    layouts that are equally fast to within half a per cent, the one that takes less memory comes first.
-
-    Args:
-        task: What is trained.
-        engine: Its kind, precision and attention stay.
-        cluster: Where.
-        rows: Of the global batch.
-        count: How many to return.
+    For each variant of the engine the two largest micro-batches that fit are tried: a smaller one is never faster. Of
+    layouts equally fast to within half a per cent, the one that takes less memory comes first.
     """
     if rows % cluster.size:
         return []
@@ -154,22 +125,82 @@ def search(
     return sorted(found, key=lambda one: (round(one.rate.step_s / fastest / 0.005), one.memory_bytes))[:count]
 
 
-# Whether a config can run on a cluster at all: what a launcher asks before it submits anything.
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """One cluster size of the scaling curve.
+
+    Attributes:
+        nodes: Number of nodes.
+        ranks: Number of ranks.
+        micro: Rows of a micro-batch: the most that fits and divides, at most the config's.
+        accumulation: Micro-batches of a step.
+        rate: Predicted speed; None where nothing fits, or the batch does not divide.
+        efficiency: Tokens a second and rank, over those of the first point.
+        why: Reason for a missing rate.
+    """
+
+    nodes: int
+    ranks: int
+    micro: int
+    accumulation: int
+    rate: Rate | None
+    efficiency: float
+    why: str = ""
 
 
-GIB = 2**30
+def parse_sweep(text: str) -> list[int]:
+    """Returns the numbers of nodes of `nodes=1..512`: powers of two from the first to the last.
+
+    Raises:
+        ConfigError: It is not of that form.
+    """
+    name, _, span = text.partition("=")
+    first, dots, last = span.partition("..")
+    if name != "nodes" or not dots or not first.isdecimal() or not last.isdecimal() or not 0 < int(first) <= int(last):
+        raise ConfigError(f"{text!r} is no sweep", where="--sweep", fix="write --sweep nodes=1..512")
+    nodes, found = int(first), []
+    while nodes <= int(last):
+        found.append(nodes)
+        nodes *= 2
+    return found
+
+
+def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: list[int]) -> list[ScalingPoint]:
+    """Predicts the same global batch on each number of nodes, at the config's ZeRO stage."""
+    points: list[ScalingPoint] = []
+    for count in nodes:
+        there = replace(cluster, nodes=count)
+        point = _point(config, task, there)
+        first = next((p for p in points if p.rate is not None), None)
+        if point.rate is not None and first is not None and first.rate is not None:
+            each = point.rate.tokens_s / point.ranks
+            point = replace(point, efficiency=each / (first.rate.tokens_s / first.ranks))
+        points.append(point)
+    return points
+
+
+def _point(config: RunConfig, task: TrainingTask, cluster: Cluster) -> ScalingPoint:
+    rows, size = config.batch.rows, cluster.size
+    if rows % size:
+        return ScalingPoint(cluster.nodes, size, 0, 0, None, 0.0, f"{rows} rows a step do not divide over {size} ranks")
+    most = largest_micro(task, ParallelLayout(config.engine, 1, 1), cluster, min(config.batch.micro, rows // size))
+    if not most:
+        return ScalingPoint(cluster.nodes, size, 0, 0, None, 0.0, "not one row fits")
+    micro = max(count for count in divisors(rows // size) if count <= most)
+    layout = ParallelLayout(config.engine, micro, rows // size // micro)
+    return ScalingPoint(cluster.nodes, size, micro, layout.accumulation, predict_rate(task, layout, cluster), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that would end a job in its first minute.
+    """A problem that would end a job in its first minute.
 
     Attributes:
-        kind: `batch`: it cannot be cut over the ranks, which is certain. `memory`: it is predicted not to fit.
-        what: What is wrong, with the number.
-        fix: The nearest layout that fits.
-        refuses: A launcher should refuse it, unless it is forced: a batch always, memory where the plan was calibrated
-            on such a GPU. Else it should warn.
+        kind: `batch`: it does not divide over the ranks. `memory`: it is predicted not to fit.
+        what: Problem, with its number.
+        fix: Nearest layout that fits.
+        refuses: True: a launcher refuses the job unless forced (a batch always, memory where the plan was calibrated
+            on such a GPU). False: it warns.
     """
 
     kind: str
@@ -183,13 +214,7 @@ class Problem:
 
 
 def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = None) -> list[Problem]:
-    """Returns what is wrong with running a config on a cluster; empty where nothing is. Pure.
-
-    Args:
-        config: The run.
-        cluster: Where.
-        task: The run's, with what its data say of the model. None: that is assumed.
-    """
+    """Returns the problems of a config on a cluster. Pure; `task=None` assumes what the data would say of the model."""
     task = task or task_of(config)
     if config.engine.kind == "single" and cluster.size > 1:
         return [Problem("batch", f"engine.kind=single is one process, not {cluster.size}", "use engine.kind=deepspeed")]
@@ -214,7 +239,7 @@ def _device(cluster: Cluster) -> str:
 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
-    """Names the micro-batches that this global batch and as many ranks allow."""
+    """Names the largest smaller micro-batch that divides."""
     if config.batch.rows % cluster.size:
         return ""
     sizes = [str(size) for size in divisors(config.batch.rows // cluster.size) if size <= config.batch.micro]
@@ -222,7 +247,7 @@ def _other_micro(config: RunConfig, cluster: Cluster) -> str:
 
 
 def _nearest(config: RunConfig, task: TrainingTask, cluster: Cluster) -> str:
-    """Names the layout that fits and changes least: of those, the fastest."""
+    """Names the layout that fits with the fewest changes: of those, the fastest."""
     found = search(task, config.engine, cluster, config.batch.rows, count=1000)
     if not found:
         share = host_bytes(task, ParallelLayout(config.engine, 1, 1), cluster)

@@ -1,8 +1,8 @@
-"""The memory of one rank: weights, gradients, optimizer, activations, buckets, overhead; and what is on the host.
+"""The memory of one rank, on its device and on the host.
 
     device    weights + gradients + optimizer, by ZeRO stage, + activations at the peak + the loss's chunk of logits
-              + buckets as `plan_buckets` sets them + what stage 3 has gathered + context and fragmentation
-    host      what is offloaded, and the copy that a checkpoint is written from
+              + buckets by `plan_buckets` + weights gathered by stage 3 + context and fragmentation
+    host      offloaded state, and the copy that a checkpoint is written from
 
 Tested against the live tensors of real ranks (`tests/integration/test_plan_memory.py`).
 """
@@ -10,15 +10,14 @@ Tested against the live tensors of real ranks (`tests/integration/test_plan_memo
 from dataclasses import dataclass, fields
 
 from pretrain.plan.cluster import Cluster
-from pretrain.plan.layout import ParallelLayout
 from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
-from pretrain.plan.work import TrainingTask, kept_by
+from pretrain.plan.work import ParallelLayout, TrainingTask, kept_by
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
-"""As `objective/loss.py` has it: scores that the loss holds at once."""
+"""Scores of a chunk of the loss, as in `objective/loss.py`."""
 
 _MAX_LIVE = 1_000_000_000
-"""Parameters that DeepSpeed's stage 3 may leave gathered, by its default (`stage3_max_live_parameters`)."""
+"""DeepSpeed's default of `stage3_max_live_parameters`: those that stage 3 may leave gathered."""
 
 _ALL_REDUCED = 500_000_000
 """Gradients that DeepSpeed copies side by side to reduce them at stage 0 (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
@@ -26,21 +25,21 @@ _ALL_REDUCED = 500_000_000
 _CONTEXT_BYTES = 600 * 2**20
 _NCCL_BYTES = 500 * 2**20
 _FRAGMENTED = 0.03
-"""Of a CUDA process before its first tensor, of NCCL's channels, and of what the allocator cannot use."""
+"""CUDA context of a process, channels of NCCL, and the share that the allocator cannot use."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes on the device of one rank, at its fullest.
+    """Peak bytes on the device of one rank.
 
     Attributes:
         weights: Working weights.
-        gradients: Held between micro-batches.
+        gradients: Gradients between micro-batches.
         optimizer: Master weights and moments.
-        gathered: Weights that stage 3 holds beside its share.
-        activations: Kept by a micro-batch, and of the block that is computed again.
+        gathered: Weights that stage 3 has gathered.
+        activations: Activations of a micro-batch, and of the block that is computed again.
         loss: Logits of a chunk, and the sum of the head's gradient.
-        buckets: Of communication.
+        buckets: Communication buckets.
         overhead: Context, NCCL, fragmentation.
     """
 
@@ -65,7 +64,7 @@ class RankMemory:
 
 
 def bucket_bytes(parameters: int, trained: int, layout: ParallelLayout, world_size: int) -> int:
-    """Returns what communication holds beside gradients and weights of a model, of which so many are trained."""
+    """Returns bytes of communication buckets of a model with `trained` trained values."""
     engine, size = layout.engine, 4 if layout.engine.precision == "fp32" else 2
     if world_size == 1 and engine.kind != "deepspeed":
         return 0
@@ -91,7 +90,7 @@ def loss_bytes(task: TrainingTask, layout: ParallelLayout, device: str) -> int:
 
 
 def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> RankMemory:
-    """Counts what one rank holds."""
+    """Counts the memory of one rank."""
     engine, values = layout.engine, task.values
     parameters = values.weights - (task.trained.adapter_values if task.trained else 0)
     each = bytes_per_parameter(
@@ -120,7 +119,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
 
 
 def _fixed_bytes(cluster: Cluster) -> int:
-    """Of a process that has no tensor yet: measured, or estimated for a GPU and left out for a CPU."""
+    """Returns bytes of a process without tensors: measured, or estimated for a GPU and left out for a CPU."""
     measured = cluster.calibration
     context = 0 if cluster.device == "cpu" else _CONTEXT_BYTES
     group = 0 if cluster.device == "cpu" else _NCCL_BYTES
@@ -131,7 +130,7 @@ def _fixed_bytes(cluster: Cluster) -> int:
 
 
 def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
-    """Returns what a rank keeps in the memory of its host: what is offloaded, and the copy that a save is made from."""
+    """Returns bytes of a rank on its host: offloaded state, and the copy that a checkpoint is written from."""
     engine, values = layout.engine, task.values
     state = state_bytes(task.optimizer, values)
     copied = (4 * values.saved + state) // cluster.size
@@ -144,14 +143,14 @@ def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> 
 
 
 def memory_limit(cluster: Cluster) -> int:
-    """Returns what a rank may hold; the ranks of a machine share its memory where they run on CPUs."""
+    """Returns the memory limit of a rank; on CPUs the ranks of a machine share its memory."""
     if cluster.calibration is None:
         return int(cluster.gpu.memory_gib * 2**30)
     return cluster.calibration.memory_bytes // (cluster.per_node if cluster.device == "cpu" else 1)
 
 
 def largest_micro(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, most: int) -> int:
-    """Returns the most rows at once that fit a rank, at most `most`; 0: not even one."""
+    """Returns the largest micro-batch that fits a rank, at most `most`; 0: none fits."""
     low, high, limit = 0, most, memory_limit(cluster)
     while low < high:
         middle = (low + high + 1) // 2

@@ -6,11 +6,12 @@ from functools import cached_property
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.config.run import RunConfig
 from pretrain.plan.activations import activation_bytes, adapter_bytes, recurrent_bytes
 from pretrain.plan.flops import TrainingFlops, count_flops
 from pretrain.plan.memory import bytes_per_parameter, state_bytes
 from pretrain.plan.roofline import Work
-from pretrain.plan.trained import TrainableSubset, Values, count_values
+from pretrain.plan.trained import TrainableSubset, Values, count_values, plan_trained
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,54 @@ class TrainingTask:
         return self.lengths.target + (self.lengths.source or 0)
 
 
+ASSUMED_VOCAB_SIZE = 32_768
+ASSUMED_LABELS = ("a", "b")
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """An engine, the rows of a micro-batch, and micro-batches of a step: no change of these changes the samples."""
+
+    engine: EngineConfig
+    micro: int
+    accumulation: int
+
+    def overrides(self) -> list[str]:
+        """Returns the overrides of a command line: `engine.zero_stage=2 batch.micro=8`."""
+        engine = self.engine
+        return [
+            f"engine.kind={engine.kind}",
+            f"engine.zero_stage={engine.zero_stage}",
+            f"engine.activation_checkpointing={engine.activation_checkpointing}",
+            f"engine.offload_optimizer={engine.offload_optimizer}",
+            f"engine.offload_params={engine.offload_params}",
+            f"batch.micro={self.micro}",
+        ]
+
+
+def changes(layout: ParallelLayout, config: RunConfig) -> list[str]:
+    """Returns the overrides of a layout that change a config."""
+    same = ParallelLayout(config.engine, config.batch.micro, 1).overrides()
+    return [override for override in layout.overrides() if override not in same]
+
+
+def known_model(model: AnyModelConfig, vocab_size: int | None = None, labels: tuple[str, ...] = ()) -> AnyModelConfig:
+    """Fills in the vocabulary and labels that tokenizer and data would give; None or empty: assumed ones."""
+    update: dict[str, object] = {}
+    if model.vocab_size is None:
+        update["vocab_size"] = vocab_size or ASSUMED_VOCAB_SIZE
+    if model.head.kind == "labels" and not model.head.labels:
+        update["head"] = model.head.model_copy(update={"labels": list(labels or ASSUMED_LABELS)})
+    return model.model_copy(update=update) if update else model
+
+
+def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingTask:
+    """Returns the task of a run; `model` is its model with a known vocabulary. None: that is assumed."""
+    model = model or known_model(config.model)
+    trained = plan_trained(model, config.init.freeze, config.finetune)
+    return TrainingTask(model, config.lengths, config.objective.head_share, config.optim.kind, trained)
+
+
 def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
     """Returns the share of the blocks' forward pass that is run again; `selective` recomputes no products."""
     if engine.activation_checkpointing != "full" or isinstance(model, RecurrentConfig):
@@ -70,7 +119,7 @@ def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
 
 
 def kept_by(task: TrainingTask, engine: EngineConfig, micro: int, device: str) -> tuple[int, int]:
-    """Returns bytes of activations of a micro-batch: kept, and at the peak."""
+    """Returns bytes of activations of a micro-batch: at the end of the forward pass, and at the peak."""
     if isinstance(task.model, RecurrentConfig):
         kept = recurrent_bytes(task.model, engine, task.lengths, micro)
         return kept, kept
@@ -97,16 +146,7 @@ def plan_work(
     *,
     recompute: float | None = None,
 ) -> Work:
-    """Counts the work of a rank.
-
-    Args:
-        task: What is trained.
-        engine: Its stage, precision, checkpointing and offload.
-        world_size: Ranks.
-        micro: Rows a rank runs at once.
-        accumulation: Micro-batches of a step.
-        recompute: Share of the forward pass that is run again. None: as the engine does.
-    """
+    """Counts the work of a rank; `recompute` is the share of the forward pass that is run again, None the engine's."""
     lengths, model, values = task.lengths, task.model, task.values
     flops = task.flops
     plain = engine.model_copy(update={"activation_checkpointing": "none"})

@@ -28,8 +28,8 @@ from pretrain.objective import build_loss
 from pretrain.optim.build import StateSize, build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
-from pretrain.plan.layout import task_of
 from pretrain.plan.params import count_parameters
+from pretrain.plan.work import task_of
 from pretrain.run.folder import RunDir
 from pretrain.run.phase import Progress
 from pretrain.run.stop import StopFlag

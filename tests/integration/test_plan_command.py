@@ -59,11 +59,10 @@ def test_a_run_says_how_fast_it_was(here, capsys):
     assert measured["step_s"] == pytest.approx(4096 / 5000)
 
 
-def test_search_and_sweep_are_in_the_facts_and_the_curve_in_a_picture(here, capsys):
-    facts = facts_of(capsys, "--search", "--sweep", "nodes=1..4", "--gpus-per-node", "2", "--picture", "curve.png")
+def test_search_and_sweep_are_in_the_facts(here, capsys):
+    facts = facts_of(capsys, "--search", "--sweep", "nodes=1..4", "--gpus-per-node", "2")
     assert facts["search"] and facts["search"][0]["memory_bytes"] > 0
     assert [point["nodes"] for point in facts["sweep"]] == [1, 2, 4]
-    assert (here / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
@@ -83,7 +82,6 @@ def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
         (["--gpu", "h1000"], "--gpu: unknown GPU 'h1000'; use h100"),
         (["--time", "soon"], "--time: 'soon' is no time; write 3d"),
         (["--sweep", "1..4"], "--sweep: '1..4' is no sweep; write --sweep nodes=1..512"),
-        (["--picture", "x.png"], "--picture: nothing to draw; give --sweep nodes=1..512 too"),
         (["--measured", "nowhere"], "nowhere: cannot be read"),
     ],
 )

@@ -19,9 +19,9 @@ from pretrain.plan.cluster import (
     save_calibration,
 )
 from pretrain.plan.gpus import CONSTANTS
-from pretrain.plan.layout import ParallelLayout, task_of
 from pretrain.plan.search import check_fits, predict_rate
 from pretrain.plan.state_memory import memory_limit, rank_memory
+from pretrain.plan.work import ParallelLayout, task_of
 
 QUICKSTART = "configs/run/quickstart.yaml"
 MEASURED = Calibration(

@@ -6,10 +6,9 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.plan.cluster import OVERLAPS, Cluster, find_gpu
-from pretrain.plan.layout import ParallelLayout, changes, task_of
-from pretrain.plan.search import check_fits, divisors, search
+from pretrain.plan.search import check_fits, divisors, parse_sweep, search, sweep
 from pretrain.plan.state_memory import largest_micro, memory_limit, rank_memory
-from pretrain.plan.sweep import parse_sweep, sweep
+from pretrain.plan.work import ParallelLayout, changes, task_of
 
 GPT2 = ["model.preset=gpt2-124m", "model.vocab_size=50257", "batch.seq_len=1024", "engine.precision=bf16"]
 LLAMA = ["model.preset=llama3-8b", "model.vocab_size=128256", "batch.seq_len=8192", "engine.precision=bf16"]
