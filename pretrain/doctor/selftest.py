@@ -1,43 +1,44 @@
-"""`pretrain doctor --selftest CONFIG`: whether training is right on these machines, in a few steps of a config.
+"""`pretrain doctor --selftest CONFIG`: checks that training is correct on these machines, in a few steps of a config.
 
     each ZeRO stage trains the same few steps        the same samples, and losses within rounding of each other
     a run is killed, resumed, and compared           by `pretrain drill`: ledger, weights and moments equal in bits;
-                                                     over several nodes by selftest_job.py: the ledger equal in bits
+                                                     over several nodes by ranks of the job: the ledger equal in bits
 
 The runs are made small (small.py), have a folder of their own, and are removed where all is well.
 """
 
 import json
 import math
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check
-from pretrain.doctor.selftest_job import (
-    Trial,
-    end_of,
-    kill_in_job,
-    rank_environment,
-    run_command,
-    say_done,
-    start_command,
-    wait_for_others,
-)
 from pretrain.doctor.small import TrialOptions, small_overrides
+from pretrain.doctor.spawn import WITHIN_S, Trial, end_of, rank_environment, run_command, start_command
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
 from pretrain.run.folder import RunDir
-from pretrain.tracking.audit import AuditRow, read_audit
-from pretrain.utils.io import remove_dir
+from pretrain.tracking.audit import AuditRow, compare, read_audit
+from pretrain.utils.io import remove_dir, write_file
 
 STEPS = 4
 DRILL_STEPS, DRILL_EVERY = 8, 2
+JOB_STEPS, JOB_EVERY, KILL_AT = 24, 4, 9
+DONE_WITHIN_S = 120.0
 TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 """Relative, of a step's loss. Stages sum gradients in another order: in fp32 that is the last digits, in 16 bits the
 weights that come out differ in their last bit, of 8 (bf16) or 11."""
 _MUON_FP32 = 1e-4
-"""Muon's iteration works in bf16 whatever the precision."""
+"""Muon's iteration works in bf16 at every precision."""
+_DRILL = "kill and resume"
+# Ports after those of the stages.
+_FIRST_TURN = 10
+_POLL_S = 0.01
+_DONE_POLL_S = 0.5
 
 
 def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check]:
@@ -56,11 +57,11 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
     if asked.place.rank == 0:
         checks.append(compare_ledgers(ledgers, tolerance_of(asked.loaded)))
     tell(f"kill and resume: {DRILL_STEPS} steps, uninterrupted and killed")
-    checks.append(kill_in_job(asked, _overrides) if asked.place.is_started else _run_drill(asked))
+    checks.append(_kill_in_job(asked) if asked.place.is_started else _run_drill(asked))
     if asked.place.is_started:
-        say_done(asked)
+        _say_done(asked)
     is_well = all(check.status != "fail" for check in checks)
-    if asked.place.rank == 0 and is_well and (not asked.place.is_started or wait_for_others(asked)):
+    if asked.place.rank == 0 and is_well and (not asked.place.is_started or _wait_for_others(asked)):
         remove_dir(asked.folder)
     return checks
 
@@ -136,7 +137,7 @@ def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float)
 
 
 def _run_drill(asked: TrialOptions) -> Check:
-    name, folder = "kill and resume", asked.folder / "drill"
+    folder = asked.folder / "drill"
     overrides = _overrides(asked, "drill", DRILL_STEPS)
     options = ["--kills", "1", "--ranks", str(asked.cluster.size), "--steps", str(DRILL_STEPS)]
     options += ["--every", str(DRILL_EVERY), "--output", str(folder), "--json"]
@@ -145,8 +146,74 @@ def _run_drill(asked: TrialOptions) -> Check:
     try:
         verdict = json.loads(trial.output)
     except ValueError:
-        return _failed(name, trial, log)
+        return _failed(_DRILL, trial, log)
     if not verdict["passed"]:
-        return Check(name, "fail", "; ".join(verdict["problems"]), f"see {folder}", EXIT_DIVERGED)
+        return Check(_DRILL, "fail", "; ".join(verdict["problems"]), f"see {folder}", EXIT_DIVERGED)
     text = f"one kill in {', '.join(verdict['phases'])}, {verdict['restart_s']:.0f} s to go on; equal in bits"
-    return Check(name, "pass", text)
+    return Check(_DRILL, "pass", text)
+
+
+# Kill and resume over the ranks of a job, on several nodes: every rank starts a rank of its own, three times.
+#
+# golden    to its end
+# killed    the last rank is killed after a checkpoint; the others notice, and end by themselves
+# again     the same command resumes, to its end; then the two ledgers must be equal in bits
+
+
+def _kill_in_job(asked: TrialOptions) -> Check:
+    """Trains, kills, resumes and compares, as one rank of the job; the verdict of rank 0 counts."""
+    is_victim = asked.place.rank == asked.place.size - 1
+    mark = asked.folder / "killed.at"
+    runs = [("golden", False), ("killed", is_victim), ("killed", False)]
+    for turn, (name, kills) in enumerate(runs, start=_FIRST_TURN):
+        overrides = _overrides(asked, name, JOB_STEPS, f"checkpoint.every_steps={JOB_EVERY}")
+        log = asked.folder / f"{name}-{turn}-rank-{asked.place.rank}.log"
+        process = start_command(["train", asked.config, *overrides], log, rank_environment(turn))
+        if kills:
+            _kill_at(process, RunDir(asked.folder / name), mark)
+        trial = end_of(process, log)
+        if trial.exit_code != EXIT_OK and turn != _FIRST_TURN + 1:
+            return Check(_DRILL, "fail", f"{name}: exit code {trial.exit_code}: {trial.error}", f"see {log}")
+    if asked.place.rank:
+        return Check(_DRILL, "pass", "rank 0 compares the ledgers")
+    if not mark.is_file():
+        fix = "nothing, or a larger config: these steps are too quick for it"
+        return Check(_DRILL, "warn", "the run ended before it could be killed", fix)
+    different = compare(RunDir(asked.folder / "golden").audit, RunDir(asked.folder / "killed").audit)
+    if different is not None:
+        text = f"the resumed run is not the uninterrupted one: {different}"
+        return Check(_DRILL, "fail", text, f"see {asked.folder}", EXIT_DIVERGED)
+    where = f"rank {asked.place.size - 1} killed at step {mark.read_text(encoding='ascii')}"
+    return Check(_DRILL, "pass", f"{where}, {JOB_STEPS} steps; the ledgers are equal in bits")
+
+
+def _say_done(asked: TrialOptions) -> None:
+    """Tells the other ranks that this one has read all that it needs of the folder."""
+    write_file(_done(asked, asked.place.rank), b"")
+
+
+def _wait_for_others(asked: TrialOptions) -> bool:
+    """Waits until no rank needs the folder any more; returns False after 2 minutes."""
+    deadline = time.monotonic() + DONE_WITHIN_S
+    while not all(_done(asked, rank).exists() for rank in range(asked.place.size)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_DONE_POLL_S)
+    return True
+
+
+def _done(asked: TrialOptions, rank: int) -> Path:
+    return asked.folder / f"rank-{rank}.done"
+
+
+def _kill_at(process: subprocess.Popen[bytes], run: RunDir, mark: Path) -> None:
+    """Kills a rank once the ledger has KILL_AT steps, and writes the step to `mark`, unless it ends before."""
+    deadline = time.monotonic() + WITHIN_S
+    while process.poll() is None and time.monotonic() < deadline:
+        step = len(run.audit.read_bytes().splitlines()) if run.audit.is_file() else 0
+        if step >= KILL_AT:
+            process.send_signal(signal.SIGKILL)
+            if process.wait() == -signal.SIGKILL:
+                mark.write_text(str(step), encoding="ascii")
+            return
+        time.sleep(_POLL_S)

@@ -1,7 +1,8 @@
-"""Starts ranks of this machine for one task of the doctor, and brings rank 0's answer back.
+"""Starts processes of this machine for the doctor: ranks for one task, and `pretrain` as a user starts it.
 
 run_ranks("module:task", 2, {...})  ->  python -m pretrain.doctor.spawn module:task {...} OUTPUT, twice
                                     ->  JSON in OUTPUT
+run_command(["train", ...], log)    ->  exit code, stdout, first error
 """
 
 import json
@@ -10,34 +11,84 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from pretrain import dist
 from pretrain.errors import EXIT_OK, LaunchError, PretrainError
+from pretrain.utils.log import redact
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import guard_streams
 
+WITHIN_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Exit code of a command, its stdout, and the first error that it printed if it failed."""
+
+    exit_code: int
+    output: str
+    error: str
+
+
+def run_command(arguments: Sequence[str], log: Path, within_s: float = WITHIN_S) -> Trial:
+    """Runs `pretrain ARGUMENTS`, its messages in `log`. Raises: subprocess.TimeoutExpired."""
+    return end_of(start_command(arguments, log, _without_launcher(os.environ)), log, within_s)
+
+
+def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `pretrain ARGUMENTS`, its messages in `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**environment, "WANDB_MODE": "disabled"}
+    return _start(["pretrain", *arguments], log, environment, subprocess.PIPE)
+
+
+def rank_environment(turn: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the environment of a rank that this rank starts, to meet those that the others start.
+
+    Args:
+        turn: Number of the run in the job, from 1: each has a port of its own.
+        environment: Environment of this rank.
+    """
+    port = int(environment["MASTER_PORT"]) + turn
+    return {**_without_launcher(environment), "MASTER_PORT": str(port)}
+
+
+def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN_S) -> Trial:
+    """Waits for a command. Raises: subprocess.TimeoutExpired: it is killed."""
+    try:
+        output, _ = process.communicate(timeout=within_s)
+    finally:
+        process.kill()
+        process.wait()
+    return Trial(process.returncode, output.decode(errors="replace"), _first_error(log) if process.returncode else "")
+
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
-    """Runs `task` on so many ranks; returns what rank 0 has to say.
+    """Runs `task` on `num_ranks` ranks; returns the answer of rank 0.
 
     Args:
         task: Function of (world, arguments), as "module:name".
-        num_ranks: Processes.
-        arguments: JSON values, for each of them.
-        within_s: They are killed after it.
+        num_ranks: Number of processes.
+        arguments: JSON values, the same for all.
+        within_s: Seconds until they are killed.
 
     Raises:
-        LaunchError: They did not come to an end; the first error of one is quoted.
+        LaunchError: Rank 0 gave no answer in time; the first error of a rank is quoted.
     """
     with tempfile.TemporaryDirectory() as place, reserved_port(None) as port:
         output = Path(place) / "answer.json"
         logs = [Path(place) / f"{rank}.log" for rank in range(num_ranks)]
-        command = [sys.executable, "-m", "pretrain.doctor.spawn", task, json.dumps(arguments), str(output)]
-        processes = [_start(command, rank, num_ranks, port, log) for rank, log in enumerate(logs)]
+        command = ["pretrain.doctor.spawn", task, json.dumps(arguments), str(output)]
+        processes = [
+            _start(command, log, _environment_of(rank, num_ranks, port), subprocess.STDOUT)
+            for rank, log in enumerate(logs)
+        ]
         deadline = time.monotonic() + within_s
         try:
             for process in processes:
@@ -49,24 +100,43 @@ def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: fl
                 process.wait()
         if output.is_file():
             return json.loads(output.read_text(encoding="utf-8"))
-        ends = [log.read_text(encoding="utf-8", errors="replace").strip().splitlines() for log in logs]
-        said = [line.partition("error: ")[2] for end in ends for line in end if line.startswith("error: ")]
-        said += [end[-1] for end in ends if end]
-        raise LaunchError(said[0] if said else f"{num_ranks} ranks did not end within {within_s:.0f} s")
+        raise LaunchError(_first_error(*logs) or f"{num_ranks} ranks did not end within {within_s:.0f} s")
 
 
-def _start(command: list[str], rank: int, size: int, port: int, log: Path) -> subprocess.Popen[bytes]:
+def _environment_of(rank: int, size: int, port: int) -> dict[str, str]:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
-    environment |= {name: str(value) for name, value in numbers.items()}
+    return environment | {name: str(value) for name, value in numbers.items()}
+
+
+def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which torchrun's agent is not looked for."""
+    return {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+
+
+def _start(command: Sequence[str], log: Path, environment: Mapping[str, str], stdout: int) -> subprocess.Popen[bytes]:
+    """Starts `python -m COMMAND` with stderr in `log`; stdout is a pipe, or goes there too (subprocess.STDOUT)."""
     with log.open("wb") as stream:
         return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+            [sys.executable, "-m", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream if stdout == subprocess.STDOUT else stdout,
+            stderr=stream,
         )
 
 
+def _first_error(*logs: Path) -> str:
+    """Returns the first error in the logs, else the last line of the first that has one; empty without a line."""
+    ends = [log.read_text(encoding="utf-8", errors="replace").strip().splitlines() for log in logs]
+    lines = [line.strip() for end in ends for line in end]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    errors += [end[-1].strip() for end in ends if end]
+    return redact(errors[0]) if errors else ""
+
+
 def main() -> None:
-    """The process of a rank."""
+    """Runs the task as one rank."""
     guard_streams()
     task, arguments, output = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
     world, code = dist.read_world(), EXIT_OK

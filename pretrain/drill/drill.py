@@ -31,7 +31,6 @@ from pretrain.drill.watch import DrillProgress, Kill, Target, newest_step, plan_
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, LaunchError
 from pretrain.utils.io import remove_dir, write_file
 
-EVERY_STEPS = 5
 MAX_MISSES = 3
 KILLED_CODES = {EXIT_RESUME_ME, EXIT_HANG, EXIT_UNAVAILABLE}
 """Besides signals, what a launcher may end with when a rank is killed: peers that were stopped, or noticed first."""

@@ -4,7 +4,7 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.doctor.selftest import compare_ledgers, tolerance_of
-from pretrain.doctor.selftest_job import run_command
+from pretrain.doctor.spawn import run_command
 from pretrain.tracking.audit import AuditRow
 from tests.helpers.waiting import LIMIT_S
 
