@@ -114,7 +114,7 @@ class Artifact:
     path: Path
 
 
-def open_artifact(path: Path, device: str = "cpu") -> Artifact:
+def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
     """Loads a model for use.
 
     Args:
@@ -126,7 +126,7 @@ def open_artifact(path: Path, device: str = "cpu") -> Artifact:
         ConfigError: The config is damaged, or there is no such device.
         DataError: There is no tokenizer, or it cannot be read.
     """
-    described = open_source(path)
+    described = open_source(Path(path))
     codec = described.load_codec()
     model = load_model(described, _find_device(device))
     return Artifact(model, codec, described.config, described.generation, described.path)
