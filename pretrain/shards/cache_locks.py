@@ -5,11 +5,13 @@ itself may remove its file; whoever waited for it then finds out and takes the l
 """
 
 import fcntl
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from pretrain.errors import DiskError
+from pretrain.utils.io import take_flock
 
 
 class LockSet:
@@ -44,36 +46,33 @@ def _close(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def try_lock(path: Path, operation: int) -> int | None:
-    """Returns a descriptor that has a lock until it is closed; None where another has it."""
-    try:
-        return lock(path, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
-
-
 def lock(path: Path, operation: int = fcntl.LOCK_EX) -> int:
-    """Waits for a lock, of a file that is made if need be, and returns a descriptor that has it until it is closed.
+    """Waits for the lock of a file, made if need be; returns a descriptor that has it until it is closed.
 
     Raises:
-        BlockingIOError: With LOCK_NB: another has it.
         DiskError: The disk refused, or has no locks.
     """
+    descriptor = try_lock(path, operation, wait_s=math.inf)
+    assert descriptor is not None
+    return descriptor
+
+
+def try_lock(path: Path, operation: int, wait_s: float = 0.0) -> int | None:
+    """As `lock`; returns None where another process has it after `wait_s` seconds."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise _disk_error(path, error) from error
         try:
-            fcntl.flock(descriptor, operation)
-            # Who has a lock may remove its file: then the lock that we waited for guards nothing.
+            if not take_flock(descriptor, operation, wait_s):
+                os.close(descriptor)
+                return None
+            # The holder of a lock may remove its file: then the lock that we waited for guards nothing.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except FileNotFoundError:
             pass
-        except BlockingIOError:
-            os.close(descriptor)
-            raise
         except OSError as error:
             os.close(descriptor)
             raise _disk_error(path, error) from error
