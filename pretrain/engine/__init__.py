@@ -1,1 +1,1 @@
-"""What runs a step, behind one interface: DeepSpeed ZeRO, DDP, or one process."""
+"""Runs a training step behind one interface: DeepSpeed ZeRO, DDP, or one process."""

@@ -1,9 +1,6 @@
-"""Parameters made and cut up one by one, for ZeRO stage 3: a rank never holds a whole model, at no moment.
+"""Starts accelerate and the process group, fills sharded models (ZeRO stage 3), and builds the engine.
 
-    on the meta device -> for each parameter: draw it, keep this rank's share, let the rest go -> build_engine
-
-The costs at any time are the shares and one parameter. The objects stay the same: names and groups that were made of
-the parameters on the meta device hold.
+start_accelerator  ->  build the model (stage 3: on the meta device, then fill_sharded)  ->  build_engine
 """
 
 import os
@@ -32,43 +29,44 @@ _WORKING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.
 
 
 def builds_sharded(config: EngineConfig) -> bool:
-    """Returns whether a model is to be built on the meta device and filled by `fill_sharded`."""
+    """Tells whether to build the model on the meta device and fill it by `fill_sharded`."""
     return config.kind == "deepspeed" and config.zero_stage == 3
 
 
 def fill_sharded(
     model: nn.Module, draw: Callable[[str, torch.Size], Tensor], config: EngineConfig, accelerator: "Accelerator"
 ) -> None:
-    """Gives the parameters of a model on the meta device their values, each cut over the ranks at once. Collective.
+    """Initialises and shards the parameters of a model on the meta device, one by one. Collective.
+
+    A rank never has more than its shares and one whole parameter in memory. Parameter objects stay the same, so that
+    names and optimizer groups built before remain valid.
 
     Args:
-        model: Parameters on the meta device; shared ones are done once.
-        draw: Returns the initial value of a parameter, whole; the same on every rank.
-        config: The dtype of the working weights is that of its precision.
-        accelerator: From `start_accelerator`, with its DeepSpeed plugin.
+        model: Parameters on the meta device; shared ones are filled once.
+        draw: Returns the whole initial value of a parameter, the same on every rank.
+        config: Its precision is the dtype of the working weights.
+        accelerator: Result of `start_accelerator`, with its DeepSpeed plugin.
     """
     import deepspeed
 
     dtype = _WORKING_DTYPES[config.precision]
-    cut: Any = None
+    shard: Any = None
     for name, parameter in model.named_parameters():
         value = draw(name, parameter.shape).to(accelerator.device, dtype)
         torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
-        if cut is None:
+        if shard is None:
+            # The first parameter goes through zero.Init, which gives it the method that shards the others.
             holder = nn.Module()
             holder.register_parameter("weight", parameter)
             plugin = accelerator.state.deepspeed_plugin
             deepspeed.zero.Init(module=holder, config_dict_or_path=plugin.deepspeed_config, dtype=dtype)
-            cut = parameter.convert_to_zero_parameters
+            shard = parameter.convert_to_zero_parameters
         else:
-            cut([parameter])
-
-
-# Starts accelerate, and with it the process group, on the device and backend of the config.
+            shard([parameter])
 
 
 def pick_device(config: EngineConfig) -> str:
-    """Returns `cuda` or `cpu`. Raises: ConfigError where CUDA is asked for, or needed, and absent."""
+    """Returns `cuda` or `cpu`. Raises: ConfigError: CUDA is requested or needed, and absent."""
     if config.precision == "fp16" and not torch.cuda.is_available():
         raise ConfigError(
             "engine.precision=fp16 needs a GPU, and torch sees none", fix="use engine.precision=bf16, or fp32"
@@ -83,23 +81,23 @@ def pick_device(config: EngineConfig) -> str:
 def start_accelerator(
     config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int, world: World
 ) -> "Accelerator":
-    """Brings up the process group and returns accelerate's front. Collective.
+    """Sets up the process group and returns the Accelerator. Collective.
 
     Raises:
-        ConfigError: `single` with several ranks, or a device that is not there.
+        ConfigError: `single` with several ranks, or no such device.
         LaunchError: The ranks cannot reach each other, or a package is missing.
     """
     device = pick_device(config)
     if config.kind == "single" and world.size > 1:
         raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix="use engine.kind=ddp or deepspeed")
-    # accelerate and deepspeed call collectives by names that torch is renaming; the user can do nothing about it.
+    # accelerate and deepspeed call collectives by deprecated names: not something a user can fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     if device == "cuda":
         torch.cuda.set_device(world.local_rank)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    # `accelerate launch` exports its own idea of engine and precision; the config is the only one that counts.
+    # `accelerate launch` exports an engine and a precision of its own, which would override the config.
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
     kwargs: dict[str, Any] = {"mixed_precision": "no" if config.precision == "fp32" else config.precision}
@@ -107,7 +105,7 @@ def start_accelerator(
         kwargs["gradient_accumulation_steps"] = plan.accumulation
         kwargs["deepspeed_plugin"] = _deepspeed_plugin(device, config, grad_clip, plan, num_parameters)
     else:
-        # With cpu=True accelerate would drop a DeepSpeed plugin without a word; here there is none to drop.
+        # cpu=True makes accelerate drop a DeepSpeed plugin silently; without one it is safe.
         kwargs["cpu"] = device == "cpu"
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -121,7 +119,7 @@ def start_accelerator(
         raise LaunchError(
             f"cannot set up the process group: {str(error).splitlines()[0]}",
             where=f"rank {world.rank} at {address}",
-            fix="see that the port is free and that every rank reaches that address",
+            fix="check that the port is free and that every rank can reach the address",
         ) from error
 
 
@@ -137,8 +135,8 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     from accelerate.utils import DeepSpeedPlugin
 
     quiet_libraries()
-    # Its shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a kill. Where
-    # the table of its ops is read first, it compiles a probe for each in TMPDIR, where a kill leaves it: not here.
+    # DeepSpeed's shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a
+    # kill. Setting its entry here also prevents a compiled probe of each op, which a kill would leave in TMPDIR.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))
 
@@ -158,18 +156,18 @@ def build_engine(
     """Wraps a module and its optimizer.
 
     Args:
-        module: Its `forward(batch)` returns the sum of the losses, a scalar, and what is shown of it, float64 [2].
+        module: Its `forward(batch)` returns the sum of the losses, a scalar, and metrics, float64 [2].
         names: Name of each of its parameters in checkpoints, by `id(parameter)`.
-        optimizer: Over its parameters.
-        accelerator: From `start_accelerator`.
-        config: What was asked for.
+        optimizer: Optimizer of its parameters.
+        accelerator: Result of `start_accelerator`.
+        config: Requested engine.
         grad_clip: Largest global gradient norm; 0: no clipping.
-        plan: How a global batch is cut.
-        world: This process's place.
-        saves_frozen: Parameters that need no gradient are of its state too, as weights without moments.
+        plan: Micro-batches and accumulation of a global batch.
+        world: Rank and world size.
+        saves_frozen: Frozen parameters are part of the state, as weights without moments.
 
     Raises:
-        LaunchError: What was built is not what `config` asks for.
+        LaunchError: accelerate built another engine than `config` requests.
     """
     from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
     from pretrain.engine.torch_engine import TorchEngine

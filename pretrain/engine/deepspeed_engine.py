@@ -1,4 +1,7 @@
-"""The DeepSpeed config of a run, as a pure function."""
+"""The DeepSpeed engine, ZeRO 0 to 3 behind accelerate: its config, its steps, and dropped steps.
+
+Weights and moments, which DeepSpeed stores by stage, are in `zero_state.py`.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.engine.replicated import clip_or_drop, set_optimizer_step, working_weights
+from pretrain.engine.replicated import WrappedModule, clip_or_drop, set_optimizer_step
 from pretrain.engine.zero_state import build_zero_state, never_raise, read_loss_scale, set_loss_scale
 from pretrain.errors import LaunchError
 from pretrain.model.block import Block
@@ -27,7 +30,7 @@ def deepspeed_config(
     """Returns the dictionary for `deepspeed.initialize`, on `cuda` or `cpu`.
 
     Buckets are sized from the model: DeepSpeed's defaults (5e8 elements) take 1-2 GB whatever the model. The
-    accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundaries, micro-batch by micro-batch.
+    accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundary at each micro-batch.
     """
     buckets = plan_buckets(num_parameters, config.zero_stage)
     zero: dict[str, Any] = {
@@ -42,7 +45,7 @@ def deepspeed_config(
             "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
             "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
         }
-    # Pinned memory is what a GPU copies from; without one there is nothing to copy to.
+    # Pinned memory speeds up copies to a GPU; without one it is wasted.
     host = {"device": "cpu", "pin_memory": device == "cuda"}
     if config.offload_optimizer == "cpu":
         zero["offload_optimizer"] = host
@@ -51,10 +54,10 @@ def deepspeed_config(
     return {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": plan.accumulation,
-        # Stage 0 in fp32 is a bare torch optimizer, which DeepSpeed clips without telling the norm: clipped by us.
+        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed clips without reporting the norm, so our engine clips.
         "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
         "bf16": {"enabled": config.precision == "bf16"},
-        # A loss scale of 0 is a dynamic one. The rest are DeepSpeed's defaults, written down.
+        # A loss scale of 0 means dynamic. The rest are DeepSpeed's defaults, fixed here.
         "fp16": {
             "enabled": config.precision == "fp16",
             "loss_scale": 0,
@@ -72,39 +75,37 @@ def deepspeed_config(
 
 
 def clips_itself(config: EngineConfig) -> bool:
-    """Returns whether our engine clips and checks the gradient, because DeepSpeed's optimizer does not."""
+    """Tells whether our engine clips and checks the gradient, because DeepSpeed's optimizer does not."""
     return config.zero_stage == 0 and config.precision == "fp32"
 
 
-# Makes a DeepSpeed optimizer throw a step's gradient away: its own way out for a gradient that is
-# not finite.
+# Dropping a step: DeepSpeed's own path for a gradient that is not finite, triggered by a patched method.
 #
-#     ZeRO 1, 2         the norm of the gradient is said to be infinite
-#     ZeRO 3            the norms of its groups are
-#     stage 0, bf16     the check for overflow is said to have found one
+#     ZeRO 1, 2         the norm of the gradient is infinite
+#     ZeRO 3            the norms of its groups are infinite
+#     stage 0, bf16     the overflow check reports an overflow
 #
-# Weights and moments stay, buffers are cleared, and no collective is left half-way: every rank
-# drops the same step. The loss scale of fp16, which would be halved, is put back.
-
+# Weights and moments are unchanged, buffers are cleared, and every rank drops the same step, so that no collective is
+# left unmatched. The loss scale of fp16, which DeepSpeed halves then, is restored.
 
 INFINITE = float("inf")
 
 
 @contextlib.contextmanager
 def dropping(optimizer: Any) -> Iterator[None]:
-    """Within, the next step of `DeepSpeedEngine.optimizer` changes nothing."""
+    """Context in which a step of `DeepSpeedEngine.optimizer` discards the gradient."""
     scale = read_loss_scale(optimizer)
-    owner, name, answer = _way_out(optimizer)
+    owner, name, answer = _overflow_hook(optimizer)
     setattr(owner, name, lambda *arguments, **named: answer)
     try:
         yield
     finally:
-        delattr(owner, name)  # the class's own shows again
+        delattr(owner, name)  # uncovers the method of the class
         set_loss_scale(optimizer, scale)
 
 
-def _way_out(optimizer: Any) -> tuple[Any, str, Any]:
-    """Returns whose method decides that a gradient is not finite, its name, and the answer that says so."""
+def _overflow_hook(optimizer: Any) -> tuple[Any, str, Any]:
+    """Returns the object and the name of the method that detects a non-finite gradient, and its result then."""
     if hasattr(optimizer, "overflow_checker"):
         return optimizer.overflow_checker, "has_overflow", True
     if hasattr(optimizer, "_get_norm_groups"):
@@ -112,13 +113,9 @@ def _way_out(optimizer: Any) -> tuple[Any, str, Any]:
     return optimizer, "scaled_global_norm", INFINITE
 
 
-# The DeepSpeed engine: ZeRO 0 to 3 behind accelerate. Steps here; where the state lies is in
-# `zero_state.py`.
-
-
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
-    """Checks that what was to be kept in the host's memory is, and nothing else. Raises: LaunchError."""
-    # Stages 1 and 2 have one name for it, stage 3 two others.
+    """Checks that DeepSpeed offloads what the config requests. Raises: LaunchError."""
+    # The attribute of offloading has one name at stages 1 and 2, and two others at stage 3.
     found = {
         "offload_optimizer": getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False),
         "offload_params": getattr(optimizer, "offload_param", False),
@@ -137,8 +134,8 @@ def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -
         )
 
 
-class DeepSpeedZeroEngine:
-    """A `deepspeed.DeepSpeedEngine` of the stage that was asked for."""
+class DeepSpeedZeroEngine(WrappedModule):
+    """A `deepspeed.DeepSpeedEngine` at the ZeRO stage of the config."""
 
     def __init__(
         self,
@@ -154,10 +151,10 @@ class DeepSpeedZeroEngine:
         import deepspeed
 
         if config.compile and config.zero_stage == 3:
-            # The weights of a block are gathered as one, by hooks around it: none is left inside its compiled graph.
+            # Gathers the weights of a block at once, by hooks outside of its compiled graph.
             deepspeed.utils.set_z3_leaf_modules(module, [Block])
-        # Some of DeepSpeed's optimizers take a step of zero gradients when they are built: at the configured rate,
-        # weight decay would shrink the fp32 masters. `update` sets the rate of each step.
+        # Some of DeepSpeed's optimizers step with zero gradients when they are built, and weight decay would shrink
+        # the fp32 masters then. `update` sets the learning rate of each step.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         wrapped, _ = accelerator.prepare(module, optimizer)
@@ -172,55 +169,39 @@ class DeepSpeedZeroEngine:
                 fix="report this as a bug",
             )
         _check_offload(wrapped.optimizer, config, accelerator.device)
+        super().__init__(wrapped, module, names)
         self.device = accelerator.device
         stage = f"ZeRO-{config.zero_stage}"
         host = [name for name in ("optimizer", "params") if getattr(config, f"offload_{name}") != "none"]
         on_host = f", {' and '.join(host)} in host memory" if host else ""
         self.description = f"DeepSpeed {stage}, {config.precision}, {world.size} x {self.device.type}{on_host}"
-        self._engine = wrapped
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
-        self.module, self.is_sharded, self._names = module, config.zero_stage == 3, names
+        self.is_sharded = config.zero_stage == 3
         never_raise(wrapped.optimizer)
         self.state = build_zero_state(wrapped, names, config.zero_stage, world)
-        # Adam would count that step of zeros.
+        # Undo the count of the step at construction.
         set_optimizer_step(wrapped.basic_optimizer, 0)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
-        # Setting the mode walks every module. DeepSpeed's own `training` does not follow its `eval()`.
-        if not self._engine.module.training:
-            self._engine.train()
-        self._engine.set_gradient_accumulation_boundary(is_last)
-        loss_sum, sums = self._engine(batch)
-        self._engine.backward(loss_sum * scale, scale_wrt_gas=False)
+        # Setting the mode walks every module. DeepSpeed's own `training` flag is not updated by its `eval()`.
+        if not self._wrapped.module.training:
+            self._wrapped.train()
+        self._wrapped.set_gradient_accumulation_boundary(is_last)
+        loss_sum, sums = self._wrapped(batch)
+        self._wrapped.backward(loss_sum * scale, scale_wrt_gas=False)
         return sums
 
     def update(self, learning_rate: float, drop: bool = False) -> Update:
         """See `Engine.update`."""
-        for group in self._engine.basic_optimizer.param_groups:
+        for group in self._wrapped.basic_optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
         if self._clip is not None:
             update = clip_or_drop(self._parameters, self._clip, drop)
-            self._engine.step()
+            self._wrapped.step()
             return update
-        with dropping(self._engine.optimizer) if drop else contextlib.nullcontext():
-            self._engine.step()
-        skipped = not self._engine.was_step_applied()
-        return Update(float("nan") if skipped else float(self._engine.get_global_grad_norm()), skipped)
-
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
-        """See `Engine.evaluate`."""
-        self._engine.eval()
-        return self._engine(batch)[1]
-
-    @torch.no_grad()
-    def rehearse(self, batch: Batch) -> None:
-        """See `Engine.rehearse`."""
-        self._engine.train()
-        self._engine(batch)
-
-    def working_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine.working_weights`."""
-        return working_weights(self.module, self._names)
+        with dropping(self._wrapped.optimizer) if drop else contextlib.nullcontext():
+            self._wrapped.step()
+        skipped = not self._wrapped.was_step_applied()
+        return Update(float("nan") if skipped else float(self._wrapped.get_global_grad_norm()), skipped)

@@ -1,10 +1,10 @@
-"""The engine: one interface over accelerate, DeepSpeed and DDP, and the check that what runs is what was asked for.
+"""The engine: one interface over accelerate, DeepSpeed and DDP.
 
-    start_accelerator (start.py)  ->  build_engine  ->  step of micro-batches: forward_backward ... then update
+    start_accelerator, build_engine (build.py)  ->  step of micro-batches: forward_backward ... then update
 
-The loss that goes in is a sum over this rank's target tokens times a scale; what comes out is the gradient of the
-token mean over the global batch, because every engine averages over the ranks and the scale is
-`world_size / global targets`.
+The input of `forward_backward` is a sum of losses over this rank's target tokens and a scale. Every engine averages
+gradients over the ranks, and the scale is `world_size / global targets`: the result is the gradient of the token mean
+over the global batch.
 
 Deliberately not here: data (accelerate would re-shard a loader), checkpoints (the engine only yields fragments), and
 the learning-rate schedule (a pure function of the step that the loop evaluates).
@@ -12,24 +12,21 @@ the learning-rate schedule (a pure function of the step that the loop evaluates)
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pretrain.types import Batch, FragmentStore
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an optimizer step did.
+    """Result of an optimizer step.
 
     Attributes:
         grad_norm: Global L2 norm of the gradient before clipping; not finite if the step was skipped.
-        skipped: Whether weights and moments were left alone because the gradient was not finite.
+        skipped: Weights and moments are unchanged, because the gradient was not finite or a drop was requested.
     """
 
     grad_norm: float
@@ -40,10 +37,10 @@ class Engine(Protocol):
     """A model and an optimizer, distributed.
 
     Attributes:
-        device: Where batches go.
-        description: What runs, for people.
-        module: What is trained, without wrappers.
-        is_sharded: Whether a rank holds a share of the weights only (ZeRO 3).
+        device: Device of batches.
+        description: Engine, precision, ranks and offload in one line, for logs.
+        module: The trained module, without wrappers.
+        is_sharded: Each rank has a share of the weights only (ZeRO 3).
     """
 
     device: torch.device
@@ -62,11 +59,10 @@ class Engine(Protocol):
         Args:
             batch: Tensors on `device`.
             scale: World size over the number of target tokens of the global batch.
-            is_last: Whether this is the last micro-batch of the step; gradients are then reduced over the ranks.
+            is_last: Last micro-batch of the step: gradients are reduced over the ranks.
 
         Returns:
-            What the module shows of it: float64 [2], the sum of -log p(target) and the number of targets held for the
-            likeliest.
+            Second output of the module: float64 [2], the sum of -log p(target) and the number of correct targets.
         """
         ...
 
@@ -74,19 +70,19 @@ class Engine(Protocol):
         """Clips, applies the optimizer, clears the gradients. A non-finite gradient changes nothing on any rank.
 
         Args:
-            learning_rate: Of this step.
-            drop: Change nothing whatever the gradient is. The same on every rank.
+            learning_rate: Learning rate of this step.
+            drop: Discard the gradient, even a finite one. The same on every rank.
         """
         ...
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the same without gradient or dropout. Collective under ZeRO 3."""
+        """Returns the sums of `forward_backward`, without gradient or dropout. Collective under ZeRO 3."""
         ...
 
     def rehearse(self, batch: Batch) -> None:
-        """Runs a micro-batch forward as in training, dropout and all, without gradient. Collective under ZeRO 3."""
+        """Runs the forward pass of training, dropout included, without gradient. Collective under ZeRO 3."""
         ...
 
     def working_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, live tensor) of what the forward pass reads on this rank; at ZeRO 3 this rank's shares."""
+        """Yields (name, live tensor) of the weights in the forward pass; at ZeRO 3 this rank's shares."""
         ...

@@ -1,8 +1,8 @@
-"""Parameters that no optimizer steps, as part of the state: weights without moments, and without an fp32 copy.
+"""Frozen parameters as part of the checkpointed state: weights without moments and without an fp32 master copy.
 
-fp32 working weights   themselves: saved, and filled when loading
-bf16, fp16             as fp32 for as long as it takes to save or load; the round trip is exact
-ZeRO 3                 this rank's share; else they are whole on every rank, and each saves an even part
+fp32 working weights   saved and loaded in place
+bf16, fp16             converted to fp32 while saving or loading; the round trip is exact
+ZeRO 3                 this rank's share; otherwise whole on every rank, and each rank saves an even part
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from pretrain.types import Fragment, FragmentStore
 
 
 class CompleteState:
-    """The state of an engine, and the frozen parameters that it leaves out.
+    """The state of an engine together with the frozen parameters.
 
     Args:
-        trained: What the engine keeps of the others.
+        trained: State of the trained parameters.
         frozen: (name in checkpoints, working parameter).
-        world: This process's place.
+        world: Rank and world size.
     """
 
     def __init__(self, trained: FragmentStore, frozen: list[tuple[str, Tensor]], world: World) -> None:
@@ -29,7 +29,7 @@ class CompleteState:
         self._filled: list[tuple[Tensor, Tensor]] = []
 
     def held_fragments(self) -> Iterator[Fragment]:
-        """Yields what the engine keeps, and all that this rank has of the frozen parameters."""
+        """Yields the trained state, and this rank's part of the frozen parameters."""
         yield from self._trained.held_fragments()
         self._filled = []
         for name, parameter in self._frozen:
@@ -40,7 +40,7 @@ class CompleteState:
                 yield Fragment(name, offset, shape, {"weight": weight})
 
     def owned_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank saves."""
+        """Yields the fragments that this rank saves."""
         yield from self._trained.owned_fragments()
         rank, size = self._world.rank, self._world.size
         for name, parameter in self._frozen:
@@ -52,7 +52,7 @@ class CompleteState:
                 yield Fragment(name, offset, shape, {"weight": live.float()})
 
     def _place(self, parameter: Any) -> tuple[Tensor, int, tuple[int, ...]]:
-        """Returns what this rank has of a parameter, flat, where that begins, and the shape of the whole."""
+        """Returns this rank's part of a parameter, flat, its offset, and the shape of the whole parameter."""
         if not hasattr(parameter, "ds_tensor"):
             return parameter.data.view(-1), 0, tuple(parameter.shape)
         share = parameter.ds_tensor.ds_numel
@@ -66,7 +66,7 @@ class CompleteState:
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies what was filled; first, because at ZeRO 3 the engine then gathers small parameters again."""
+        """Copies loaded values to working weights, before the engine gathers small parameters again (ZeRO 3)."""
         for live, weight in self._filled:
             live.copy_(weight)
         self._filled = []

@@ -1,12 +1,12 @@
-"""Optimizer state as an engine sees it: made before there was a first step, viewed flat, its step count set.
+"""Optimizer state as fragments, and the state of engines that replicate weights (DDP, one process, ZeRO 0).
 
-torch optimizers make their state in the first `step()`. Loading needs it before, and saving at step 0 too. AdamW keeps
-two moments of the shape of each tensor it steps, whatever that is; an optimizer over whole matrices keeps its own, and
-says where (`WholeOptimizer.fragments`).
+torch optimizers create their state in the first `step()`; loading, and saving at step 0, need it before. AdamW has two
+moments of the shape of each parameter; an optimizer over whole matrices yields its own (`WholeOptimizer.fragments`).
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,17 @@ from pretrain.dist import World
 from pretrain.engine.engine import Update
 from pretrain.optim.matrices import WholeOptimizer
 from pretrain.optim.pieces import Span, WeightPiece
-from pretrain.types import Fragment
+from pretrain.types import Batch, Fragment
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
-    WholeOptimizer: ("exp_avg", "exp_avg_sq"),  # of the groups that it steps by AdamW
+    WholeOptimizer: ("exp_avg", "exp_avg_sq"),  # of its AdamW groups
 }
-
-"""The state tensors, shaped like the tensor that is stepped, of each optimizer."""
+"""State tensors of each optimizer, of the shape of the parameter."""
 
 
 def place_whole(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pieces: Sequence[WeightPiece]) -> None:
-    """Tells an optimizer over whole matrices where they are: each whole on every rank."""
+    """Registers the matrices of an optimizer over whole matrices: each is whole on every rank."""
     if isinstance(optimizer, WholeOptimizer):
         optimizer.place(masters, pieces, [[piece.span for piece in pieces]], rank=0)
 
@@ -35,14 +34,14 @@ def place_whole(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pie
 def place_cut(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pieces: Sequence[WeightPiece], rank: int
 ) -> None:
-    """Tells an optimizer over whole matrices where they are: cut over the ranks. Collective."""
+    """Registers the matrices of an optimizer over whole matrices: each is sharded over the ranks. Collective."""
     if isinstance(optimizer, WholeOptimizer):
         gathered = dist.gather_objects([piece.span for piece in pieces])
         optimizer.place(masters, pieces, [[Span(*values) for values in spans] for spans in gathered], rank)
 
 
 def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPiece]) -> Iterator[Fragment]:
-    """Yields master weights with their moments, piece by piece, then the state of whole matrices."""
+    """Yields master weights with their moments, piece by piece, then the state of an optimizer over whole matrices."""
     for piece in pieces:
         tensors = {"weight": piece.weight}
         if not _is_whole(optimizer, piece.master):
@@ -60,10 +59,10 @@ def _is_whole(optimizer: torch.optim.Optimizer, master: Tensor) -> bool:
 
 
 def create_moments_of(optimizer: torch.optim.Optimizer, master: Tensor) -> None:
-    """Creates missing state as the optimizer itself would before its first step: zeros, and a step count of 0."""
+    """Creates the state that the optimizer would create in its first step: zeros, and a step count of 0."""
     state = optimizer.state[master]
     if not state:
-        # The fused kernels want the count beside the parameter.
+        # Fused kernels need the count on the device of the parameter.
         state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
         for key in MOMENTS[type(optimizer)]:
             state[key] = torch.zeros_like(master, memory_format=torch.preserve_format)
@@ -72,31 +71,55 @@ def create_moments_of(optimizer: torch.optim.Optimizer, master: Tensor) -> None:
 def set_optimizer_step(optimizer: torch.optim.Optimizer, step: int) -> None:
     """Sets the step count of all state."""
     for state in optimizer.state.values():
-        if "step" in state:  # under ZeRO, a tensor of whole matrices has no state of its own
+        if "step" in state:  # under ZeRO, the flat tensor of whole matrices has no AdamW state
             state["step"].fill_(step)
     if isinstance(optimizer, WholeOptimizer):
         optimizer.set_step(step)
 
 
-# The weights that the forward pass reads on this rank, in the precision that it reads them in.
-
-
 def working_weights(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name in checkpoints, live tensor) of each parameter, shared ones once: whole, or at ZeRO 3 the share."""
+    """Yields (name in checkpoints, live tensor) of each parameter, shared ones once; at ZeRO 3 this rank's shares."""
     for parameter in module.parameters():
         share = getattr(parameter, "ds_tensor", None)
         yield names[id(parameter)], parameter.data if share is None else share.data
 
 
-# State that every rank holds whole: DDP, one process, and ZeRO 0. Saving it is split evenly over
-# the ranks.
+class WrappedModule:
+    """Forward passes without gradient, and the weights they read: the part of `Engine` that both engines share.
+
+    Args:
+        wrapped: The module in the wrapper of DeepSpeed or DDP.
+        module: The same without the wrapper.
+        names: Name of each parameter in checkpoints, by `id(parameter)`.
+    """
+
+    def __init__(self, wrapped: Any, module: nn.Module, names: dict[int, str]) -> None:
+        self.module = module
+        self._wrapped = wrapped
+        self._names = names
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """See `Engine.evaluate`."""
+        self._wrapped.eval()
+        return self._wrapped(batch)[1]
+
+    @torch.no_grad()
+    def rehearse(self, batch: Batch) -> None:
+        """See `Engine.rehearse`."""
+        self._wrapped.train()
+        self._wrapped(batch)
+
+    def working_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine.working_weights`."""
+        return working_weights(self.module, self._names)
 
 
 def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
-    """Clips the reduced gradients to a global norm, or drops them all where the norm is not finite, or `drop` is asked.
+    """Clips the reduced gradients to a global norm; discards them if the norm is not finite, or with `drop`.
 
-    A parameter without a gradient is left alone by every torch optimizer, moments and step count too. All ranks hold
-    the same reduced gradients, so all decide alike.
+    Every torch optimizer skips a parameter without a gradient, its moments and step count too. All ranks have the same
+    reduced gradients and decide alike.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
@@ -111,12 +134,12 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
 
 
 class ReplicatedState:
-    """Master weights and moments, whole on every rank.
+    """Master weights and moments that are whole on every rank; each rank saves an even share.
 
     Args:
         masters: (name, fp32 parameter that the optimizer updates).
-        optimizer: The torch optimizer over them.
-        world: Decides which slice this rank saves.
+        optimizer: Optimizer of the masters.
+        world: Rank and world size: the share that this rank saves.
     """
 
     def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
@@ -141,7 +164,7 @@ class ReplicatedState:
                 yield Fragment(whole.name, whole.offset + start, whole.shape, tensors)
 
     def scalars(self) -> dict[str, float]:
-        """Nothing: there is no loss scale."""
+        """Returns nothing: there is no loss scale."""
         return {}
 
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:

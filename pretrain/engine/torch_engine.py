@@ -1,7 +1,6 @@
 """The engine without DeepSpeed: one process, or torch's DistributedDataParallel."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,12 +9,12 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.engine.replicated import ReplicatedState, clip_or_drop, working_weights
+from pretrain.engine.replicated import ReplicatedState, WrappedModule, clip_or_drop
 from pretrain.errors import LaunchError
 from pretrain.types import Batch, FragmentStore
 
 
-class TorchEngine:
+class TorchEngine(WrappedModule):
     """DDP or a single process; weights, gradients and moments are whole on every rank."""
 
     def __init__(
@@ -28,7 +27,7 @@ class TorchEngine:
         grad_clip: float,
         world: World,
     ) -> None:
-        # In evaluation mode accelerate places and autocasts a model, and leaves out DDP's wrapper.
+        # evaluation_mode makes accelerate move and autocast a model without the wrapper of DDP.
         wrapped = accelerator.prepare_model(module, evaluation_mode=config.kind == "single")
         is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
         if is_ddp != (config.kind == "ddp"):
@@ -36,12 +35,14 @@ class TorchEngine:
                 f"engine.kind={config.kind} was asked for, accelerate built {type(wrapped).__name__}",
                 fix="report this as a bug",
             )
+        super().__init__(wrapped, module, names)
         self.device = accelerator.device
         self.description = f"{config.kind}, {config.precision}, {world.size} x {self.device.type}"
-        self._wrapped, self._optimizer, self._grad_clip = wrapped, optimizer, grad_clip
+        self._optimizer = optimizer
+        self._grad_clip = grad_clip
         self._is_ddp = is_ddp
         self._parameters = list(module.parameters())
-        self.module, self.is_sharded, self._names = module, False, names
+        self.is_sharded = False
         masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
         self.state: FragmentStore = ReplicatedState(masters, optimizer, world)
 
@@ -63,19 +64,3 @@ class TorchEngine:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return update
-
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
-        """See `Engine.evaluate`."""
-        self._wrapped.eval()
-        return self._wrapped(batch)[1]
-
-    @torch.no_grad()
-    def rehearse(self, batch: Batch) -> None:
-        """See `Engine.rehearse`."""
-        self._wrapped.train()
-        self._wrapped(batch)
-
-    def working_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine.working_weights`."""
-        return working_weights(self.module, self._names)

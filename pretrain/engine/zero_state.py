@@ -1,7 +1,12 @@
-"""The dynamic loss scale of fp16 (Micikevicius et al. 2018, 3.2), for checkpoints.
+"""Master weights, moments and loss scale of DeepSpeed's optimizers, as fragments.
 
-DeepSpeed's scaler is a few numbers, the same on every rank and at ZeRO 1, 2 and 3. Without them, a run that goes on
-would meet the overflows of its first steps again.
+    stage 0, fp32   the parameters themselves                                            whole on every rank
+    stage 0, bf16   optimizer.fp32_groups, beside optimizer.fp16_groups                  whole on every rank
+    stage 1, 2      one flat partition a group; _hp_mapping gives each parameter's part
+    stage 3         every parameter sharded evenly over the ranks, padded at its end
+
+Only this file and `deepspeed_engine.py` use attributes outside of DeepSpeed's documented interface;
+`tests/integration/test_deepspeed_private.py` fails when one of them changes.
 """
 
 from collections.abc import Iterator
@@ -15,9 +20,11 @@ from pretrain.engine.replicated import ReplicatedState, place_cut, set_optimizer
 from pretrain.optim.pieces import Span, WeightPiece
 from pretrain.types import Fragment, FragmentStore
 
-FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+# The dynamic loss scale of fp16 (Micikevicius et al. 2018, 3.2), the same on every rank. Without it, a resumed run
+# would repeat the overflows of its first steps.
 
-"""Of DeepSpeed's DynamicLossScaler."""
+FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes of DeepSpeed's DynamicLossScaler that are saved."""
 
 
 def _scaler(optimizer: Any) -> Any:
@@ -26,13 +33,13 @@ def _scaler(optimizer: Any) -> Any:
 
 
 def read_loss_scale(optimizer: Any) -> dict[str, float]:
-    """Returns the state of the scale of a DeepSpeed optimizer; empty where it is fixed."""
+    """Returns the state of a DeepSpeed optimizer's loss scale; empty if it is not dynamic."""
     scaler = _scaler(optimizer)
     return {} if scaler is None else {f"loss_scale.{name}": getattr(scaler, name) for name in FIELDS}
 
 
 def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
-    """Sets what `read_loss_scale` returned; nothing where the scale is fixed, or was."""
+    """Restores the result of `read_loss_scale`; does nothing if the scale is, or was, not dynamic."""
     scaler = _scaler(optimizer)
     if scaler is not None:
         for name in FIELDS:
@@ -40,22 +47,10 @@ def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
 
 
 def never_raise(optimizer: Any) -> None:
-    """At the least scale DeepSpeed raises an exception of no type; without it such a step is skipped like others, and
-    `optim.max_bad_steps` of them end the run."""
+    """Disables DeepSpeed's untyped exception at the minimum scale: such a step is skipped, and counts as a bad step."""
     scaler = _scaler(optimizer)
     if scaler is not None:
         scaler.raise_error_at_min_scale = False
-
-
-# Where DeepSpeed keeps master weights and moments at each ZeRO stage, as fragments.
-#
-#     stage 0, fp32   the parameters themselves                                     whole on every rank
-#     stage 0, bf16   optimizer.fp32_groups, beside optimizer.fp16_groups           whole on every rank
-#     stage 1, 2      a flat partition a group; where each parameter's part lies in it, by _hp_mapping
-#     stage 3         every parameter cut evenly over the ranks, padded at its end
-#
-# This file, `drop.py` and `deepspeed_engine.py` are the only ones that touch what DeepSpeed does
-# not promise to keep; `tests/integration/test_deepspeed_private.py` fails when one of them moves.
 
 
 def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> FragmentStore:
@@ -65,7 +60,7 @@ def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: Worl
         engine: The DeepSpeedEngine.
         names: Name of each parameter of the module, by `id(parameter)`.
         stage: ZeRO stage.
-        world: This process's place.
+        world: Rank and world size.
     """
     if stage == 3:
         return _PartitionedParameters(engine, names, world)
@@ -97,7 +92,7 @@ class _Replicated(ReplicatedState):
 
 
 class _Partitioned:
-    """State that the ranks share: what lies on this one is in `pieces`."""
+    """State that is sharded over the ranks; `pieces` are those of this rank."""
 
     def __init__(self, engine: Any, pieces: list[WeightPiece], masters: list[Any], rank: int) -> None:
         self._zero, self._base, self._pieces = engine.optimizer, engine.basic_optimizer, pieces
@@ -110,7 +105,7 @@ class _Partitioned:
     owned_fragments = held_fragments
 
     def scalars(self) -> dict[str, float]:
-        """The loss scale, in fp16."""
+        """Returns the loss scale, in fp16."""
         return read_loss_scale(self._zero)
 
     def _restore(self, optimizer_step: int, scalars: dict[str, float]) -> None:
@@ -122,7 +117,7 @@ class _PartitionedGroups(_Partitioned):
     """Stages 1 and 2."""
 
     def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
-        # Each group's working parameters lie in one flat tensor; these are our partitions of their fp32 copies.
+        # The working parameters of a group are in one flat tensor; these are this rank's partitions in fp32.
         masters = engine.optimizer.single_partition_of_fp32_groups
         groups = zip(engine.optimizer.bit16_groups, masters, strict=True)
         pieces = []
@@ -143,7 +138,7 @@ class _PartitionedGroups(_Partitioned):
 
 
 class _PartitionedParameters(_Partitioned):
-    """Stage 3: an even share of every parameter, without the padding of the last ones."""
+    """Stage 3: an even share of every parameter, without padding."""
 
     def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
         zero = engine.optimizer
@@ -163,7 +158,7 @@ class _PartitionedParameters(_Partitioned):
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies masters to the working shares, and gathers again the small parameters that stay whole."""
+        """Copies masters to the working shares, and gathers the small parameters that stay whole again."""
         self._restore(optimizer_step, scalars)
         for share, master in self._working:
             share.data.copy_(master)

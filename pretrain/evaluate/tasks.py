@@ -6,7 +6,6 @@ names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> t
 import contextlib
 import hashlib
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from pretrain.artifact.open import open_artifact
-from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference, compare_means
 from pretrain.evaluate.distributed import current, open_together
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject
+from pretrain.evaluate.translation_metrics import import_extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,9 @@ def evaluate_tasks(
         ConfigError: No such task, or the model cannot do it.
         DataError: The documents of a task cannot be loaded.
     """
-    harness = _import_harness()
+    import_extra("lm_eval", "--tasks are run by lm-eval-harness")
+    importlib.import_module("datasets").disable_progress_bars()
+    harness = version("lm_eval")
     names = None if other is None else str(other)
     # Refused before a model is loaded; and loaded anew for each: tasks keep the answers.
     _load(choice)
@@ -147,20 +149,6 @@ def _documents(results: Any, choice: TaskChoice) -> list[Data]:
         hashes = "\n".join(by_id[number] for number in sorted(by_id))
         found.append(Data(task, place, hashlib.sha256(hashes.encode()).hexdigest()))
     return found
-
-
-def _import_harness() -> str:
-    """Returns the version of the harness. Raises: LaunchError."""
-    try:
-        importlib.import_module("lm_eval")
-    except ImportError:
-        raise LaunchError(
-            "--tasks are run by lm-eval-harness, which is not installed",
-            fix="run: python -m pip install 'pretrain[eval]'",
-        ) from None
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    importlib.import_module("datasets").disable_progress_bars()
-    return version("lm_eval")
 
 
 def _load(choice: TaskChoice) -> Any:

@@ -20,6 +20,7 @@ from pretrain.prepare.normalize import build_normalizers
 Form = Literal["tokenized", "text"]
 
 RESAMPLES = 1000
+_PURPOSE = "BLEU and chrF are computed by sacrebleu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Measure:
     def __init__(
         self, references: Sequence[str], normalize: NormalizeConfig | None, *, preprocessed: bool = False
     ) -> None:
-        self._module = _sacrebleu("metrics")
+        self._module = import_extra("sacrebleu.metrics", _PURPOSE)
         self._normalize, self._preprocessed = normalize, preprocessed
         self._to_tokens = build_normalizers(normalize)[1] if normalize is not None and not preprocessed else None
         self._references: dict[Form, list[str]] = {}
@@ -136,7 +137,7 @@ class Measure:
 
     def compare(self, baseline: Hypotheses, system: Hypotheses, resamples: int = RESAMPLES) -> list[PairedComparison]:
         """Returns paired bootstrap resampling of a system against a baseline, by sacrebleu, in each metric."""
-        significance = _sacrebleu("significance")
+        significance = import_extra("sacrebleu.significance", _PURPOSE)
         found = []
         for metric in self._metrics:
             named = [("baseline", self._as(baseline, metric.form)), ("system", self._as(system, metric.form))]
@@ -183,14 +184,21 @@ def detokenize(texts: Sequence[str], normalize: NormalizeConfig | None) -> list[
     return [str(detokenizer.detokenize(text.split())) for text in texts]
 
 
-def _sacrebleu(module: str) -> Any:
-    """Returns a module of sacrebleu, which is no dependency of the core. Raises: LaunchError."""
+def import_extra(module: str, purpose: str) -> Any:
+    """Imports a package of the extra `eval`, and silences its log below errors.
+
+    Args:
+        module: Module to import, such as `sacrebleu.metrics`.
+        purpose: First clause of the error message, such as "BLEU is computed by sacrebleu".
+
+    Raises:
+        LaunchError: The package is not installed.
+    """
     try:
-        found = importlib.import_module(f"sacrebleu.{module}")
+        found = importlib.import_module(module)
     except ImportError:
         raise LaunchError(
-            "BLEU and chrF are computed by sacrebleu, which is not installed",
-            fix="run: python -m pip install 'pretrain[eval]'",
+            f"{purpose}, which is not installed", fix="run: python -m pip install 'pretrain[eval]'"
         ) from None
-    logging.getLogger("sacrebleu").setLevel(logging.ERROR)
+    logging.getLogger(module.partition(".")[0]).setLevel(logging.ERROR)
     return found

@@ -67,7 +67,7 @@ def half_losses(world: World, cases: list[list[Any]], folder: str, steps: int) -
     results = []
     for case in cases:
         engine: Any = build(world, *case, micro=2)
-        set_loss_scale(engine._engine.optimizer, {"loss_scale.cur_scale": 2.0**20, "loss_scale.cur_hysteresis": 1})
+        set_loss_scale(engine._wrapped.optimizer, {"loss_scale.cur_scale": 2.0**20, "loss_scale.cur_hysteresis": 1})
         rows = train(engine, world, range(steps), 2)
         applied = steps - int(sum(row[2] for row in rows))
         scalars = engine.state.scalars()

@@ -65,7 +65,7 @@ def offload_facts(world: World, cases: list[list[Any]]) -> list[list[Any]]:
     facts = []
     for case in cases:
         engine: Any = build(world, *case, micro=2)
-        inner = engine._engine
+        inner = engine._wrapped
         sections = (inner.zero_offload_optimizer(), inner.zero_offload_param())
         devices = [section.device if section else "none" for section in sections]
         facts.append([*devices, engine.description, type(inner.basic_optimizer).__name__])

@@ -112,7 +112,7 @@ def at_the_least_scale(world: World) -> list[Any]:
     """Steps of fp16 that overflow while the loss scale is at its minimum: whether each was skipped, and the scale."""
     allow_half_on_cpu()
     engine: Any = build(world, "deepspeed", 2, "fp16", micro=MICRO)
-    scaler = engine._engine.optimizer.loss_scaler
+    scaler = engine._wrapped.optimizer.loss_scaler
     scaler.cur_scale, scaler.cur_hysteresis = 1.0, 1
     skipped = []
     for _ in range(3):

@@ -14,7 +14,7 @@ def norms_of(world: World, cases: list[list[Any]]) -> list[list[Any]]:
     found = []
     for case in cases:
         engine: Any = build(world, *case, micro=ROWS // world.size)
-        optimizer = engine._optimizer if hasattr(engine, "_optimizer") else engine._engine.basic_optimizer
+        optimizer = engine._optimizer if hasattr(engine, "_optimizer") else engine._wrapped.basic_optimizer
         names = [name for name, _ in engine.module.model.named_parameters()]
         norms = LayerNorms(names, optimizer, engine.state, is_cut=case[1] > 0)
         for step in range(2):

@@ -56,10 +56,10 @@ def differences(world: World, cases: list[list[Any]]) -> list[str]:
         ranks = Ranks(world.size)
         real, fakes = build_both(world, ranks, *case)
         fake = fakes[world.rank]
-        said = compare("engine", fake._engine, real._engine)
+        said = compare("engine", fake._wrapped, real._wrapped)
         for ours, theirs in zip(fake.module.parameters(), real.module.parameters(), strict=True):
             said += compare(fake._names[id(ours)], ours, theirs) + probed(ours, theirs)
-        said += probed(fake._engine.optimizer, real._engine.optimizer)
+        said += probed(fake._wrapped.optimizer, real._wrapped.optimizer)
         said += compare_places(fake, real)
         if not said:
             taken = ranks.run(lambda here, fakes=fakes: steps(fakes[here.rank], here))[world.rank]

@@ -143,13 +143,13 @@ def test_the_learning_rate_of_a_step_is_that_of_each_group_times_its_ratio(monke
 def test_adam_counts_no_step_that_was_taken_when_it_was_built(monkeypatch, stage, precision):
     (engine,) = over_fakes(monkeypatch, Ranks(1), engine_config(stage, precision))
     step([engine], Ranks(1), [X])
-    counts = {float(kept["step"]) for kept in engine._engine.basic_optimizer.state.values()}
+    counts = {float(kept["step"]) for kept in engine._wrapped.basic_optimizer.state.values()}
     assert counts == {1.0}
 
 
 def test_gradients_are_exchanged_after_the_last_micro_batch_alone(monkeypatch):
     (engine,) = over_fakes(monkeypatch, Ranks(1), engine_config(2, "fp32"))
-    said, inner = [], engine._engine
+    said, inner = [], engine._wrapped
     monkeypatch.setattr(inner, "set_gradient_accumulation_boundary", said.append)
     monkeypatch.setattr(inner, "backward", lambda loss, scale_wrt_gas: said.append((loss.item(), scale_wrt_gas)))
     loss = float(Toy()(torch.tensor(X))[0].detach())

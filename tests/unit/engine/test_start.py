@@ -159,7 +159,7 @@ def test_ranks_that_do_not_reach_each_other_are_told_where(cuda, libraries, monk
     libraries.accelerate.Accelerator = fails
     monkeypatch.setenv("MASTER_ADDR", "node7")
     monkeypatch.setenv("MASTER_PORT", "1234")
-    expected = r"^rank 1 at node7:1234: cannot set up the process group: no route; see that the port is free and"
+    expected = r"^rank 1 at node7:1234: cannot set up the process group: no route; check that the port is free and"
     with pytest.raises(LaunchError, match=expected):
         start(EngineConfig(kind="ddp"), size=2, rank=1)
 
