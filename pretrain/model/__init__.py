@@ -1,4 +1,4 @@
-"""The models. Start with `transformer.py`; what it is compared with is in `recurrent/`."""
+"""The models. Start with `transformer.py`; the recurrent baselines are in `recurrent/`."""
 
 from pretrain.model.attention import KVCache
 from pretrain.model.build import LanguageModel, build_model, init_weights

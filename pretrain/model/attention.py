@@ -1,4 +1,4 @@
-"""The key-value cache of incremental decoding: one preallocated pair of tensors a layer."""
+"""Self-attention and cross attention of a block, and the key-value cache of incremental decoding."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from pretrain.model.position import Rotation, rotate
 
 
 class LayerCache:
-    """Keys and values of the positions that one layer's self-attention has seen, at most `capacity`, and of the source.
+    """Keys and values of one layer: of self-attention, at most `capacity` positions, and of the source.
 
-    Storage is allocated at the first append, in the dtype and on the device of what is appended. Not for training:
-    appending writes in place.
+    Storage is allocated at the first append, in the dtype and on the device of its keys. Not for training: appending
+    writes in place.
 
     Attributes:
         cross: Keys and values of cross attention, [B, S, K, H] each, set at the first step; None without an encoder.
@@ -34,22 +34,22 @@ class LayerCache:
             self._keys = torch.empty(shape, dtype=k_BTKH.dtype, device=k_BTKH.device)
             self._values = torch.empty_like(self._keys)
         start, self.length = self.length, self.length + added
-        assert self.length <= self.capacity, f"cache of {self.capacity} positions asked to hold {self.length}"
+        assert self.length <= self.capacity, f"cache of {self.capacity} positions is full: {self.length} needed"
         self._keys[:, start : self.length] = k_BTKH
         self._values[:, start : self.length] = v_BTKH
         return self._keys[:, : self.length], self._values[:, : self.length]
 
     def select(self, rows_B: Tensor) -> None:
-        """Keeps the given rows, in their order; a row may come several times."""
+        """Selects rows, in the given order; a row may occur several times."""
         if self._keys is not None and self._values is not None:
-            self._keys, self._values = (self._selected(held, rows_B) for held in (self._keys, self._values))
+            self._keys, self._values = (self._selected(past, rows_B) for past in (self._keys, self._values))
         if self.cross is not None:
             self.cross = (self.cross[0][rows_B], self.cross[1][rows_B])
 
-    def _selected(self, held_BSKH: Tensor, rows_B: Tensor) -> Tensor:
-        """Copies only what is filled: the room for positions to come costs nothing until they come."""
-        selected = held_BSKH.new_empty((len(rows_B), *held_BSKH.shape[1:]))
-        selected[:, : self.length] = held_BSKH[rows_B, : self.length]
+    def _selected(self, past_BSKH: Tensor, rows_B: Tensor) -> Tensor:
+        """Copies the filled positions only."""
+        selected = past_BSKH.new_empty((len(rows_B), *past_BSKH.shape[1:]))
+        selected[:, : self.length] = past_BSKH[rows_B, : self.length]
         return selected
 
 
@@ -60,7 +60,7 @@ class KVCache:
 
     Attributes:
         layers: One cache a block.
-        documents_BS: Document numbers of the positions held, where prompts are padded; None: all are of one document.
+        documents_BS: Document numbers of the cached positions, for padded prompts; None: one document a row.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -69,25 +69,21 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Positions held so far: that of the next token."""
+        """Number of cached positions: the position of the next token."""
         return self.layers[0].length
 
     def append_documents(self, documents_BT: Tensor) -> Tensor:
-        """Adds the document numbers of T positions, and returns those of all, [B, S]."""
-        held = self.documents_BS
-        self.documents_BS = documents_BT if held is None else torch.cat((held, documents_BT), dim=1)
+        """Appends the document numbers of T positions, and returns all, [B, S]."""
+        past = self.documents_BS
+        self.documents_BS = documents_BT if past is None else torch.cat((past, documents_BT), dim=1)
         return self.documents_BS
 
     def select(self, rows_B: Tensor) -> None:
-        """Keeps the given rows of every layer, in their order: what a beam search does after each step."""
+        """Selects rows of every layer, in the given order: a beam search does so after each step."""
         for layer in self.layers:
             layer.select(rows_B)
         if self.documents_BS is not None:
             self.documents_BS = self.documents_BS[rows_B]
-
-
-# Attention of a block: projections, rotation, optional cache, a backend's kernel, output
-# projection.
 
 
 class SelfAttention(nn.Module):
@@ -113,11 +109,11 @@ class SelfAttention(nn.Module):
 
         Args:
             x_BTD: Input, normalised.
-            prepared: What the backend made of the mask, once a forward.
+            prepared: The mask as prepared by the backend, once a forward.
             rotation: Rotary angles of these T positions, or None.
-            cache: Earlier keys and values, to which these are added; None outside decoding.
+            cache: Earlier keys and values, extended by these T positions; None outside decoding.
         """
-        heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))
+        heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
         qk, v_BSKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
@@ -125,6 +121,7 @@ class SelfAttention(nn.Module):
             if rotation is not None:
                 q_BTNH, k_BSKH = rotate(q_BTNH, rotation), rotate(k_BSKH, rotation)
         else:
+            # Queries and keys are adjacent: one rotation of both instead of two.
             qk = qk if rotation is None else rotate(qk, rotation)
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
@@ -135,7 +132,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of a decoder to the encoder's output (Vaswani et al. 2017, 3.2.3); order does not enter.
+    """Attention of a decoder to the encoder's output (Vaswani et al. 2017, 3.2.3), without positions.
 
     Keys and values are one matrix product: the rows of `key_value.weight` are K key heads, then K value heads.
     """
@@ -155,9 +152,9 @@ class CrossAttention(nn.Module):
 
         Args:
             x_BTD: Input, normalised.
-            memory_BSD: The encoder's output; None where the cache has its keys and values.
-            prepared: What the backend made of the mask, once a forward.
-            cache: Keeps the source's keys and values from the first step on; None outside decoding.
+            memory_BSD: The encoder's output; None if the cache has its keys and values.
+            prepared: The mask as prepared by the backend, once a forward.
+            cache: Stores keys and values of the source at the first step; None outside decoding.
         """
         q_BTNH = self.query(x_BTD).unflatten(-1, (-1, self.head_width))
         if memory_BSD is None:

@@ -1,4 +1,4 @@
-"""Normalisation over the model width: RMSNorm and LayerNorm, through torch's fused functions."""
+"""One Transformer block: self-attention, cross attention if there is an encoder, feed-forward, norms, residual sums."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,15 +16,12 @@ from pretrain.model.position import Rotation
 def build_norm(config: StackConfig) -> nn.Module:
     """Builds the norm of a stack, [..., D] to [..., D].
 
-    RMSNorm (Zhang and Sennrich 2019) has a weight only, LayerNorm (Ba et al. 2016) a bias too where the stack has any.
-    Both compute their statistics in fp32 whatever the input's dtype.
+    RMSNorm (Zhang and Sennrich 2019) has a weight only, LayerNorm (Ba et al. 2016) a bias too if the stack has
+    biases. Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
     """
     if config.norm == "rms":
         return nn.RMSNorm(config.width, eps=config.norm_eps)
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
-
-
-# The feed-forward layer of a block: plain (Vaswani et al. 2017, 3.3) or gated (Shazeer 2020).
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """`down(activation(up(x)))`, [B, T, D] to the same."""
+    """`down(activation(up(x)))`, [B, T, D] to [B, T, D] (Vaswani et al. 2017, 3.3)."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -49,9 +46,9 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """`down(activation(gate(x)) * up(x))`, [B, T, D] to the same.
+    """`down(activation(gate(x)) * up(x))`, [B, T, D] to [B, T, D] (Shazeer 2020).
 
-    `gate` and `up` are one matrix product: rows 0..F-1 of `gate_up.weight` are the gate's.
+    `gate` and `up` are one matrix product: rows 0..F-1 of `gate_up.weight` are the gate.
     """
 
     def __init__(self, config: StackConfig) -> None:
@@ -70,16 +67,12 @@ def build_feedforward(config: StackConfig) -> nn.Module:
     return GatedFeedForward(config) if config.gated else FeedForward(config)
 
 
-# One Transformer block: self-attention, cross attention where there is an encoder, feed-forward;
-# norms and sums.
-
-
 class Memory(NamedTuple):
-    """What cross attention reads.
+    """Input of cross attention.
 
     Attributes:
-        hidden_BSD: The encoder's output; None where a cache has its keys and values.
-        prepared: The mask over it, as the backend wants it.
+        hidden_BSD: The encoder's output; None if a cache has its keys and values.
+        prepared: Mask over the source, as prepared by the backend.
     """
 
     hidden_BSD: Tensor | None
@@ -90,10 +83,10 @@ class Block(nn.Module):
     """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (`norm(x + f(x))`, Vaswani et al. 2017, 3.1).
 
     Args:
-        config: The stack.
-        backend: Attention kernel of self-attention.
-        cross_backend: That of cross attention; None: the block has none.
-        first: Its input has been normalised already where the stack has an `input_norm`.
+        config: Config of the stack.
+        backend: Kernel of self-attention.
+        cross_backend: Kernel of cross attention; None: no cross attention.
+        first: First block of the stack; its input is normalised already if the stack has an `input_norm`.
     """
 
     def __init__(
@@ -118,7 +111,7 @@ class Block(nn.Module):
         memory: Memory | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Maps [B, T, D] to the same; the other arguments are those of the attention layers."""
+        """Maps [B, T, D] to [B, T, D]; the other arguments as in `SelfAttention` and `CrossAttention`."""
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, prepared, rotation, cache))
         cross, cross_norm = self.cross, self.cross_norm
         if cross is not None and cross_norm is not None:

@@ -4,8 +4,8 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, with what unscaled attention needs             T5
 
-Biases are 0 and norm weights 1 under each. A matrix that fuses several (queries, keys and values; gate and up) is drawn
-part by part, since its fans are those of its parts. Recurrent models have a way of their own: `recurrent/init.py`.
+Biases are 0 and norm weights 1. A fused matrix (queries, keys and values; gate and up) is drawn part by part,
+because fan-in and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ _QUERIES = ("attention.qkv.weight", "cross.query.weight")
 
 
 def _stack_of(name: str, config: ModelConfig) -> StackConfig:
-    """The stack that a parameter belongs to; what is outside of both takes the last one."""
+    """Returns the stack of a parameter; the last stack for parameters outside of both."""
     stack = config.encoder if name.startswith("encoder.") else None
     return stack or config.last_stack
 
 
 def _draw_normal(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
-    """`init_std`; under `init_scaled`, over the root of the number of residual branches where one ends (GPT-2, 2.3).
+    """`init_std`; with `init_scaled`, residual outputs get `init_std / sqrt(residual branches)` (GPT-2, 2.3).
 
-    The variance of the residual stream then does not grow with depth. A block has two branches, in a decoder that reads
-    an encoder three.
+    The variance of the residual stream then does not grow with depth. A block has two branches, or three with cross
+    attention.
     """
     std = config.init_std
     if config.init_scaled and name.endswith(_RESIDUAL_OUTPUTS):
@@ -51,7 +51,7 @@ def _draw_normal(name: str, weight: Tensor, config: ModelConfig, generator: torc
 
 
 def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
-    """The matrices that a parameter is made of, as views of its rows, in order."""
+    """Returns the matrices of a fused parameter, as views of its rows, in order."""
     kv_rows = stack.num_kv_heads * stack.per_head_width
     if name.endswith("attention.qkv.weight"):
         return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])
@@ -72,9 +72,9 @@ def _draw_xavier(name: str, weight: Tensor, config: ModelConfig, generator: torc
 
 
 def _draw_t5(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
-    """Variance 1 / fan-in, 1 for what is added to the stream, 1/D for a bias by distance (Mesh TensorFlow).
+    """Variance 1 / fan-in; 1 for tables of the residual stream, 1/D for a relative bias (Mesh TensorFlow).
 
-    Queries of attention that does not divide its scores by sqrt(H) are drawn smaller by that root.
+    Query weights are divided by sqrt(H) where attention does not divide its scores by it.
     """
     stack = _stack_of(name, config)
     if name.endswith(_TABLES):
@@ -122,12 +122,7 @@ def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) ->
         parameter.copy_(draw(name, parameter.shape))
 
 
-# Builds the model that a config describes, of whichever kind.
-
-
 LanguageModel = Transformer | Recurrent
-
-"""What is trained, and what generates."""
 
 
 @overload
@@ -148,7 +143,7 @@ def build_model(
 def build_model(
     config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
 ) -> LanguageModel:
-    """Either."""
+    """A model of either kind."""
 
 
 def build_model(
@@ -157,14 +152,14 @@ def build_model(
     """Builds a model on `device` with its weights unset.
 
     Args:
-        config: The model; `vocab_size` must be known.
-        engine: Names the attention kernel, what is recomputed in the backward pass, and whether blocks are compiled.
-        device: Where the model will run; on the meta device it has no storage.
-        storage: False: leave the parameters on the meta device, for someone who fills them piece by piece.
+        config: The model; `vocab_size` must be set.
+        engine: Attention kernel, activation checkpointing and compilation.
+        device: Device of the model; on the meta device it has no storage.
+        storage: False: leave the parameters on the meta device, to be filled one by one.
 
     Raises:
-        ConfigError: The attention backend cannot serve the model or the device, or recurrent cells are to be recomputed
-            or compiled: the reason is given.
+        ConfigError: The attention backend does not support the model or the device, or the recurrent model does not
+            support activation checkpointing or compilation.
     """
     if isinstance(config, RecurrentConfig):
         return build_recurrent(config, engine, device, storage=storage)

@@ -1,4 +1,4 @@
-"""What reads hidden states: scores over the vocabulary or labels, or straight to a loss; a summary of a document."""
+"""Heads: scores over the vocabulary or over labels, or a loss without materialised scores; document summaries."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,21 +10,21 @@ from pretrain.config.model import ModelConfig
 from pretrain.model.block import ACTIVATIONS, build_norm
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
-"""`loss(hidden_BTD, weight_VD, bias_V)`, from what the last linear map of a head reads, its weight and its bias."""
+"""`loss(hidden_BTD, weight_VD, bias_V)`, of the input, weight and bias of the last linear map of a head."""
 
 
 class LanguageModelHead(nn.Module):
     """Linear map from D to the padded vocabulary V. Rows from `vocab_size` on are padding.
 
-    Before it, where the config asks for them, come a linear layer with the stack's activation and norm (Devlin et al.
-    2019, as released).
+    With `head.transform`, a linear layer, the stack's activation and a norm come before it (Devlin et al. 2019, as
+    released).
 
-    `weight` is its own parameter, or with tied embeddings the embedding's: the same object in both modules, so that an
-    engine that gathers the weights of one module at a time (ZeRO stage 3) gathers it for each of them.
+    With tied embeddings, `weight` is the embedding's parameter: the same object in both modules, so that ZeRO stage
+    3, which gathers weights module by module, gathers it for each.
 
     Attributes:
-        num_scores: Rows of `weight` that are no padding.
-        soft_cap: Bound of the scores, which a loss has to apply too. None: there is none.
+        num_scores: Rows of `weight` without padding.
+        soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -40,14 +40,14 @@ class LanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size)) if config.head.bias else None
 
     def forward(self, hidden_BTD: Tensor, loss: HeadLoss | None = None) -> Tensor:
-        """Scores every token, or computes a loss that never needs all scores at once.
+        """Scores every token, or computes a loss chunk by chunk.
 
         Args:
-            hidden_BTD: Hidden states after the final norm; [P, D] of chosen positions will do too.
-            loss: Called with what the linear map reads and its weights while they are whole; its result is returned.
+            hidden_BTD: Hidden states after the final norm; or [P, D] of chosen positions.
+            loss: Called with the input and the weights of the linear map, while these are gathered (ZeRO stage 3).
 
         Returns:
-            logits_BTV, those of padding -inf, so that no softmax gives them mass; or what `loss` returned.
+            logits_BTV, -inf for padding of the vocabulary; or the result of `loss`.
         """
         if self.transform is not None and self.norm is not None:
             hidden_BTD = self.norm(self.activation(self.transform(hidden_BTD)))
@@ -64,14 +64,14 @@ class LanguageModelHead(nn.Module):
 
 
 class LabelHead(nn.Module):
-    """Linear map from D to labels, dropout before it.
+    """Dropout and a linear map from D to labels.
 
-    Before both, where the config asks for them, come a linear layer with the stack's activation and norm (Warner et al.
-    2024, as released). What is read of a document is not decided here: `summarize`.
+    With `head.transform`, a linear layer, the stack's activation and a norm come before both (Warner et al. 2024, as
+    released). The summary of a document is computed before (`Transformer`, `average_documents`).
 
     Attributes:
         num_scores: Number of labels V, the rows of `weight`.
-        soft_cap: None: labels are few, and their scores are not bounded.
+        soft_cap: None: scores of labels are unbounded.
     """
 
     soft_cap = None
@@ -100,25 +100,25 @@ Head = LanguageModelHead | LabelHead
 
 
 def build_head(config: ModelConfig) -> Head | None:
-    """Builds the head that a config names, if any."""
+    """Builds the head of a config; None for `head.kind=none`."""
     if config.head.kind == "none":
         return None
     return LabelHead(config) if config.head.kind == "labels" else LanguageModelHead(config)
 
 
 def average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
-    """Returns the mean over each token's document, [B, T, D]; means are taken in fp32.
+    """Returns the mean over each token's document, [B, T, D], computed in fp32.
 
     Args:
         hidden_BTD: Hidden states.
-        documents_BT: As `Batch`: what is negative is padding, of which no mean is made. None: a row is a document.
+        documents_BT: Document numbers as in `Batch`; negative: padding. None: each row is one document.
     """
     exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
     if documents_BT is None:
         return hidden_BTD.mean(dim=1, keepdim=True, dtype=exact).to(hidden_BTD.dtype).expand_as(hidden_BTD)
     num_rows, length, width = hidden_BTD.shape
     first_B1 = torch.arange(num_rows, device=hidden_BTD.device)[:, None] * (length + 1)
-    # A row has at most T documents; its padding is one more.
+    # A row has at most T documents; its padding counts as one more.
     place_P = torch.where(documents_BT < 0, length, documents_BT).add(first_B1).flatten()
     sums = torch.zeros(num_rows * (length + 1), width, dtype=exact, device=hidden_BTD.device)
     sums = sums.index_add(0, place_P, hidden_BTD.flatten(0, 1).to(exact))

@@ -1,7 +1,10 @@
-"""Rotary embedding (Su et al. 2021): queries and keys turn by angles that grow with their position.
+"""Positions of a stack: vectors added to its input, a rotation of queries and keys, a bias by distance, or none.
 
-rotation = table(positions_BT, offset, length, device)        once a forward
-q, k     = rotate(q, rotation), rotate(k, rotation)           in each attention layer
+    placed = stack.position(x_BTD, positions_BT, offset)           once a forward
+    placed.x_BTD                                                   input of the first block
+    placed.rotation, placed.local_rotation, placed.bias            to every attention layer
+
+Rotary embedding (Su et al. 2021) rotates queries and keys by angles proportional to their position.
 """
 
 import math
@@ -18,7 +21,7 @@ from pretrain.model.backends.backend import DistanceBias
 class Rotation(NamedTuple):
     """Cosines and sines of the rotary angles, fp32, [T or B T, 1, H]: the second half of H repeats the first.
 
-    The sines of the first half are negated, so that rotating is `x * cos + swap_halves(x) * sin`.
+    The sines of the first half are negated, so that a rotation is `x * cos + swap_halves(x) * sin`.
     """
 
     cos: Tensor
@@ -26,9 +29,9 @@ class Rotation(NamedTuple):
 
 
 def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Returns the angle that each pair of dimensions turns by in one position, fp64 [H / 2], on the CPU.
+    """Returns the angle between neighbouring positions of each pair of dimensions, fp64 [H / 2], on the CPU.
 
-    In fp64, so that large angles keep their digits.
+    fp64 keeps the precision of large angles.
     """
     exponents = torch.arange(0, head_width, 2, dtype=torch.float64, device="cpu") / head_width
     frequencies = theta**-exponents
@@ -36,7 +39,8 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # How often a dimension turns within the first training's length; 0 where it is divided, 1 where it is kept.
+    # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at high_freq_factor
+    # turns or more, divided by `factor` (0) at low_freq_factor or fewer, and interpolated between.
     turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
@@ -44,10 +48,10 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
 
 
 class RotaryTable:
-    """Cosines and sines by position, in the layout of Hugging Face: dimension i turns with dimension i + H/2.
+    """Cosines and sines by position, in the layout of Hugging Face: dimension i is paired with dimension i + H/2.
 
-    Made when first asked for, and again where a longer row comes: a model on the meta device costs nothing. The tables
-    are plain attributes, not buffers: an engine that casts a module to bf16 would round them too.
+    Built at the first use, and again for a longer row, so that a model on the meta device costs nothing. The tables are
+    plain attributes, not buffers: an engine that casts a module to bf16 would round them.
     """
 
     def __init__(self, max_seq_len: int, head_width: int, theta: float, scaling: RotaryScaling | None) -> None:
@@ -56,7 +60,7 @@ class RotaryTable:
         self._cos = self._sin = torch.empty(0, head_width)
 
     def __call__(self, positions_BT: Tensor | None, offset: int, length: int, device: torch.device) -> Rotation:
-        """Returns the rotation of `length` positions from `offset` on, or of the given ones."""
+        """Returns the rotation of the given positions, or of `length` positions from `offset` on."""
         self._ensure(offset + length if positions_BT is None else self._max_seq_len, device)
         rows = slice(offset, offset + length) if positions_BT is None else positions_BT
         return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
@@ -94,28 +98,21 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
-    """Turns each head vector by its position's angles; dtype and shape stay.
+    """Rotates each head vector by the angles of its position; keeps dtype and shape.
 
     The score of a rotated query and key depends on the difference of their positions only.
     """
     return _Rotate.apply(x_BTNH, *rotation)
 
 
-# How order enters a stack: vectors added to its input, a rotation of queries and keys, a bias by
-# distance, or nothing.
-#
-# placed = stack.position(x_BTD, positions_BT, offset)          once a forward
-# placed.x_BTD -> first block; placed.rotation, placed.local_rotation, placed.bias -> every attention layer
-
-
 class PositionedInput(NamedTuple):
-    """The input of a stack with its order.
+    """Input of a stack with its position information.
 
     Attributes:
-        x_BTD: Input, position vectors added where there are any.
-        rotation: Rotary angles; None: there are none.
-        local_rotation: Those of layers that have a window.
-        bias: Bias of the scores in every layer.
+        x_BTD: Input, with position vectors added if the stack has any.
+        rotation: Rotary angles; None: no rotary embedding.
+        local_rotation: Rotary angles of layers with a window.
+        bias: Bias of the scores in every layer; None: no bias.
     """
 
     x_BTD: Tensor
@@ -125,7 +122,7 @@ class PositionedInput(NamedTuple):
 
 
 class NoPosition(nn.Module):
-    """Order does not enter: attention alone, with its mask, tells positions apart."""
+    """No position information besides the attention mask."""
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
         return PositionedInput(x_BTD)
@@ -162,7 +159,7 @@ def sinusoids(length: int, width: int, layout: str) -> Tensor:
 
 
 class SinusoidalPosition(nn.Module):
-    """Fixed vectors, added to the stack's input; made when first needed, and not a buffer (see `RotaryTable`)."""
+    """Fixed vectors, added to the stack's input; built at the first use, and not a buffer (see `RotaryTable`)."""
 
     def __init__(self, max_seq_len: int, width: int, layout: str) -> None:
         super().__init__()
@@ -178,7 +175,7 @@ class SinusoidalPosition(nn.Module):
 
 
 class RotaryPosition(nn.Module):
-    """Rotary angles; layers that have a window have a period of their own where the config gives one (ModernBERT)."""
+    """Rotary angles; layers with a window use `rope_local_theta` if it is set (ModernBERT)."""
 
     def __init__(self, config: StackConfig, max_seq_len: int) -> None:
         super().__init__()
@@ -198,7 +195,7 @@ class RotaryPosition(nn.Module):
 def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
     """Returns the bucket of each distance key minus query, int64 (Raffel et al. 2020, 2.1).
 
-    Half of the buckets of a side hold one distance each, the rest grow logarithmically up to `max_distance`. A causal
+    Half of the buckets of a side cover one distance each, the rest grow logarithmically up to `max_distance`. A causal
     stack has one side: keys after the query share bucket 0 with the query itself.
     """
     first = torch.zeros_like(distances)
@@ -209,14 +206,14 @@ def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int
     else:
         distances = -distances.clamp(max=0)
     exact = num_buckets // 2
-    # In fp32, like the models that were trained with it: a boundary must fall where theirs does.
+    # fp32, as in released models: bucket boundaries must be identical.
     growth = (distances.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = exact + (growth * (num_buckets - exact)).long()
     return first + torch.where(distances < exact, distances, far.clamp(max=num_buckets - 1))
 
 
 class RelativePosition(nn.Module):
-    """A learned bias of the scores by head and bucketed distance (T5), shared by all layers and made once a forward."""
+    """A learned bias of the scores by head and bucketed distance (T5), computed once a forward for all layers."""
 
     def __init__(self, config: StackConfig, causal: bool) -> None:
         super().__init__()
@@ -240,7 +237,7 @@ class RelativePosition(nn.Module):
 
 
 def build_position(config: StackConfig, max_seq_len: int, *, causal: bool) -> nn.Module:
-    """Builds the position module of a stack; called as `(x_BTD, positions_BT | None, offset) -> Placed`."""
+    """Builds the position module of a stack; called as `(x_BTD, positions_BT | None, offset) -> PositionedInput`."""
     if config.position == "learned":
         return LearnedPosition(max_seq_len, config.width)
     if config.position == "sinusoidal":

@@ -1,9 +1,12 @@
-"""Activation checkpointing: what a block keeps for its backward pass, and what it computes again (Chen et al. 2016).
+"""A stack of blocks with shared positions and masks, and activation checkpointing (Chen et al. 2016).
 
-none        everything that autograd saves
-full        the block's input; all else is computed again
-selective   the block's input and the results of matrix products and attention; the cheap rest is computed again
-every: n    only each n-th block is checkpointed
+Saved for the backward pass of a block, by `engine.activation_checkpointing`:
+
+    none        everything that autograd saves
+    full        the block's input; the rest is recomputed
+    selective   the block's input and the results of matrix products and attention; the rest is recomputed
+
+With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 """
 
 from collections.abc import Callable
@@ -42,19 +45,19 @@ def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> Chec
 
 
 class Recompute:
-    """Runs blocks under one of the modes.
+    """Runs blocks with activation checkpointing.
 
     Args:
         mode: `none`, `full` or `selective`.
         every: Blocks number 0, n, 2n ... are checkpointed.
-        draws_noise: Blocks have dropout, whose random numbers must come again in the second run.
+        draws_noise: Blocks have dropout: recomputation must restore the state of the random number generator.
     """
 
     def __init__(self, mode: str, every: int, *, draws_noise: bool) -> None:
         self._mode, self._every, self.draws_noise = mode, every, draws_noise
 
     def run(self, number: int, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Runs block `number` of a stack. Without gradients nothing is kept in any mode."""
+        """Runs block `number` of a stack. Without gradients nothing is saved in any mode."""
         if self._mode == "none" or number % self._every or not torch.is_grad_enabled():
             return block(*arguments)
         options: dict[str, Any] = {}
@@ -63,21 +66,17 @@ class Recompute:
         return checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=self.draws_noise, **options)
 
 
-# A stack: blocks, with what they share -- positions, masks, norms and dropout of the input and
-# output.
-
-
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StackRows(NamedTuple):
-    """What a stack knows of its rows besides their embeddings; each may be None.
+    """Layout of the rows of a stack: positions, documents, padding.
 
     Attributes:
         positions_BT: Position of each token in its document; None: consecutive, after those in the cache.
         documents_BT: Document numbers of packed rows; None: a row is one document.
         lengths_B: Tokens of each row before padding; None: no padding.
-        prefix_BT: Tokens that all of their document sees.
+        prefix_BT: Tokens visible to all of their document. None: none.
         token_types_BT: Segment of each token; None: 0.
     """
 
@@ -89,11 +88,11 @@ class StackRows(NamedTuple):
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder hands to a decoder.
+    """Output of an encoder, for the decoder.
 
     Attributes:
-        hidden_BSD: Its output; None where a cache has the keys and values that were made of it.
-        length: S.
+        hidden_BSD: Last hidden states; None if a cache has the keys and values of the source.
+        length: Source length S.
         rows: Documents and lengths of the source.
     """
 
@@ -106,12 +105,12 @@ class Stack(nn.Module):
     """Blocks between a norm of the input (`input_norm`) and one of the output (pre-norm stacks).
 
     Args:
-        config: The stack.
-        engine: Names the attention kernel, and what is recomputed.
+        config: Config of the stack.
+        engine: Attention kernel and activation checkpointing.
         max_seq_len: Longest sequence.
         causal: Position t sees only positions up to t.
         reads_encoder: Each block has cross attention.
-        device: Where the stack will run.
+        device: Device of the stack.
     """
 
     def __init__(
@@ -153,12 +152,12 @@ class Stack(nn.Module):
     def forward(
         self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """Maps embeddings to hidden states, [B, T, D] to the same.
+        """Maps embeddings to hidden states, [B, T, D] to [B, T, D].
 
         Args:
             x_BTD: Embeddings of the tokens.
-            rows: Where documents, padding and so on are.
-            encoded: The source, for a stack that reads one.
+            rows: Positions, documents and padding.
+            encoded: Output of the encoder, for a stack with cross attention.
             cache: Keys and values of earlier positions, extended by these T.
         """
         offset = 0 if cache is None else cache.length
@@ -184,7 +183,7 @@ class Stack(nn.Module):
     def _prepare_masks(
         self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None, bias: DistanceBias | None
     ) -> dict[int | None, Any]:
-        """Prepares one mask for each window that some layer has."""
+        """Prepares one mask for each distinct window of the layers."""
         num_rows, queries, _ = x_BTD.shape
         offset = 0 if cache is None else cache.length
         key_documents = None
@@ -210,7 +209,7 @@ class Stack(nn.Module):
         num_rows, queries, _ = x_BTD.shape
         documents_BT, key_documents_BS = rows.documents_BT, encoded.rows.documents_BT
         if (documents_BT is None) != (key_documents_BS is None):
-            # One side without numbers is one document a row, the first of the other side's.
+            # The side without document numbers is one document a row: number 0 of the other side.
             documents_BT = _whole(documents_BT, num_rows, queries, x_BTD.device)
             key_documents_BS = _whole(key_documents_BS, num_rows, encoded.length, x_BTD.device)
         mask = AttentionMask(
@@ -226,7 +225,7 @@ class Stack(nn.Module):
 
 
 def _whole(documents_BT: Tensor | None, num_rows: int, length: int, device: torch.device) -> Tensor:
-    """Returns document numbers, written out where there are none: each row is document 0."""
+    """Returns document numbers; without any, each row is document 0."""
     if documents_BT is not None:
         return documents_BT
     return torch.zeros(num_rows, length, dtype=torch.int32, device=device)

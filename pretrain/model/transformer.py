@@ -4,8 +4,8 @@
     two stacks   source tokens_BS -> embedding -> encoder -> hidden_BSD
                  tokens_BT -> embedding -> decoder, which reads hidden_BSD in every block -> hidden_BTD -> head
 
-A decoder is causal (GPT), an encoder is not (BERT), both together are a T5; all is the same code. What a family varies
-is data in `ModelConfig`: each part builds what the config names, and nothing asks for a family.
+A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, all in the same code. Differences between
+families are fields of `ModelConfig`: no code tests for a family.
 
 Not here: losses (`objective/`), sampling (`generate/`), sharding and mixed precision (`engine/`).
 """
@@ -24,16 +24,16 @@ from pretrain.types import Batch, ModelOutput, SourceBatch
 class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
-    Parameter names are those of checkpoints and stay: `embedding.weight`, `decoder.position.weight` (learned),
-    `decoder.blocks.3.attention.qkv.weight`, `decoder.norm.weight`, `head.weight` (absent from `named_parameters` when
-    tied: it is the embedding's). The values are not set here: `init_weights`, or a checkpoint, does.
+    Parameter names are part of the checkpoint format: `embedding.weight`, `decoder.position.weight` (learned),
+    `decoder.blocks.3.attention.qkv.weight`, `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and
+    absent from `named_parameters`). Values are unset: `init_weights` or a checkpoint fills them.
 
     Attributes:
-        max_seq_len: Longest sequence that can be read, by either stack.
-        vocab_size: Number of ids, padding of the table not counted.
-        num_layers: Blocks of the stack that the head reads.
-        is_causal: Whether that stack is a decoder.
-        special_tokens: Ids with a meaning.
+        max_seq_len: Longest sequence of either stack.
+        vocab_size: Number of token ids, without padding of the table.
+        num_layers: Blocks of the last stack, whose output the head reads.
+        is_causal: The last stack is a decoder.
+        special_tokens: Ids of special tokens.
     """
 
     def __init__(self, config: ModelConfig, engine: EngineConfig, device: torch.device) -> None:
@@ -62,13 +62,13 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes the head's weight the embedding's again, where the config ties them; moving to a device undoes it."""
+        """Ties the head's weight to the embedding if the config does; needed again after a move to another device."""
         if self.tied_embeddings and self.head is not None:
             self.head.weight = self.embedding.weight
 
     @property
     def stacks(self) -> list[Stack]:
-        """The encoder and the decoder, as far as there are."""
+        """The stacks of the model: encoder, decoder, or both."""
         return [stack for stack in (self.encoder, self.decoder) if stack is not None]
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -79,11 +79,10 @@ class Transformer(nn.Module):
         """Reads a batch.
 
         Args:
-            batch: Tokens, and for packed or padded rows where their documents are; with two stacks the source, too.
-                Targets are not looked at.
-            cache: Decoding: the batch continues what the cache holds, and is added to it. The source is encoded at the
-                first step only.
-            logits: Whether to run the head; an objective does so itself, without ever holding all logits.
+            batch: Tokens, with documents of packed or padded rows, and the source for two stacks. Targets are not read.
+            cache: For decoding: the batch continues the cached positions and is appended to the cache. The source is
+                encoded at the first step only.
+            logits: Run the head. Objectives run it themselves, chunk by chunk, without materialising all logits.
         """
         rows = StackRows(batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT)
         encoded = None
@@ -100,7 +99,7 @@ class Transformer(nn.Module):
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
     def _summarize(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        """Returns what labels are read from: at a document's first position, what stands for the document."""
+        """Returns the input of a label head; at the first position of a document, its summary."""
         if self.averages:
             documents_BT = batch.documents_BT
             if documents_BT is None and batch.lengths_B is not None:
@@ -124,9 +123,9 @@ def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.d
     """Builds a Transformer with its weights unset; arguments as `build_model`.
 
     Raises:
-        ConfigError: The attention backend cannot serve the model or the device: the reason is given.
+        ConfigError: The attention backend does not support the model or the device.
     """
-    # On the meta device first, so that torch's own initialisation costs nothing and draws no random number.
+    # On the meta device first: torch's own initialisation then costs nothing and draws no random numbers.
     with torch.device("meta"):
         model = Transformer(config, engine, device)
     if storage and device.type != "meta":
@@ -135,6 +134,6 @@ def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.d
     if engine.compile:
         for stack in model.stacks:
             for block in stack.blocks:
-                # The forward only: hooks that an engine puts on a block stay outside the graph. Parameter names stay.
+                # Only the forward: an engine's hooks stay outside of the graph, and parameter names do not change.
                 block.forward = torch.compile(block.forward)
     return model
