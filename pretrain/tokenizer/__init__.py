@@ -7,7 +7,7 @@
 
 Invariants: training twice on the same texts gives the same bytes; text never becomes a special token, even where it
 spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is truncated or padded.
-Not here: which texts to train on (sample.py), where the end-of-document token goes (assemble.py).
+Not here: the sample of texts to train on, and the place of the end-of-document token (`prepare/`).
 """
 
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
@@ -25,16 +25,12 @@ from pretrain.tokenizer.roles import (
 from pretrain.tokenizer.special_tokens import EOS, UNK
 from pretrain.tokenizer.train import (
     DEFAULT_VOCAB_SIZE,
-    MIN_BPE_VOCAB_SIZE,
     TRAINED_KINDS,
-    check_bpe_size,
     check_tokenizer,
     train_bpe,
     train_char,
     train_tokenizer,
-    train_wordpiece,
 )
-from pretrain.tokenizer.unigram import train_unigram
 from pretrain.tokenizer.words import PIECE_CHARS, cut_text, is_cut_safe
 
 __all__ = [
@@ -42,13 +38,11 @@ __all__ = [
     "DEFAULT_VOCAB_SIZE",
     "EOS",
     "KNOWN_EOS",
-    "MIN_BPE_VOCAB_SIZE",
     "PIECE_CHARS",
     "TRAINED_KINDS",
     "UNK",
     "Encoder",
     "build_encoder",
-    "check_bpe_size",
     "check_tokenizer",
     "cut_text",
     "describe_vocabulary",
@@ -67,7 +61,5 @@ __all__ = [
     "train_bpe",
     "train_char",
     "train_tokenizer",
-    "train_unigram",
-    "train_wordpiece",
     "vocabulary_size",
 ]

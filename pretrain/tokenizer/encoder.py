@@ -1,4 +1,4 @@
-"""Texts to arrays of ids."""
+"""Encoding of texts to arrays of ids, and the display of ids."""
 
 import json
 import re
@@ -10,21 +10,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.shards.sidecars import RaggedArrays
-from pretrain.tokenizer.roles import eos_id, special_ids, special_tokens_of, token_dtype, vocabulary_size
+from pretrain.tokenizer.roles import BYTE_OF, eos_id, special_ids, special_tokens_of, token_dtype, vocabulary_size
 
 BATCH_CHARS = 1 << 18
-
 """Characters handed to the encoder at once. An encoding takes a hundred bytes a token, so this bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A tokenizer with what writing tokens needs, computed once.
+    """A tokenizer and its marker tokens.
 
     Attributes:
-        tokenizer: Encodes plain text.
-        eos: The end-of-document token, an array of one; its dtype is that of all tokens.
-        bos: The token that begins a text, an array of one; empty where there is none.
+        tokenizer: Tokenizer of plain text.
+        eos: End-of-document token, an array of one; its dtype is that of all tokens.
+        bos: Token that begins a text, an array of one; empty: there is none.
     """
 
     tokenizer: Tokenizer
@@ -37,8 +36,8 @@ class Encoder:
         Single-threaded where TOKENIZERS_PARALLELISM=false. The cost is that of `encode_batch_fast`.
 
         Args:
-            texts: No special token is meant where one is named,
-            markers: but in the texts of these numbers, which a template wrote.
+            texts: Plain texts: the name of a special token is encoded as text.
+            markers: Numbers of texts that a template wrote, whose special tokens are meant.
         """
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         if not markers:
@@ -60,12 +59,12 @@ class Encoder:
         return ids
 
     def encode_placed(self, texts: list[str]) -> tuple[RaggedArrays, list[list[tuple[int, int]]]]:
-        """Encodes texts together; returns the ids of each, and of each the characters that its tokens are made of."""
+        """Encodes texts together; returns the ids of each text, and the character spans of its tokens."""
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return self._join(encoding.ids for encoding in encodings), [encoding.offsets for encoding in encodings]
 
     def _join(self, ids: Iterable[list[int]]) -> RaggedArrays:
-        """Returns the ids of texts, one list a text, as arrays."""
+        """Joins the ids of texts."""
         # A third faster than numpy's fromiter, which asks a Python object for each id.
         values, lengths = array("I"), []
         for one in ids:
@@ -80,14 +79,11 @@ def build_encoder(tokenizer: Tokenizer) -> Encoder:
     return Encoder(tokenizer, np.array([eos_id(tokenizer)], dtype), np.array([] if bos is None else [bos], dtype))
 
 
-# Tokens for people to look at.
-
-
 _REPLACEMENT = "\ufffd"
 
 
 def display_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    r"""Returns what each id stands for, one string each, special tokens by their names.
+    r"""Returns a string for each id, special tokens by their names.
 
     White space is itself. Bytes of a character that another token completes are written as escapes: `\xe2\x96`. An id
     that the vocabulary does not have is the empty string.
@@ -101,18 +97,8 @@ def _display(tokenizer: Tokenizer, number: int, of_bytes: bool) -> str:
     if _REPLACEMENT not in text:
         return text
     content = str(tokenizer.id_to_token(number))
-    if of_bytes and all(character in _BYTE_OF for character in content):
-        return bytes(_BYTE_OF[character] for character in content).decode("utf-8", "backslashreplace")
+    if of_bytes and all(character in BYTE_OF for character in content):
+        return bytes(BYTE_OF[character] for character in content).decode("utf-8", "backslashreplace")
     if content.startswith("<0x"):
         return bytes([int(content[3:5], 16)]).decode("utf-8", "backslashreplace")
     return text
-
-
-def _byte_spellings() -> dict[str, int]:
-    """The byte of each character of a byte-level vocabulary: printable ones are themselves, others follow U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_spellings()

@@ -1,4 +1,12 @@
-"""A tokenizer and its file, tokenizer.json."""
+"""The file of a tokenizer, tokenizer.json: written, read, or taken from a folder or a hub.
+
+    tokenizer.json               as it is
+    folder with a tokenizer.json that file
+    other folder                 AutoTokenizer converts it to a fast one, such as from a sentencepiece model
+    name                         its tokenizer files, and nothing else, are fetched; then as a folder
+
+No code in the folder of a tokenizer is run, and nothing is unpickled.
+"""
 
 import hashlib
 from pathlib import Path
@@ -17,11 +25,7 @@ def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
 
 
 def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
-    """Returns the tokenizer of a `tokenizer.json`, as the file has it.
-
-    Raises:
-        DataError: Not a tokenizer; `where` says which.
-    """
+    """Returns the tokenizer of a `tokenizer.json` from `where`. Raises: DataError: Not a tokenizer."""
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
@@ -41,11 +45,7 @@ def read_tokenizer_file(path: Path) -> bytes:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json`, for plain text.
-
-    Raises:
-        DataError: No such file, or not a tokenizer.
-    """
+    """Reads a `tokenizer.json` for plain text. Raises: DataError: No such file, or not a tokenizer."""
     return encode_plain_text(parse_tokenizer(read_tokenizer_file(path), str(path)))
 
 
@@ -54,18 +54,7 @@ def tokenizer_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# A tokenizer that is given: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
-#
-#     tokenizer.json               as it is
-#     folder with a tokenizer.json that file
-#     other folder                 AutoTokenizer makes a fast one of it, out of a sentencepiece model say
-#     name                         its tokenizer files, and nothing else, are fetched; then as a folder
-#
-# No code that lies beside a tokenizer is run, and nothing is unpickled.
-
-
 _FILE = "tokenizer.json"
-
 _HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
               "*.model", "*.spm")  # fmt: skip
 
@@ -73,12 +62,11 @@ _HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "adde
 def read_given(config: TokenizerConfig) -> bytes:
     """Returns the content of the tokenizer.json of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` add to it: at the end, in order, those
-    that are not special tokens already.
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append new special tokens.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
-        ConfigError, LaunchError, DiskError: It cannot be had from the hub (see `fetch_files`).
+        ConfigError, LaunchError, DiskError: The hub refuses it (see `fetch_files`).
     """
     assert config.path is not None
     content = _read(config.path)

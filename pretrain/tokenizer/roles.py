@@ -1,4 +1,4 @@
-"""How large a vocabulary is, and the dtype of its ids."""
+"""Vocabulary of any tokenizer: its size, the meaning of its special tokens, and the tokens that begin a word."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
 from pretrain.rows import Vocabulary, WordFinder
-from pretrain.tokenizer.special_tokens import EOS, SPACE
+from pretrain.tokenizer.special_tokens import EOS
+from pretrain.tokenizer.words import SPACE
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
@@ -25,19 +26,12 @@ def token_dtype(size: int) -> str:
     return "uint16" if size <= 1 << 16 else "uint32"
 
 
-# What the special tokens of any tokenizer mean, known by their contents.
-
-
 KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
-
 """Special tokens that released tokenizers end a document with, the most specific first."""
 
 KNOWN_PAD = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
-
 KNOWN_BOS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
-
 KNOWN_UNK = ("<unk>", "[UNK]", "<|unk|>")
-
 KNOWN_MASK = ("[MASK]", "<mask>", "<|mask|>")
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -70,10 +64,10 @@ def eos_id(tokenizer: Tokenizer) -> int:
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
-    """Returns the ids of the special tokens that mean something to training or decoding.
+    """Returns the ids of special tokens that training or decoding uses.
 
-    A decoder with an encoder begins with what begins a text (`<s>`, `[CLS]`), or where there is no such token, as in
-    T5 and Marian, with the padding.
+    A decoder with an encoder begins with the token that begins a text (`<s>`, `[CLS]`), or without one, as in T5 and
+    Marian, with the padding.
     """
     special = special_ids(tokenizer)
     pad, bos = _first_of(KNOWN_PAD, special), _first_of(KNOWN_BOS, special)
@@ -101,16 +95,16 @@ def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_words: bool = False) -> Vocabulary:
-    """Returns what the ids of a tokenizer mean to an objective.
+    """Returns the vocabulary of an objective.
 
     Args:
-        tokenizer: Of the data.
-        special: Ids with a meaning, `eos` among them.
-        whole_words: Tell which tokens begin a word.
+        tokenizer: Tokenizer of the data.
+        special: Ids of special tokens, `eos` among them.
+        whole_words: True: with a finder of tokens that begin a word.
     """
     assert special.eos is not None, "documents end"
     named, size = special_ids(tokenizer), vocabulary_size(tokenizer)
-    is_special = np.ones(size, dtype=bool)  # an id that no token has is not one that a text may hold
+    is_special = np.ones(size, dtype=bool)  # an id without a token is not in any text
     is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
     is_special[list(named.values())] = True
     return Vocabulary(
@@ -127,26 +121,22 @@ def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_word
     )
 
 
-# Which tokens of a text begin a word: the words that the tokenizer's own pre-tokenizer makes
-# (`Encoding.word_ids`).
+# Words are those of the tokenizer's own pre-tokenizer (`Encoding.word_ids`).
 #
-#     WordPiece, BPE that marks the end of a word     a token says it itself, or the one before it: two tables
+#     WordPiece, BPE that marks the end of a word     by the token, or the one before it: two tables
 #     byte-level BPE, Unigram, characters             tokens -> the text that they spell -> pre-tokenizer -> tokens
 #
-# The second is needed where a word depends on what lies around it: of three spaces two are a word,
-# and the third is of the next one; "t" is a word behind "'" and "don", and none behind "ca". It
-# takes about a microsecond a token, the tables ten nanoseconds.
-
+# The second is needed where a word depends on its surroundings: of three spaces two are a word, and the third
+# belongs to the next one; "t" is a word behind "'" and "don", and none behind "ca". It takes about a microsecond a
+# token, the tables ten nanoseconds.
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
 _UNREADABLE = re.compile("[\udc80-\udcff]")
-
 _UNKNOWN = "\ufffd"
 
 
 def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
-    """Returns what finds the words of rows: `find(ids_BT, apart_BT) -> begins_BT`, see `Vocabulary.find_words`.
+    """Returns a finder of words in rows: `find(ids_BT, apart_BT) -> begins_BT`, see `Vocabulary.find_words`.
 
     A row that was cut from a text may begin in a word; its first token begins one all the same. A special token is a
     word, and so is any other that is found in a text before it is torn into words; but the unknown token is a part of
@@ -183,7 +173,7 @@ def _unknown_token(model: dict[str, Any]) -> str | None:
 def _spell(name: str, is_bytes: bool, falls_back: bool) -> bytes:
     """Returns the bytes that a token stands for."""
     if is_bytes:
-        return bytes(_BYTE_OF.get(character, ord("?")) for character in name)
+        return bytes(BYTE_OF.get(character, ord("?")) for character in name)
     if falls_back and (match := _BYTE.fullmatch(name)):
         return bytes.fromhex(match[1])
     return name.replace(SPACE, " ").encode()
@@ -196,12 +186,12 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedWords:
-    """Words of a tokenizer whose tokens say where one begins or ends.
+    """Words of a tokenizer whose tokens mark them.
 
     Attributes:
         opens: bool [V]: the token begins a word.
@@ -223,10 +213,10 @@ class SplitWords:
     """Words as a pre-tokenizer finds them in the text that tokens spell.
 
     Attributes:
-        split: The pre-tokenizer.
+        split: Pre-tokenizer.
         spelled: Bytes of each token.
-        sizes: int64 [V]: their number.
-        alone: bool [V]: tokens that are a word, and no part of the text around them.
+        sizes: int64 [V]: number of bytes of each token.
+        alone: bool [V]: the token is a word, and no part of the text around it.
     """
 
     split: pre_tokenizers.PreTokenizer
@@ -247,9 +237,9 @@ class SplitWords:
         return begins.reshape(begins_BT.shape)
 
     def _within(self, ids: np.ndarray) -> np.ndarray:
-        """Returns which tokens of a text have the first byte of a word."""
+        """Returns a mask of tokens that have the first byte of a word."""
         joined = b"".join([self.spelled[number] for number in ids.tolist()])
-        # A text that is cut within a character has bytes that are none; each is read as a character of its own.
+        # A text that is cut within a character has invalid bytes; each is read as a character of its own.
         text = joined.decode(errors="surrogateescape")
         words = self.split.pre_tokenize_str(_UNREADABLE.sub(_UNKNOWN, text))
         # A word begins where the last one ends: white space that the pre-tokenizer drops belongs to what follows.
@@ -263,7 +253,7 @@ class SplitWords:
 
 
 def _byte_starts(text: str) -> np.ndarray:
-    """Returns where each character begins in UTF-8, unreadable ones as the byte that they were."""
+    """Returns the byte offset of each character in UTF-8; an invalid byte is one character."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
     widths[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1

@@ -1,4 +1,4 @@
-"""Unigram, as in SentencePiece, with every byte to fall back to."""
+"""Trainer of Unigram, as in SentencePiece, with byte fallback."""
 
 import json
 import re
@@ -8,22 +8,21 @@ from itertools import cycle
 
 from tokenizers import Tokenizer, decoders, models, trainers
 
-from pretrain.errors import ConfigError
-from pretrain.tokenizer.special_tokens import PLAIN, SPACE, SpecialTokenLayout, TextRules, finish
-from pretrain.tokenizer.words import choose_alphabet, count_words, most_frequent, repeat_words, split_words
+from pretrain.tokenizer.special_tokens import SpecialTokenLayout
+from pretrain.tokenizer.words import SPACE, choose_alphabet, count_words, most_frequent, repeat_words, split_words
 
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 COVERAGE = 0.9995
-"""Of the text, by characters of its own, as in SentencePiece; the rest is spelled in bytes."""
+"""Share of the text that its alphabet covers, as in SentencePiece; the rest is spelled in bytes."""
 
 MAX_WORD_CHARS = 1024
 """Longer words are trained on in parts of this length."""
 
 MAX_WORDS = 1 << 17
-"""Most frequent words that are trained on; the time goes with their number, whatever the length of the texts."""
+"""Most frequent words that are trained on; the time is proportional to their number."""
 
 _MARKS = frozenset(map(chr, range(0xF0000, 0xF0100)))
-"""Characters for private use, which training has for its own; a text that has them spells them in bytes."""
+"""Characters for private use, which training reserves; a text spells them in bytes."""
 
 _SCORE_DIGITS = 4
 _PENALTY = 1e-4
@@ -31,45 +30,28 @@ _TRAINERS_UNK = "<UNK>"
 
 
 def _spelling_alphabet(layout: SpecialTokenLayout) -> set[str]:
-    """Characters that must have pieces of their own, so that no special token or byte is the best way to spell text."""
+    """Returns characters that need pieces, so that no special token or byte is the best spelling of a text."""
     return {character for content in (*layout.first, *BYTES) for character in content}
 
 
-def check_unigram_size(vocab_size: int, layout: SpecialTokenLayout) -> None:
-    """Raises: ConfigError, where there is no room for the bytes, the special tokens and what spells them."""
-    least = layout.num_special + len(BYTES) + len(_spelling_alphabet(layout)) + 1
-    if vocab_size < least:
-        raise ConfigError(
-            f"vocab_size={vocab_size} has no room for the 256 bytes, {layout.num_special} special tokens and the "
-            "characters that spell them",
-            fix=f"use {least} or more",
-        )
+def least_unigram_size(layout: SpecialTokenLayout) -> int:
+    """Returns the smallest vocabulary: special tokens, the bytes, and the characters that spell both."""
+    return layout.num_special + len(BYTES) + len(_spelling_alphabet(layout)) + 1
 
 
-def train_unigram(
-    texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout, rules: TextRules = PLAIN
-) -> Tokenizer:
-    """Trains a Unigram language model (Kudo 2018) over words that begin with their space.
+def train_unigram(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
+    """Trains a Unigram language model (Kudo 2018) over words that begin with their space, in place.
 
-    Any text round-trips, as it is once normalized, but for the character U+2581, which is read as a space: what has no
-    piece is spelled in bytes. The vocabulary is smaller than `vocab_size` if the texts have fewer pieces. The slowest
-    kind to train by far: a minute and a half for 20 MB of text, and little more for more.
-
-    Raises:
-        ConfigError: `vocab_size` has no room for the bytes.
+    Any text round-trips, once normalized, but for the character U+2581, which is read as a space: what has no piece is
+    spelled in bytes. The vocabulary is smaller than `vocab_size` if the texts have fewer pieces. The slowest kind to
+    train by far: a minute and a half for 20 MB of text, and little more for more.
     """
-    check_unigram_size(vocab_size, layout)
-    tokenizer = Tokenizer(models.Unigram())
-    if normalizer := rules.normalize():
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = rules.split_pieces()
     room = vocab_size - layout.num_special - len(BYTES)
     vocab = _build_vocab(_learn(count_words(texts, tokenizer), room, layout), layout)
     tokenizer.model = models.Unigram(vocab, layout.first.index(str(layout.unk)), byte_fallback=True)
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Metaspace(SPACE, prepend_scheme="never"), decoders.Fuse()]
     )
-    return finish(tokenizer, layout)
 
 
 def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[tuple[str, float]]:
@@ -92,11 +74,10 @@ def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[t
 
 
 def _mark(spelled: Counter[str], limit: int) -> None:
-    """Puts a mark, in place, behind one occurrence of each of the most frequent words.
+    """Appends a mark, in place, to one occurrence of each of the most frequent words.
 
-    What the trainer begins with are strings that different characters follow. A word is followed by its end only, and
-    so, without the mark, would be no candidate, however frequent, unless it is a part of another. Each mark stands
-    behind a few words: too few for a piece with a mark in it.
+    The trainer's candidates are strings that different characters follow. A word is followed by its end only, and
+    without the mark would be no candidate, however frequent. Each mark follows too few words for a piece of its own.
     """
     marks = cycle(sorted(_MARKS))
     for word in list(most_frequent(spelled, limit)):
@@ -106,7 +87,7 @@ def _mark(spelled: Counter[str], limit: int) -> None:
 
 
 def _spell(words: Counter[str], alphabet: set[str]) -> Counter[str]:
-    """Takes words apart at characters outside of the alphabet, at the trainer's own token, and where they are long."""
+    """Splits words at characters outside the alphabet, at the trainer's own token, and at their largest length."""
     spelled: Counter[str] = Counter()
     foreign = re.compile(f"[^{re.escape(''.join(sorted(alphabet)))}]+")
     for word, count in words.items():

@@ -1,4 +1,4 @@
-"""Long texts in pieces, and which tokenizers do not notice."""
+"""Words of a tokenizer: normalizers and pre-tokenizers, safe cuts of long texts, and word counts for trainers."""
 
 import json
 import re
@@ -7,15 +7,57 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from zlib import crc32
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from pretrain.tokenizer.special_tokens import TextRules, split_characters
+from pretrain.config.prepare import TokenizerConfig
+
+SPACE = "\u2581"
+"""SentencePiece's spelling of a space. A text that has this character itself is read as having a space."""
+
+
+def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer | None:
+    """Returns the normalizer of a kind; None: texts stay as they are.
+
+    WordPiece has that of BERT: control characters go, Chinese characters stand alone, all white space is a space, and
+    lower-casing drops accents.
+    """
+    steps: list[normalizers.Normalizer] = []
+    if config.normalizer != "none":
+        steps.append(normalizers.NFC() if config.normalizer == "nfc" else normalizers.NFKC())
+    if config.kind == "wordpiece":
+        steps.append(normalizers.BertNormalizer(lowercase=config.lowercase))
+    elif config.lowercase:
+        steps.append(normalizers.Lowercase())
+    if len(steps) == 2:
+        return normalizers.Sequence(steps)
+    return steps[0] if steps else None
+
+
+def build_pre_tokenizer(kind: str, split_digits: bool) -> pre_tokenizers.PreTokenizer:
+    """Returns the pre-tokenizer of a kind.
+
+    bpe        GPT-2's: runs of one class, with a space before them
+    wordpiece  BERT's: white space parts words and is dropped, each punctuation mark is a word
+    unigram    a word begins with its space, further spaces are a word, and so is a run of lines; nothing is put before
+               a text, so that " a" and "a" are different
+    char       each character is a word
+    """
+    if kind == "char":
+        return pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+    if kind == "unigram":
+        words = pre_tokenizers.Split(Regex(r"[\t-\r]+| +(?= )| ?[^ \t-\r]+| +"), "isolated")
+        space = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=False)
+        return pre_tokenizers.Sequence([words, *digits, space])
+    is_bpe = kind == "bpe"
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False) if is_bpe else pre_tokenizers.BertPreTokenizer()
+    return pre_tokenizers.Sequence([*digits, split]) if digits else split
+
 
 PIECE_CHARS = 1 << 11
-
 """Longer texts are encoded in pieces of about this many characters, a tenth faster than whole ones."""
 
-# No word of the pre-tokenizers of rules.py holds a non-space followed by one of these, and their normalizers change
+# No word of these pre-tokenizers has a non-space followed by one of these, and their normalizers change
 # nothing across that place. So a cut there leaves the tokens of both sides as they were.
 _SAFE_CUT = re.compile(r"(?<=\S)(?=[ \t\n])")
 
@@ -38,13 +80,14 @@ def cut_text(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
 
 
 def is_cut_safe(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens of `cut_text`'s pieces are those of the text.
+    """True if the tokens of `cut_text`'s pieces are those of the text.
 
-    Said of every kind that is trained here, and of a given tokenizer that tears texts into words as one of them does
-    (GPT-2, BERT); not of others, whose texts are encoded whole.
+    That is so for every kind that is trained here, and for a given tokenizer with one of their pre-tokenizers (GPT-2,
+    BERT). Texts of others are encoded whole.
     """
     split = _state(tokenizer.pre_tokenizer)
-    known = [_state(rules) for rules in _splitters()]
+    kinds = ("bpe", "wordpiece", "unigram", "char")
+    known = [_state(build_pre_tokenizer(kind, digits)) for kind in kinds for digits in (False, True)]
     return (
         split in known
         and _is_context_free(_state(tokenizer.normalizer))
@@ -53,16 +96,8 @@ def is_cut_safe(tokenizer: Tokenizer) -> bool:
     )
 
 
-def _splitters() -> list[Any]:
-    both = [TextRules(split_digits=split_digits) for split_digits in (False, True)]
-    return [
-        split_characters(),
-        *(split for rules in both for split in (rules.split_bytes(), rules.split_bert(), rules.split_pieces())),
-    ]
-
-
 def _state(part: Any) -> Any:
-    """What a normalizer or pre-tokenizer is, as in tokenizer.json; without what concerns offsets only."""
+    """Returns a normalizer or pre-tokenizer as in tokenizer.json, without options of offsets."""
     return None if part is None else _without_offsets(json.loads(part.__getstate__()))
 
 
@@ -81,28 +116,19 @@ def _is_context_free(state: Any) -> bool:
 
 
 def _is_word(token: Any) -> bool:
-    """Whether an ordinary added token can neither span a cut nor see across one."""
+    """True if an ordinary added token can neither span a cut nor see across one."""
     return not (token.lstrip or token.rstrip or token.single_word or re.search(r"\s", token.content))
 
 
-# The words of the training texts, counted, and their characters: what WordPiece and Unigram are
-# trained on.
-#
-# The trainers of `tokenizers` number characters in the order in which a hash table gives them,
-# another one every run. Their characters are therefore chosen here, and the words that they see
-# hold no others.
-
+# WordPiece and Unigram are trained on counted words. The trainers of `tokenizers` number characters in the order of a
+# hash table, another one every run: the alphabet is therefore chosen here, and their words have no other characters.
 
 _SEPARATOR = "\0"
-
 _BATCH_CHARS = 1 << 16
 
 
 def count_words(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
-    """Returns how often each word stands in the texts, by the tokenizer's normalizer and pre-tokenizer.
-
-    About 4 MB/s; memory for the words that differ.
-    """
+    """Counts the words of texts, by the tokenizer's normalizer and pre-tokenizer: about 4 MB/s."""
     normalizer, split = tokenizer.normalizer, tokenizer.pre_tokenizer
     words: Counter[str] = Counter()
     for text in texts:
@@ -113,9 +139,9 @@ def count_words(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
 
 
 def choose_alphabet(words: Counter[str], limit: int, coverage: float = 1.0) -> list[str]:
-    """Returns the most frequent characters, no more than `limit`, until they make up `coverage` of the text.
+    """Returns the most frequent characters, at most `limit`, until they make up `coverage` of the text.
 
-    Of equals the lower code points come first. NUL is none: it parts words.
+    Of equals the lower code points come first. NUL, the separator of words, is left out.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -160,5 +186,5 @@ def repeat_words(words: Counter[str]) -> Iterator[str]:
 
 
 def split_words() -> pre_tokenizers.PreTokenizer:
-    """Returns the pre-tokenizer that takes the texts of `repeat_words` apart."""
+    """Returns the pre-tokenizer for the texts of `repeat_words`."""
     return pre_tokenizers.Split(_SEPARATOR, "removed")

@@ -162,7 +162,7 @@ def test_a_name_on_the_hub_is_fetched_its_tokenizer_only(folder, tmp_path):
     assert [found] == fetch(tmp_path / "home", "http://127.0.0.1:9", str(path))
     refused = "no such file or folder, and no such model on the hub; check it, or set HF_TOKEN"
     assert missing == f"ConfigError lab/nothing: {refused}"
-    assert gated == "ConfigError lab/gated: its owners ask for an agreement first; accept it on the hub, set HF_TOKEN"
+    assert gated == "ConfigError lab/gated: gated model; accept its licence on the hub and set HF_TOKEN"
     # The cache has it; what it has not cannot be fetched.
     again, other = fetch(tmp_path / "home", "http://127.0.0.1:9", "lab/model", "lab/other", HF_HUB_OFFLINE="1")
     assert again == found
