@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
-    """A frozen, strict config section: no unknown keys, no silent coercion ("10" is not 10), no NaN."""
+    """A frozen, strict section: no unknown keys, no coercion ("10" is not 10), no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
@@ -22,7 +22,7 @@ class OnResume(StrEnum):
     WARN = "warn"
     """Logged as a warning: the run takes another course from there on."""
     ALLOW = "allow"
-    """Refused, unless `resume.allow` names the key or a section around it: changes the meaning of the run."""
+    """Refused, unless `resume.allow` names the key or its section: changes the meaning of the run."""
     NEVER = "never"
     """Refused: the checkpoints do not fit, or their numbers would mean something else."""
 

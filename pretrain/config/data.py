@@ -1,4 +1,4 @@
-"""`data:` and `batch:` -- which token shards, in what order, and how many tokens a step takes."""
+"""`data:` and `batch:` -- token shards, their order, and the tokens of a step."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,11 +12,11 @@ from pretrain.utils.remote import check_no_secrets
 
 LANES = 64
 BLOCK_SAMPLES = 2048
-"""Defaults of the shuffle: how well they mix, and how many shards they keep open, is in benchmarks/results.md."""
+"""Defaults of the shuffle; benchmarks/results.md has its quality and the number of open shards."""
 
 
 def _without_secrets(path: str) -> str:
-    """Returns `path`, a folder or an address without credentials: a config is written down in many places."""
+    """Returns `path` if it has no credentials: configs end up in logs, checkpoints and trackers."""
     try:
         check_no_secrets(path)
     except DataError as error:
@@ -43,7 +43,7 @@ class SourceConfig(Section):
 
 
 class MilestoneConfig(Section):
-    """A change of a mixture's weights."""
+    """A change of the weights of a mixture."""
 
     tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Tokens of the run after which the weights apply."""
@@ -52,7 +52,7 @@ class MilestoneConfig(Section):
 
 
 class DataConfig(Section):
-    """Which tokens are trained on, and in what order."""
+    """Training data and their order."""
 
     path: Annotated[Address | None, OnResume.FREE] = None
     """Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs). Set either this
@@ -93,7 +93,7 @@ class DataConfig(Section):
 
     @property
     def paths(self) -> list[str]:
-        """The folder, or those of the mixture."""
+        """Folders of all sources."""
         return [source.path for source in self.mixture] if self.path is None else [self.path]
 
     @model_validator(mode="after")
@@ -102,8 +102,8 @@ class DataConfig(Section):
             raise ValueError("needs path or mixture, and not both")
         if (self.on_error == "skip") != bool(self.max_skipped_rows):
             raise ValueError(
-                f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows} contradict each other; "
-                f"give skip with a limit above 0, or stop with none"
+                f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows} contradict "
+                f"each other; give skip with a limit above 0, or stop with none"
             )
         names = [source.name for source in self.mixture]
         if len(set(names)) < len(names):
@@ -139,13 +139,13 @@ class BatchConfig(Section):
 
     @property
     def rows(self) -> int:
-        """Rows a step, over all ranks."""
+        """Rows of one step over all ranks."""
         return self.global_tokens // self.seq_len
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How one global batch is cut up: `rows = world_size x accumulation x micro`."""
+    """Division of a global batch: `rows = world_size x accumulation x micro`."""
 
     rows: int
     rows_per_rank: int
@@ -154,18 +154,18 @@ class BatchPlan:
 
 
 def plan_batch(batch: BatchConfig, world_size: int) -> BatchPlan:
-    """Cuts the global batch over `world_size` ranks.
+    """Divides the global batch over `world_size` ranks.
 
     Raises:
-        ConfigError: It does not divide; names the two nearest sizes that do.
+        ConfigError: It is not divisible; names the two nearest sizes that are.
     """
     quantum = batch.seq_len * batch.micro * world_size
     if batch.global_tokens % quantum:
         below = batch.global_tokens // quantum * quantum
         sizes = " or ".join(str(size) for size in (below, below + quantum) if size)
         raise ConfigError(
-            f"batch.global_tokens={batch.global_tokens} must be a multiple of seq_len {batch.seq_len} x micro "
-            f"{batch.micro} x ranks {world_size} = {quantum}",
+            f"batch.global_tokens={batch.global_tokens} must be a multiple of "
+            f"seq_len {batch.seq_len} x micro {batch.micro} x ranks {world_size} = {quantum}",
             fix=f"use {sizes}",
         )
     rows_per_rank = batch.rows // world_size

@@ -1,4 +1,4 @@
-"""`engine:` -- what runs a step: DeepSpeed ZeRO, DDP or one process, at what precision."""
+"""`engine:` -- parallelism (DeepSpeed ZeRO, DDP, one process), precision and memory."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from pretrain.config.base import OnResume, Section
 
 
 class EngineConfig(Section):
-    """How the step is run. None of it changes what is computed, up to rounding."""
+    """Execution of a step. No key changes the result, up to rounding."""
 
     kind: Annotated[Literal["deepspeed", "ddp", "single"], OnResume.WARN] = "deepspeed"
     """`deepspeed`: DeepSpeed ZeRO. `ddp`: DistributedDataParallel of torch. `single`: one
@@ -44,13 +44,13 @@ class EngineConfig(Section):
 
     @property
     def group_timeout_s(self) -> int:
-        """The process group's own timeout, which names nobody: later than any limit of the watchdog."""
+        """Timeout of the process group, which names no rank: later than any limit of the watchdog."""
         return 3 * self.timeout_s + 60
 
     @model_validator(mode="before")
     @classmethod
     def _without_zero(cls, values: Any) -> Any:
-        """Only DeepSpeed has stages: elsewhere the one that was not named is 0, also when the config is written out."""
+        """Sets the default stage to 0 without DeepSpeed, in the resolved config, too."""
         if isinstance(values, dict) and values.get("kind") in ("ddp", "single"):
             return {"zero_stage": 0, **values}
         return values
@@ -61,24 +61,25 @@ class EngineConfig(Section):
             raise ValueError(f"zero_stage={self.zero_stage} needs kind=deepspeed, not {self.kind}; set zero_stage=0")
         if self.precision == "fp16" and self.kind != "deepspeed":
             raise ValueError(
-                f"precision=fp16 needs a loss scale, which kind=deepspeed has and {self.kind} has not; use bf16 or fp32"
+                f"precision=fp16 needs kind=deepspeed, which scales the loss, not {self.kind}; use bf16 or fp32"
             )
         if self.precision == "fp16" and self.device == "cpu":
             raise ValueError("precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu; use bf16 or fp32")
         if self.precision == "fp16" and not self.zero_stage:
-            # FP16_UnfusedOptimizer of 0.19 unscales gradients, DeepSpeedEngine.backward scales for ZeRO only.
+            # In DeepSpeed 0.19 FP16_UnfusedOptimizer unscales gradients, but backward() scales the
+            # loss under ZeRO only.
             raise ValueError(
-                "precision=fp16 is wrong at zero_stage=0: DeepSpeed divides gradients by a loss scale that it has not "
-                "multiplied the loss by; use zero_stage=1, 2 or 3"
+                "precision=fp16 is wrong at zero_stage=0: DeepSpeed unscales gradients of a loss "
+                "that it has not scaled; use zero_stage=1, 2 or 3"
             )
         if self.offload_optimizer != "none" and not self.zero_stage:
             raise ValueError(
-                "offload_optimizer=cpu moves what ZeRO has cut up; use kind=deepspeed and zero_stage=1, 2 or 3"
+                "offload_optimizer=cpu requires sharded optimizer state; use kind=deepspeed and zero_stage=1, 2 or 3"
             )
         if self.offload_params != "none" and self.zero_stage != 3:
-            raise ValueError("offload_params=cpu needs weights that are cut up: use kind=deepspeed and zero_stage=3")
+            raise ValueError("offload_params=cpu requires sharded weights; use kind=deepspeed and zero_stage=3")
         return self
 
 
 PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32")
-"""One process, fp32, nothing special: for a model that is used rather than trained."""
+"""One process in fp32, for models that are not trained."""

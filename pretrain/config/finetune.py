@@ -1,4 +1,4 @@
-"""Parameters by patterns of their names, as a shell has them: `decoder.blocks.0.*`."""
+"""`finetune:` -- full fine-tuning or adapters, and shell patterns of parameter names."""
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -11,33 +11,33 @@ from pretrain.errors import ConfigError
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Returns whether any pattern is one of `name`."""
+    """Returns whether any pattern matches `name`."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_patterns(key: str, patterns: Collection[str], names: Collection[str], what: str = "parameter") -> None:
-    """Raises ConfigError where a pattern is one of no name.
+    """Checks that each pattern matches a name.
 
     Args:
-        key: Of the config that has the patterns.
-        patterns: Each is to be one of a name at least.
-        names: Not empty.
-        what: That has names.
+        key: Config key of the patterns.
+        patterns: Shell patterns.
+        names: Names to match; not empty.
+        what: Noun for a name in the error.
+
+    Raises:
+        ConfigError: A pattern matches none.
     """
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in names):
             first, *_, last = (*names, *names)
             raise ConfigError(
-                f"{key}: {pattern!r} is the name of no {what}",
+                f"{key}: {pattern!r} matches no {what}",
                 fix=f"names are such as {first} and {last}; * stands for any characters",
             )
 
 
-# `finetune:` -- whether all of a model is trained on, or adapters beside its layers.
-
-
 class FinetuneConfig(Section):
-    """How the weights of `init.from` are trained on."""
+    """Fine-tuning of the weights of `init.from`."""
 
     kind: Annotated[Literal["full", "lora"], OnResume.NEVER] = "full"
     """`full`: train all weights except those under `init.freeze`. `lora`: freeze the model and
@@ -58,7 +58,7 @@ class FinetuneConfig(Section):
 
     @property
     def scale(self) -> float:
-        """What the product of an adapter's matrices is multiplied by."""
+        """Factor of the product of an adapter's matrices."""
         return self.alpha / self.rank
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""`guard:` -- what is watched besides the loss: spikes, and replicas that come to differ."""
+"""RunConfig, the whole config of a run; its sections `guard:` and `launch:`; rules between sections."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ from pretrain.config.train import (
 
 
 class GuardConfig(Section):
-    """What is watched, and what is done about it (docs/guard.md)."""
+    """Detection of loss spikes and diverging replicas (docs/guard.md)."""
 
     on_spike: Annotated[Literal["warn", "skip", "rollback"], OnResume.WARN] = "warn"
     """Reaction to a loss spike. `warn`: log it and count it in the metrics. `skip`: also drop the
@@ -51,19 +51,14 @@ class GuardConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> "GuardConfig":
         for key, action in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
-            if key in self.model_fields_set and self.on_spike != action and getattr(self, key) != _DEFAULTS[key]:
-                raise ValueError(f"{key} has a meaning with on_spike={action} only; leave it out")
+            is_default = getattr(self, key) == GuardConfig.model_fields[key].default
+            if self.on_spike != action and not is_default:
+                raise ValueError(f"{key} needs on_spike={action}; leave it out")
         return self
 
 
-_DEFAULTS = {"max_skips": 10, "max_rollbacks": 5}
-
-
-# `launch:` -- what a job does when its cluster fails it.
-
-
 class LaunchConfig(Section):
-    """Jobs under Slurm (slurm/README.md). None of it changes what is computed, up to rounding."""
+    """Jobs under Slurm (slurm/README.md). No key changes the result, up to rounding."""
 
     elastic: Annotated[bool, OnResume.FREE] = False
     """Train on fewer nodes than requested if not all are available: on as many as divide the batch,
@@ -72,29 +67,27 @@ class LaunchConfig(Section):
     """Consecutive restarts without a new checkpoint after which the job is given up."""
 
 
-# Rules between `optim`, `engine`, `model` and the length of a run.
-
-
 WHOLE_MATRIX_KINDS = {"adafactor", "muon"}
-
-"""Of `optim.kind`, those that read a matrix as one."""
+"""Optimizers (`optim.kind`) whose step needs a whole matrix."""
 
 
 def check_training(
     optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, tokens_per_step: int
 ) -> None:
-    """Checks that the sections fit each other. Raises: ValueError, that names keys from the root of the config."""
+    """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
     optim.schedule.check_run(total_steps, tokens_per_step)
     if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
         raise ValueError(
-            f"optim.kind={optim.kind} steps whole matrices, which engine.offload_optimizer={engine.offload_optimizer} "
-            f"would have gathered and multiplied on the CPU; use engine.offload_optimizer=none or optim.kind=adamw"
+            f"optim.kind={optim.kind} steps whole matrices, which "
+            f"engine.offload_optimizer={engine.offload_optimizer} would gather and multiply on the CPU; "
+            f"use engine.offload_optimizer=none or optim.kind=adamw"
         )
     if engine.precision == "fp16" and isinstance(model, ModelConfig) and _is_t5_style(model):
-        # Raffel et al. trained T5 in bf16; in fp16 its feed-forward layers and its scores exceed 65504.
+        # Raffel et al. trained T5 in bf16: its feed-forward layers and scores exceed 65504.
         raise ValueError(
-            "engine.precision=fp16 overflows in a T5-style model (model.init=t5 or scaled_attention=false): its "
-            "activations grow beyond what fp16 can hold; use engine.precision=bf16"
+            "engine.precision=fp16 overflows in a T5-style model (model.init=t5 or "
+            "scaled_attention=false), whose activations exceed the range of fp16; "
+            "use engine.precision=bf16"
         )
 
 
@@ -103,11 +96,8 @@ def _is_t5_style(model: ModelConfig) -> bool:
     return model.init == "t5" or not all(stack.scaled_attention for stack in stacks)
 
 
-# RunConfig: the whole config of a run, section by section, in the order in which data flows.
-
-
 class RunConfig(Section):
-    """Everything that defines a run. `pretrain config FILE` prints it with every default filled in."""
+    """Config of a run; `pretrain config FILE` prints it with every default filled in."""
 
     seed: Annotated[int, OnResume.ALLOW] = Field(default=1234, ge=0, lt=2**63)
     """Seed of weights, data order and dropout."""
@@ -152,16 +142,17 @@ class RunConfig(Section):
     @property
     def folder(self) -> Path:
         """The run folder, `run.dir/run.name` with `~` expanded."""
-        return Path(os.path.expanduser(self.run.dir)) / self.run.name  # noqa: PTH111 (Path's raises for ~nobody)
+        # Unlike Path.expanduser, this raises nothing for an unknown user.
+        return Path(os.path.expanduser(self.run.dir)) / self.run.name  # noqa: PTH111
 
     @property
     def stacks(self) -> list[str]:
-        """Names of the model's stacks."""
+        """Names of the stacks of the model."""
         return [name for name in ("encoder", "decoder") if getattr(self.model, name)]
 
     @property
     def lengths(self) -> RowLengths:
-        """Tokens of a row, as it is read and as the model reads it."""
+        """Row lengths in tokens, in the data and in the model."""
         return row_lengths(self.objective, self.batch, len(self.stacks))
 
     @model_validator(mode="after")
@@ -173,7 +164,8 @@ class RunConfig(Section):
                 f"batch.global_tokens={self.batch.global_tokens} must be a multiple of "
                 f"batch.seq_len={self.batch.seq_len}; use {sizes}"
             )
-        check_training(self.optim, self.engine, self.model, self.train.steps, self.batch.global_tokens)
+        tokens_per_step = self.batch.global_tokens
+        check_training(self.optim, self.engine, self.model, self.train.steps, tokens_per_step)
         check_best(self.checkpoint, self.eval, self.objective, self.data)
         check_tracking(self.tracking, self.eval, self.model)
         return self
@@ -185,59 +177,65 @@ class RunConfig(Section):
             needs = NEEDS[task.kind]
             if stacks not in needs.shapes:
                 raise ValueError(
-                    f"objective.kind={task.kind} needs a model with {' or '.join(needs.shapes)}, this one has "
-                    f"{stacks}; choose another model.preset or objective.kind"
+                    f"objective.kind={task.kind} needs a model with {' or '.join(needs.shapes)}, "
+                    f"this one has {stacks}; choose another model.preset or objective.kind"
                 )
-            if self.model.kind == "recurrent" and self.model.encoder is None and task.kind in ("prefix", "ul2"):
+            is_recurrent_decoder = self.model.kind == "recurrent" and self.model.encoder is None
+            if is_recurrent_decoder and task.kind in ("prefix", "ul2"):
                 raise ValueError(
-                    f"objective.kind={task.kind} lets a decoder read a prefix in both directions, which a recurrence "
-                    f"cannot; use objective.kind=causal"
+                    f"objective.kind={task.kind} needs bidirectional attention to the prefix, which a "
+                    f"recurrent decoder lacks; use objective.kind=causal"
                 )
             _check_head(task.kind, self)
             if needs.whole_rows and self.data.packing != "concat":
                 raise ValueError(
-                    f"objective.kind={task.kind} needs full rows, which data.packing={self.data.packing} does not "
-                    f"make; use data.packing=concat"
+                    f"objective.kind={task.kind} needs full rows, but "
+                    f"data.packing={self.data.packing}; use data.packing=concat"
                 )
             if task.kind == "ul2" and self.data.document_mask:
                 raise ValueError(
-                    "objective.kind=ul2 marks a row, not its documents, with a mode; use data.document_mask=false"
+                    "objective.kind=ul2 has one mode token a row, not one a document; use data.document_mask=false"
                 )
         if not set.intersection(*(set(NEEDS[task.kind].data) for task in self.objective.tasks)):
             kinds = ", ".join(task.kind for task in self.objective.tasks)
-            raise ValueError(f"objective.mixture: {kinds} read no kind of data in common; mix those that do")
-        if len(self.objective.tasks) > 1 and any(task.kind == "seq2seq" for task in self.objective.tasks):
-            raise ValueError("objective.mixture: rows of pairs are of one objective; use objective.kind=seq2seq")
-        if self.batch.source_len is not None and self.objective.tasks[0].kind != "seq2seq":
-            raise ValueError("batch.source_len has a meaning with objective.kind=seq2seq only; leave it out")
+            raise ValueError(f"objective.mixture: {kinds} have no kind of data in common; mix objectives that do")
+        has_pairs = any(task.kind == "seq2seq" for task in self.objective.tasks)
+        if has_pairs and len(self.objective.tasks) > 1:
+            raise ValueError("objective.mixture: seq2seq cannot be mixed; use objective.kind=seq2seq alone")
+        if self.batch.source_len is not None and not has_pairs:
+            raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
         return self
 
     @model_validator(mode="after")
     def _check_finetune(self) -> "RunConfig":
         if self.finetune.kind == "lora":
             if self.init.from_ is None:
-                raise ValueError("finetune.kind=lora adapts a model that is there; name it under init.from")
+                raise ValueError("finetune.kind=lora needs a base model; set init.from")
             if self.init.freeze:
-                raise ValueError("init.freeze has no meaning with finetune.kind=lora, which freezes all; leave it out")
+                raise ValueError(
+                    "init.freeze does not go with finetune.kind=lora, which freezes the whole model; leave it out"
+                )
             if self.model.kind == "recurrent":
-                raise ValueError("finetune.kind=lora adapts linear layers of blocks, which model.kind=recurrent lacks")
+                raise ValueError("finetune.kind=lora adapts Transformer blocks, which model.kind=recurrent lacks")
         return self
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "RunConfig":
-        for name, length in (("seq_len", self.batch.seq_len), ("source_len", self.batch.source_len or 0)):
+        lengths = {"seq_len": self.batch.seq_len, "source_len": self.batch.source_len or 0}
+        for name, length in lengths.items():
             if length > self.model.max_seq_len:
                 raise ValueError(
                     f"batch.{name}={length} exceeds model.max_seq_len={self.model.max_seq_len}; "
                     f"lower the first or raise the second"
                 )
-        _ = self.lengths  # raises where rows are too short for the objective
+        _ = self.lengths  # raises if rows are too short for the objective
         return self
 
 
 def _check_head(kind: str, config: RunConfig) -> None:
-    """Checks that the model's head is of the kind that an objective needs, and reads what the objective asks about."""
-    head, needed = config.model.head, NEEDS[kind].head
+    """Checks that the head of the model fits an objective."""
+    head = config.model.head
+    needed = NEEDS[kind].head
     if head.kind != needed:
         tied = ", and model.tied_embeddings=false" if needed == "labels" else ""
         raise ValueError(
@@ -245,9 +243,10 @@ def _check_head(kind: str, config: RunConfig) -> None:
         )
     if kind == "tag" and (head.mean or getattr(config.model, "pooler", False)):
         raise ValueError(
-            "objective.kind=tag labels words, model.head.mean and model.pooler are about documents; set both to false"
+            "objective.kind=tag labels words, but model.head.mean and model.pooler summarize documents; "
+            "set both to false"
         )
     if kind == "classify" and not config.data.document_mask:
         raise ValueError(
-            "objective.kind=classify labels documents, which must not see each other; use data.document_mask=true"
+            "objective.kind=classify labels documents, which must not attend to each other; use data.document_mask=true"
         )

@@ -1,4 +1,4 @@
-"""`tracking:` and `profile:` -- where metrics go, what else is shown of a run, and which steps are looked into."""
+"""`tracking:` and `profile:` -- metrics, generated texts, attention maps, and traces."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from pretrain.config.train import EvalConfig
 
 
 class SamplesConfig(Section):
-    """Texts that are generated while the run goes on: `samples.jsonl`, and a table in Weights & Biases."""
+    """Texts generated during the run: `samples.jsonl`, and a table in Weights & Biases."""
 
     prompts: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
     """Prompts that a decoder continues, or inputs of an encoder-decoder. Empty: no texts."""
@@ -41,7 +41,7 @@ class AttentionConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Where metrics go, besides `metrics.jsonl` and the console (docs/observability.md)."""
+    """Metrics beyond `metrics.jsonl` and the console (docs/observability.md)."""
 
     log_every_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
     """Steps between rows of metrics."""
@@ -67,13 +67,14 @@ class TrackingConfig(Section):
     """Attention maps that are drawn during the run."""
 
     def measures_norms(self, step: int) -> bool:
-        """Returns whether the row of a step has norms by layer: the first one at or after each interval."""
-        every, row = self.norms_every_steps, self.log_every_steps
+        """Returns whether the row of a step has norms by layer: the first row of each interval does."""
+        every = self.norms_every_steps
+        row = self.log_every_steps
         return every > 0 and step % row == 0 and step // every > (step - row) // every
 
 
 class ProfileConfig(Section):
-    """A look into single steps, written to `profile/` in the run folder."""
+    """Traces of single steps, written to `profile/` in the run folder."""
 
     steps: Annotated[list[int] | None, OnResume.FREE] = Field(default=None, min_length=2, max_length=2)
     """First and last step to trace with the profiler of torch. None: no trace."""
@@ -86,23 +87,19 @@ class ProfileConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> "ProfileConfig":
         if self.steps is not None and not 1 <= self.steps[0] <= self.steps[1]:
-            raise ValueError(f"steps={self.steps} must be [first, last], from 1 on; use [{max(self.steps)}, "
-                             f"{max(self.steps) + 2}]")  # fmt: skip
+            last = max(self.steps)
+            raise ValueError(f"steps={self.steps} must be [first, last], from 1 on; use [{last}, {last + 2}]")
         return self
 
 
-# Rules of `tracking.samples` and `tracking.attention`: what a model can show, and when.
-
-
 def check_tracking(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyModelConfig) -> None:
-    """Checks that what is to be shown of a run can be. Raises: ValueError, that names keys from the root."""
-    samples, attention = tracking.samples, tracking.attention
+    """Checks that the model has the texts and maps. Raises: ValueError, with keys from the root."""
+    samples = tracking.samples
+    attention = tracking.attention
     wanted = {"samples.prompts": bool(samples.prompts), "attention.text": attention.text is not None}
     for key, is_set in wanted.items():
         if is_set and not evaluation.every_steps:
-            raise ValueError(
-                f"tracking.{key}: nothing is shown without evaluations; set eval.every_steps, which is 0, or remove it"
-            )
+            raise ValueError(f"tracking.{key} needs evaluations; set eval.every_steps, which is 0, or remove it")
     if samples.prompts and model.decoder is None:
         raise ValueError(
             "tracking.samples: a model without a decoder generates no text; remove tracking.samples.prompts"
@@ -113,10 +110,11 @@ def check_tracking(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyM
 
 def _check_attention(attention: AttentionConfig, model: AnyModelConfig) -> None:
     if isinstance(model, RecurrentConfig):
-        raise ValueError("tracking.attention: model.kind=recurrent has no heads to draw; remove tracking.attention")
-    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name)) is not None}
+        raise ValueError("tracking.attention: model.kind=recurrent has no attention heads; remove tracking.attention")
+    both = {"encoder": model.encoder, "decoder": model.decoder}
+    stacks = {name: stack for name, stack in both.items() if stack is not None}
     if len(stacks) == 2 and attention.target is None:
-        raise ValueError("tracking.attention.text is what the encoder reads; set tracking.attention.target, too")
+        raise ValueError("tracking.attention.text is the input of the encoder; set tracking.attention.target, too")
     if len(stacks) == 1 and attention.target is not None:
         raise ValueError("tracking.attention.target is for models of two stacks; leave it out")
     kinds = {"self": list(stacks.values()), **{name: [stack] for name, stack in stacks.items()}}

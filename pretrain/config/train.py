@@ -1,4 +1,4 @@
-"""`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- a run's course, and what it leaves."""
+"""`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- course and output of a run."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from pretrain.config.objective import ObjectiveConfig
 
 
 class TrainConfig(Section):
-    """How long."""
+    """Length of the run."""
 
     steps: Annotated[int, OnResume.WARN] = Field(ge=1)
     """Optimizer steps of the whole run, which the schedule covers."""
@@ -20,7 +20,7 @@ class TrainConfig(Section):
 
     @property
     def last_step(self) -> int:
-        """Step at which the run ends."""
+        """Last step of the run."""
         return min(self.stop_after or self.steps, self.steps)
 
 
@@ -34,7 +34,7 @@ class EvalConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Checkpoints."""
+    """Interval and retention of checkpoints."""
 
     every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
     """Steps between checkpoints. 0: only when the run ends or is stopped."""
@@ -49,7 +49,7 @@ class CheckpointConfig(Section):
 
 
 class RunSection(Section):
-    """Identity. The run folder is `dir/name`."""
+    """Name and place of the run; the run folder is `dir/name`."""
 
     dir: Annotated[str, OnResume.FREE] = "runs"
     """Parent folder of runs; the run folder is `dir/name`. `~` is the home folder."""
@@ -58,7 +58,7 @@ class RunSection(Section):
 
 
 class InitConfig(Section):
-    """Where weights start."""
+    """Initial weights."""
 
     from_: Annotated[str | None, OnResume.WARN] = Field(default=None, alias="from")
     """Run, checkpoint, model folder or Hugging Face folder to take the weights from, and also the
@@ -71,37 +71,42 @@ class InitConfig(Section):
 
 
 class ResumeConfig(Section):
-    """What may differ from the run that is resumed."""
+    """Permitted changes of a resumed run."""
 
     allow: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
     """Keys or sections, such as `optim.lr` or `data`, that may differ from the run that is
     resumed."""
 
 
-# Rules of `checkpoint.best`: what it may name, and when that is known.
-
-
 METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte")
+"""Values of `checkpoint.best`."""
 
 OF_A_SOURCE = "val_loss_"
+"""Prefix of the validation loss of one source."""
 
 
 def check_best(
     checkpoint: CheckpointConfig, evaluation: EvalConfig, objective: ObjectiveConfig, data: DataConfig
 ) -> None:
-    """Checks that each checkpoint is of a step that is evaluated. Raises: ValueError, with keys from the root."""
-    best, every = checkpoint.best, evaluation.every_steps
+    """Checks that the metric of `checkpoint.best` is measured at the step of each checkpoint.
+
+    Raises:
+        ValueError: It is not; the message has keys from the root of the config.
+    """
+    best = checkpoint.best
+    every = evaluation.every_steps
     if best is None:
         return
     sources = [source.name for source in data.mixture]
     known = [*METRICS, *(OF_A_SOURCE + name for name in sources if len(sources) > 1)]
     if best not in known:
-        raise ValueError(f"checkpoint.best={best} is no metric of validation; use one of: {', '.join(known)}")
+        raise ValueError(f"checkpoint.best={best} is no validation metric; use one of: {', '.join(known)}")
     if best == "val_bits_per_byte" and any(task.kind != "causal" for task in objective.tasks):
         kinds = "+".join(task.kind for task in objective.tasks)
-        raise ValueError(f"checkpoint.best={best} is known of objective.kind=causal, not of {kinds}; use val_loss")
+        raise ValueError(f"checkpoint.best={best} needs objective.kind=causal, not {kinds}; use val_loss")
     if not checkpoint.every_steps or not every or checkpoint.every_steps % every:
         raise ValueError(
-            f"checkpoint.best needs checkpoints of steps that are evaluated: checkpoint.every_steps="
-            f"{checkpoint.every_steps} must be a multiple of eval.every_steps={every}, neither of them 0"
+            f"checkpoint.best needs an evaluation at the step of each checkpoint: "
+            f"checkpoint.every_steps={checkpoint.every_steps} must be a multiple of "
+            f"eval.every_steps={every}, neither of them 0"
         )

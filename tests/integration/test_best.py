@@ -44,4 +44,4 @@ def test_the_best_checkpoint_is_kept_and_named_and_a_resumed_run_knows_it(make_r
 def test_a_metric_that_nothing_tells_is_refused(make_run, warm, tmp_path):
     done = warm("train", str(make_run.config()), *ALONE, "checkpoint.best=val_los", cwd=tmp_path)
     assert (done.code, len(done.errors)) == (64, 1)
-    assert "checkpoint.best=val_los is no metric of validation; use one of: val_loss," in done.errors[0]
+    assert "checkpoint.best=val_los is no validation metric; use one of: val_loss," in done.errors[0]

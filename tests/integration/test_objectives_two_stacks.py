@@ -169,7 +169,7 @@ DECODER = "model.encoder=null"
                 "objective={kind: causal, span: {density: 0.15, mean_length: 3.0}, mixture: "
                 "[{kind: seq2seq, weight: 1}, {kind: seq2seq, weight: 2}]}"
             ],
-            "objective.mixture: rows of pairs are of one objective; use objective.kind=seq2seq",
+            "objective.mixture: seq2seq cannot be mixed; use objective.kind=seq2seq alone",
         ),
         (["data.packing=bins"], "which data.packing=bins does not make; use data.packing=concat"),
         ([DECODER], "objective.kind=span needs a model with encoder+decoder, this one has decoder"),

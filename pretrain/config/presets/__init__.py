@@ -1,5 +1,31 @@
-"""Presets: named shapes of models, plain data over `ModelConfig`, one file a shape."""
+"""Presets: named models as plain data over `ModelConfig`, one file a shape."""
 
-from pretrain.config.presets.registry import PRESETS, expand_preset
+import difflib
+from typing import Any
 
-__all__ = ["PRESETS", "expand_preset"]
+from pretrain.config.presets.decoders import DECODERS
+from pretrain.config.presets.encoder_decoders import ENCODER_DECODERS
+from pretrain.config.presets.encoders import ENCODERS
+from pretrain.config.yaml_nodes import merge
+from pretrain.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = DECODERS | ENCODERS | ENCODER_DECODERS
+"""Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""
+
+
+def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
+    """Lays the keys of a `model:` section over its preset; returns a section without one unchanged.
+
+    Mappings are merged key by key (`model: {preset: llama-5m, decoder: {layers: 8}}`); any other
+    value replaces that of the preset: `decoder: null` removes a stack. Values are not checked here.
+
+    Raises:
+        ConfigError: Unknown preset; names the nearest ones.
+    """
+    name = model.get("preset")
+    if not isinstance(name, str):
+        return model
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)
+        raise ConfigError(f"unknown model.preset {name!r}", fix=f"use {' or '.join(near)}")
+    return merge(PRESETS[name], model)

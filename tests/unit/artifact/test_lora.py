@@ -98,7 +98,7 @@ def test_what_begins_anew_and_what_is_named_is_trained_beside_adapters():
     assert train_beside(model, {"head.weight"}, ["*.norm.weight"]) == ["decoder.norm.weight", "head.weight"]
     assert model.get_parameter("head.weight").requires_grad
     assert not model.get_parameter("embedding.weight").requires_grad
-    with pytest.raises(ConfigError, match=r"finetune\.also: 'wte' is the name of no parameter"):
+    with pytest.raises(ConfigError, match=r"finetune\.also: 'wte' matches no parameter"):
         train_beside(model, (), ["wte"])
 
 
@@ -109,7 +109,7 @@ def test_frozen_parameters_are_named_by_pattern():
     assert all(name.startswith(("embedding.", "decoder.blocks.0.")) for name in names)
     assert frozen == sum(model.get_parameter(name).numel() for name in names)
     with pytest.raises(
-        ConfigError, match=r"init\.freeze: 'decoder\.layers\.\*' is the name of no parameter; names are"
+        ConfigError, match=r"init\.freeze: 'decoder\.layers\.\*' matches no parameter; names are"
     ):
         freeze(built(), ["decoder.layers.*"])
     with pytest.raises(ConfigError, match="leaves nothing to train"):

@@ -23,11 +23,11 @@ def test_a_metric_of_validation_is_taken(best):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"best": "loss"}, "checkpoint.best=loss is no metric of validation; use one of: val_loss, val_perplexity"),
-        ({"best": "val_loss_code"}, "checkpoint.best=val_loss_code is no metric"),
+        ({"best": "loss"}, "checkpoint.best=loss is no validation metric; use one of: val_loss, val_perplexity"),
+        ({"best": "val_loss_code"}, "checkpoint.best=val_loss_code is no validation metric"),
         (
             {"best": "val_bits_per_byte", "kind": "masked"},
-            "known of objective.kind=causal, not of masked; use val_loss",
+            "needs objective.kind=causal, not masked; use val_loss",
         ),
         ({"best": "val_loss", "evaluated": 0}, "multiple of eval.every_steps=0, neither of them 0"),
         ({"best": "val_loss", "every": 0}, "checkpoint.every_steps=0 must be a multiple of eval.every_steps=10"),

@@ -20,8 +20,8 @@ def test_by_default_spikes_are_said_and_replicas_compared():
         ("guard.spike_window=129", r"guard.spike_window"),
         ("guard.spike_threshold=0", r"guard.spike_threshold"),
         ("guard.check_replicas_every=-1", r"guard.check_replicas_every"),
-        ("guard={on_spike: warn, max_skips: 3}", r"max_skips has a meaning with on_spike=skip only; leave it out"),
-        ("guard={on_spike: skip, max_rollbacks: 3}", r"max_rollbacks has a meaning with on_spike=rollback only"),
+        ("guard={on_spike: warn, max_skips: 3}", r"max_skips needs on_spike=skip; leave it out"),
+        ("guard={on_spike: skip, max_rollbacks: 3}", r"max_rollbacks needs on_spike=rollback"),
     ],
 )
 def test_what_makes_no_sense_is_refused(override, said):

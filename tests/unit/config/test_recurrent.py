@@ -86,5 +86,5 @@ def test_what_makes_no_model_is_refused_by_name(load, model, message):
 
 @pytest.mark.parametrize("objective", ["prefix", "ul2"])
 def test_an_objective_that_reads_a_prefix_both_ways_is_refused(load, objective):
-    with pytest.raises(ConfigError, match=f"objective.kind={objective} lets a decoder read a prefix in both direct"):
+    with pytest.raises(ConfigError, match=f"objective.kind={objective} needs bidirectional attention to the prefix"):
         load(f"{{kind: recurrent, decoder: {CELLS}}}", objective)

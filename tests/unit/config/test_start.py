@@ -69,10 +69,10 @@ def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
     ("overrides", "message"),
     [
         (["finetune.rank=4"], "rank goes with kind=lora, not full"),
-        (["finetune.kind=lora"], "finetune.kind=lora adapts a model that is there; name it under init.from"),
+        (["finetune.kind=lora"], "finetune.kind=lora needs a base model; set init.from"),
         (
             ["finetune.kind=lora", "init={from: x, freeze: [a]}"],
-            "init.freeze has no meaning with finetune.kind=lora, which freezes all",
+            "init.freeze does not go with finetune.kind=lora, which freezes the whole model",
         ),
     ],
 )
@@ -83,6 +83,6 @@ def test_fine_tuning_that_cannot_be_is_refused(overrides, message):
 
 def test_adapters_beside_a_recurrent_model_are_refused():
     with pytest.raises(
-        ConfigError, match=r"finetune\.kind=lora adapts linear layers of blocks, which model\.kind=recurrent"
+        ConfigError, match=r"finetune\.kind=lora adapts Transformer blocks, which model\.kind=recurrent"
     ):
         load_config("configs/run/multi30k_recurrent.yaml", ["finetune.kind=lora", "init.from=x"])

@@ -46,19 +46,19 @@ def test_the_schedule_is_checked_against_the_length_of_the_run():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"precision": "fp16", "kind": "ddp"}, "precision=fp16 needs a loss scale, which kind=deepspeed has and ddp"),
+        ({"precision": "fp16", "kind": "ddp"}, "precision=fp16 needs kind=deepspeed, which scales the loss, not ddp"),
         (
             {"precision": "fp16", "device": "cpu"},
             "precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu; use",
         ),
         ({"precision": "fp16", "zero_stage": 0}, "precision=fp16 is wrong at zero_stage=0: .*use zero_stage=1, 2 or 3"),
-        ({"offload_optimizer": "cpu", "zero_stage": 0}, "offload_optimizer=cpu moves what ZeRO has cut up; use"),
+        ({"offload_optimizer": "cpu", "zero_stage": 0}, "offload_optimizer=cpu requires sharded optimizer state; use"),
         ({"offload_optimizer": "cpu", "kind": "ddp"}, "use kind=deepspeed and zero_stage=1, 2 or 3"),
         (
             {"offload_params": "cpu", "zero_stage": 2},
-            "offload_params=cpu needs weights that are cut up: .*zero_stage=3",
+            "offload_params=cpu requires sharded weights; .*zero_stage=3",
         ),
-        ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu needs weights that are cut up"),
+        ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu requires sharded weights"),
     ],
 )
 def test_engines_that_cannot_are_refused(values, message):

@@ -148,7 +148,7 @@ def test_optimizer_state_is_that_of_the_optimizer_of_the_built_model(preset, kin
 @pytest.mark.parametrize(
     ("patterns", "finetune", "match"),
     [
-        (["decoder.block.*"], {}, "init.freeze: 'decoder.block.*' is the name of no parameter; .*embedding.weight"),
+        (["decoder.block.*"], {}, "init.freeze: 'decoder.block.*' matches no parameter; .*embedding.weight"),
         (["*"], {}, "leaves nothing to train"),
         ([], {"kind": "lora", "targets": ["*.mlp"]}, "finetune.targets: .*decoder.blocks.0.attention.qkv"),
         ([], {"kind": "lora", "also": ["lm_head"]}, "finetune.also: 'lm_head'"),
