@@ -157,7 +157,7 @@ DECODER = "model.encoder=null"
         ),
         (
             ["objective={kind: ul2, span: {density: 0.15, mean_length: 3.0}}"],
-            "objective.kind=ul2 marks a row, not its documents, with a mode; use data.document_mask=false",
+            "objective.kind=ul2 has one mode token a row, not one a document; use data.document_mask=false",
         ),
         (
             ["objective={kind: fim, span: {density: 0.15, mean_length: 3.0}, fim: {tokens: [a, b, '[S2S]']}}", DECODER],
@@ -171,7 +171,7 @@ DECODER = "model.encoder=null"
             ],
             "objective.mixture: seq2seq cannot be mixed; use objective.kind=seq2seq alone",
         ),
-        (["data.packing=bins"], "which data.packing=bins does not make; use data.packing=concat"),
+        (["data.packing=bins"], "needs full rows, but data.packing=bins; use data.packing=concat"),
         ([DECODER], "objective.kind=span needs a model with encoder+decoder, this one has decoder"),
         ([SHORT], "batch.seq_len=2 is too short for objective.kind=span; raise it"),
         (

@@ -42,12 +42,12 @@ def test_what_fits_is_taken(tmp_path):
         ({"kind": "masked"}, r"objective\.kind=masked needs model\.head\.kind=lm, this model has labels; set it$"),
         (
             {"kind": "tag", "model": LABELS + ", pooler: true"},
-            r"objective\.kind=tag labels words, but model\.head\.mean and model\.pooler summarize documents; set both to",
+            r"objective\.kind=tag labels words, but model\.head\.mean and model\.pooler summarize documents; set",
         ),
         ({"kind": "tag", "model": LABELS.replace("labels}", "labels, mean: true}")}, r"summarize documents; set both"),
         (
             {"data": ", document_mask: false"},
-            r"objective\.kind=classify labels documents, which must not attend to each other; use data\.document_mask=true",
+            r"objective\.kind=classify labels documents, which must not attend to each other; use data",
         ),
         ({"model": ", head: {kind: labels}"}, r"tied_embeddings=true needs head\.kind=lm, not labels; set it to false"),
         ({"model": ", head: {mean: true}"}, r"labels, mean and dropout go with kind=labels, not lm; leave them out"),
