@@ -21,14 +21,14 @@ def prepare_command(
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries of a trained tokenizer. Default: 8192.")] = None,
     text_field: Annotated[str | None, typer.Option(help="Field of a record that holds the text.")] = None,
-    max_document_bytes: Annotated[int | None, typer.Option(help="A longer text is refused. Default: 64 MiB.")] = None,
+    max_document_bytes: Annotated[int | None, typer.Option(help="Maximum size of a text. Default: 64 MiB.")] = None,
     split: Annotated[
         str | None, typer.Option(help="hash:F by document (default hash:0.01), or tail:F of each.")
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one a core.")] = None,
     part: Annotated[str, typer.Option(metavar="I/N", help="This machine's share of the parts, from 1/N.")] = "1/1",
     system: Annotated[
-        str | None, typer.Option("--from", help="Tokens of megatron, nanogpt, olmo or mds, which are not made again.")
+        str | None, typer.Option("--from", help="Convert tokens of megatron, nanogpt, olmo or mds.")
     ] = None,
 ) -> None:
     """Train a tokenizer and write token shards (webdataset tars with an index), by a config or by options.
@@ -87,23 +87,23 @@ def _convert(
 
 
 data_app = typer.Typer(
-    help="Look at shard folders, and prove them.\n\nExample: pretrain data verify data/quickstart",
+    help="Inspect and verify shard folders.\n\nExample: pretrain data verify data/quickstart",
     no_args_is_help=True,
 )
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="What `pretrain prepare` wrote, or its address.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder that `pretrain prepare` wrote, or its address.")]
 
-SeqLen = Annotated[int, typer.Option(min=1, help="Tokens of a row.")]
+SeqLen = Annotated[int, typer.Option(min=1, help="Tokens per row.")]
 
-SourceLen = Annotated[int | None, typer.Option(min=1, help="Pairs: tokens of a source row. Default: as --seq-len.")]
+SourceLen = Annotated[int | None, typer.Option(min=1, help="Pairs: tokens per source row. Default: --seq-len.")]
 
 Packing = Annotated[str | None, typer.Option(help="concat, bins or padded. Default: concat for text, else bins.")]
 
-Lanes = Annotated[int, typer.Option(min=1, help="As data.lanes.")]
+Lanes = Annotated[int, typer.Option(min=1, help="Lanes of the order, like data.lanes.")]
 
-BlockSamples = Annotated[int, typer.Option(min=1, help="As data.block_samples.")]
+BlockSamples = Annotated[int, typer.Option(min=1, help="Samples of a block, like data.block_samples.")]
 
-Seed = Annotated[int, typer.Option(min=0, help="Of the order.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample order.")]
 
 
 @data_app.command("verify")
@@ -117,7 +117,7 @@ def verify_command(
     seed: Seed = 1234,
     world_sizes: Annotated[str, typer.Option(help="Numbers of ranks to read with.")] = "1,2,3,4",
     restarts: Annotated[int, typer.Option(min=0, help="Kills in each reading.")] = 3,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="Read only so many samples. Default: all.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Read the first N samples only. Default: all.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check every byte of a shard folder, and that a stream reads each sample exactly once, whatever the ranks.
@@ -145,19 +145,20 @@ def verify_command(
 @data_app.command("show")
 def show_command(
     what: Annotated[str, typer.Argument(metavar="DIR|CONFIG|RUN", help="A shard folder, a run's config, or a run.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Laid over a config.")] = None,
-    position: Annotated[int, typer.Option(min=0, help="First row: as many samples of the run are before it.")] = 0,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows.")] = 2,
-    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Overrides of a config.")] = None,
+    position: Annotated[int, typer.Option(min=0, help="Index of the first sample to show.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 2,
+    split: Annotated[str, typer.Option(help="Split: train or validation.")] = "train",
     objective: Annotated[
-        str | None, typer.Option(help="Of a folder: masked, span, prefix, ul2, fim, ... Default: by its kind.")
+        str | None,
+        typer.Option(help="Objective for a folder: masked, span, prefix, ul2, fim, ... Default: by its kind."),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Validation of a mixture: whose. Default: the first's.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the config's, or 512.")] = None,
+    source: Annotated[str | None, typer.Option(help="Source of a mixture for validation. Default: the first.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: the config's, or 512.")] = None,
     source_len: SourceLen = None,
     packing: Packing = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of order and corruption. Default: the config's, or 1234.")
+        int | None, typer.Option(min=0, help="Seed of order and corruption. Default: the config's, or 1234.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -167,8 +168,7 @@ def show_command(
     """
     import json
 
-    from pretrain.datacheck.setup import ReadingOptions
-    from pretrain.datacheck.show import print_rows, show
+    from pretrain.datacheck.show import ReadingOptions, print_rows, show
 
     choice = ReadingOptions(position, rows, split, source, objective, seq_len, source_len, packing, seed)
     shown = show(what, overrides or [], choice)

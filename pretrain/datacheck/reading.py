@@ -6,7 +6,8 @@ Rows overlap: the last token of one is the first of the next, or belongs to the 
 no other row of the course owns, so those of all rows are the tokens of the split.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import lcm
@@ -17,12 +18,12 @@ import numpy as np
 from pretrain.config.data import BLOCK_SAMPLES, LANES, DataConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.data.bin_stream import GROUP_BATCHES
-from pretrain.data.source_streams import SourceStreams, open_windows
+from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
 from pretrain.data.stream import TokenStream
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import PairRows, TokenRows
-from pretrain.shards.dataset import ONLY, Dataset
+from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -37,6 +38,29 @@ STEPS = 16
 
 PADDED_ROWS = 48
 """Of a global batch of padded rows, about: their order depends on it."""
+
+
+@contextlib.contextmanager
+def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore]]]:
+    """Opens the sources of a config, local folders or addresses through the cache, and the store of each.
+
+    Raises:
+        DataError: A folder, an index or a file is missing, or not of the size that the index says; a tokenizer is not
+            the one that made the shards; or the sources do not go together.
+        DiskError: The cache cannot be used.
+        LaunchError: A package that reads such addresses is missing.
+    """
+    stores = open_stores(config, lambda: False)
+    try:
+        folders = {path: store.folder for path, store in zip(config.paths, stores, strict=True)}
+        dataset = open_dataset(config, folders.__getitem__)
+        for store in stores:
+            store.check()
+        check_tokenizers(dataset)
+        yield dataset, stores
+    finally:
+        for store in stores:
+            store.close()
 
 
 @dataclass(frozen=True, slots=True)

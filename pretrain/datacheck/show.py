@@ -1,49 +1,92 @@
-"""`pretrain data show`: rows of a shard folder or of a run's data, as the model will see them.
+"""`pretrain data show`: rows of a shard folder or of a run's data as the model will see them, printed.
 
-what, options  ->  RunConfig (data_setup.py)  ->  rows of its data  ->  those of its objective, in words (data_rows.py)
+    CONFIG or RUN  ->  its config, under the options of the command line         |
+    DIR            ->  the objective and packing that suit its kind, likewise    |  ->  rows  ->  ShownRow  ->  text
 
-train          ->  the samples from a position of the run on, whatever source they come from
-validation     ->  the rows of one source from a number on, in their fixed order
+    train          ->  the samples from a position of the run on, of any source
+    validation     ->  the rows of one source from a number on, in their fixed order
+
+On a terminal documents alternate in colour; in a pipe the same words, plain. What colour says, words or braces say too.
+Control characters are escaped: text of the web can hold what a terminal obeys.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.config.data import DataConfig
+from pretrain.config.load import load_config, parse_section
+from pretrain.config.objective import NEEDS
+from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
+from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.data.source_streams import SOURCE_BITS, SourceStreams, open_windows, source_of
-from pretrain.datacheck.setup import ReadingOptions, find_config_of, folder_config, open_data
-from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, describe_rows
-from pretrain.datacheck.sides import SidePart, Stretch
+from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
+from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, SidePart, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import PairRows, TokenRows
+from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import INDEX_NAME
-from pretrain.shards.store import ShardStore
-from pretrain.tokenizer import load_tokenizer
+from pretrain.shards.index import INDEX_NAME, LABELLED
+from pretrain.shards.store import ShardStore, is_remote
+from pretrain.tokenizer import load_tokenizer, special_tokens_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+SPLITS = ("train", "validation")
+DEFAULT_SEQ_LEN = 512
+"""Tokens of a row of a shard folder, which has no config."""
+OBJECTIVE_OF = {"text": "causal", "pairs": "seq2seq", "records": "supervised", "classes": "classify", "tags": "tag"}
+"""Default objective of a shard folder, by its kind."""
+MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
+"""A model of each shape, which a config needs; rows depend on the shape alone."""
+OPTION_OF: Mapping[str, str] = {
+    "objective.kind": "--objective",
+    "data.packing": "--packing",
+    "batch.seq_len": "--seq-len",
+    "batch.source_len": "--source-len",
+    "seed": "--seed",
+}
+"""Options that set a key of a folder's config."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """Options of `pretrain data show` (its help describes them); None: the config's value, or the default."""
+
+    position: int = 0
+    rows: int = 2
+    split: str = "train"
+    source: str | None = None
+    objective: str | None = None
+    seq_len: int | None = None
+    source_len: int | None = None
+    packing: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise ConfigError(f"there is no split {self.split!r}", where="--split", fix=f"use {' or '.join(SPLITS)}")
+
+    def overrides(self) -> dict[str, Any]:
+        """Returns the keys of a config that they set."""
+        values = {
+            "batch.seq_len": self.seq_len,
+            "batch.source_len": self.source_len,
+            "data.packing": self.packing,
+            "seed": self.seed,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class RowsReport:
-    """Rows, and what is to be known of all of them.
-
-    Attributes:
-        name: Of what was opened.
-        split: They are of this.
-        objectives: Kinds of the run's.
-        first: Position of the first.
-        sources: Name of the source of each row; empty where there is only one.
-        numbers: Number of each sample within its source.
-        rows: In words.
-        document_mask: Documents do not see each other.
-    """
+    """Rows of a split of `name`, from position `first` on, with the source (empty: one only) and number of each."""
 
     name: str
     split: str
@@ -64,20 +107,15 @@ class RowsReport:
 
 
 def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsReport:
-    """Reads rows, and makes of them what the objective makes.
-
-    Args:
-        what: A shard folder, a run's config, or a run.
-        overrides: `a.b=c`, laid over a config.
-        choice: Which rows, and how they are made.
+    """Reads rows of a shard folder, a config or a run, and applies the objective. `overrides`, `a.b=c`, go to a config.
 
     Raises:
         ConfigError: Options that do not go together, or the tokenizer lacks a token that the objective needs.
         DataError: A shard is missing or damaged.
     """
-    config = find_config_of(what, overrides, choice)
+    config = _config_of(what, overrides, choice)
     with open_data(DataConfig(path=what) if config is None else config.data) as (dataset, stores):
-        config = fit_config(config or folder_config(what, dataset, choice), dataset)
+        config = fit_config(config or _folder_config(what, dataset, choice), dataset)
         context, tokenizer = context_of_run(config, dataset), load_tokenizer(dataset.tokenizer_path)
         rows = _read_rows(dataset, stores, config, choice)
         shown = describe_rows(rows, config.objective, context, tokenizer, dataset.index.labels)
@@ -101,73 +139,110 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
 def _read_rows(
     dataset: Dataset, stores: Sequence[ShardStore], config: RunConfig, choice: ReadingOptions
 ) -> TokenRows | PairRows:
-    positions, batch_rows = range(choice.position, choice.position + choice.rows), config.batch.rows
+    positions = range(choice.position, choice.position + choice.rows)
+    batch_rows = config.batch.rows
     if choice.split == "train":
         return SourceStreams(dataset, stores, config.data, config.lengths, batch_rows, config.seed).read(positions)
-    held = {
+    sources = {
         source.name: (source.index, store)
         for source, store in zip(dataset.sources, stores, strict=True)
         if "validation" in source.index.splits
     }
-    if not held:
+    if not sources:
         raise DataError("there is no split 'validation'", where=INDEX_NAME, fix="show --split train")
-    name = choice.source or next(iter(held))
-    if name not in held:
+    name = choice.source or next(iter(sources))
+    if name not in sources:
         raise ConfigError(
-            f"{name!r} is no source with a validation split", where="--source", fix=f"use {', '.join(held)}"
+            f"{name!r} is no source with a validation split", where="--source", fix=f"use {', '.join(sources)}"
         )
-    windows = open_windows(*held[name], config.data, config.lengths, batch_rows)
+    windows = open_windows(*sources[name], config.data, config.lengths, batch_rows)
     end = windows.num_windows()
     if choice.position >= end:
         raise ConfigError(f"there is no row {choice.position}, the split has {end}", fix="lower --position")
     return windows.read_windows(range(choice.position, min(positions.stop, end)))
 
 
-# Rows on a terminal: documents in alternating colours with a rule at their left; in a pipe the same
-# words, plain.
+def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RunConfig | None:
+    """Returns the config of a run; None: `what` is a shard folder, or the address of one."""
+    path = Path(what)
+    run = RunDir(path)
+    if is_remote(what) or (path.is_dir() and not run.config.is_file()):
+        if overrides:
+            raise ConfigError(f"{overrides[0]}: a shard folder has no config to lay this over", fix="leave it out")
+        return None
+    if choice.objective is not None:
+        fix = f"lay objective.kind={choice.objective} over it"
+        raise ConfigError("a config has an objective of its own", where="--objective", fix=fix)
+    source = run.config if run.config.is_file() else what
+    config = load_config(source, overrides)
+    given = choice.overrides()
+    if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
+        given["batch.global_tokens"] = config.batch.rows * choice.seq_len
+    if not given:
+        return config
+    return load_config(source, [*overrides, *(f"{key}={value}" for key, value in given.items())])
+
+
+def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunConfig:
+    """Returns the config of a run that could read a shard folder."""
+    kind = dataset.index.kind
+    objective = choice.objective or OBJECTIVE_OF[kind]
+    seq_len = choice.seq_len or DEFAULT_SEQ_LEN
+    shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
+    batch = {"seq_len": seq_len, "global_tokens": PADDED_ROWS * seq_len, "micro": 1, "source_len": choice.source_len}
+    max_len = max(seq_len, choice.source_len or 0)
+    head = {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False} if kind in LABELLED else {}
+    model: dict[str, Any] = expand_preset({"preset": MODEL_OF[shapes[0]], "max_seq_len": max_len, **head})
+    has_start = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).start is not None
+    if choice.objective is None and kind == "pairs" and not has_start:
+        # A run would be refused, but its data look the same.
+        model["special_tokens"] = {"start": dataset.index.eos_id}
+    values = {
+        "run": {"name": "show"},
+        "data": {
+            "path": what,
+            "packing": choice.packing or choose_packing(kind),
+            "document_mask": objective != "ul2",
+        },
+        "batch": batch,
+        "model": model,
+        "objective": {"kind": objective},
+        "optim": {"lr": 1e-3},
+        "train": {"steps": 10**6},
+        **({} if choice.seed is None else {"seed": choice.seed}),
+    }
+    return parse_section(RunConfig, LocatedTree(values, dict(OPTION_OF)), what)
+
+
+# Rows on a terminal or in a pipe.
 #
 #     position 0   sample 17 of wiki   causal   512 tokens: 3 documents, 20 padding   489 targets
 #     1          tokens 0-119, positions 0-119, began in an earlier row
 #                | text ...
 #     2          tokens 120-491, positions 0-371
-#        learned | text ...
-#                | the {quick -> [MASK]} fox {jumps} over the {lazy -> pear} dog
+#        learned | the {quick -> [MASK]} fox {jumps} over the {lazy -> pear} dog
 #                  20 tokens of padding
-#
-# Whatever colour says, words or braces say too. Control characters are escaped: text of the web can
-# hold what a terminal obeys.
 
 
 COLOURS = ("cyan", "magenta")
-
-"""Of documents in turn: legible on black and on white."""
-
+"""Colours of documents in turn: legible on black and on white."""
 STYLES = {"learned": "bold", "target": "bold", "context": "italic", "prefix": "italic"}
-
-"""Laid over the document's colour, by kind of stretch."""
-
+"""Style of a kind of stretch, beside the document's colour."""
 IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
-
-"""Kinds that follow each other in a line; others have lines of their own, and their name beside them."""
-
-TRUTH, STANDS = "bold green", "red"
-
-"""Of a hidden or labelled token, and of what the model reads in its place or says of it."""
-
+"""Kinds that follow each other in a line; others have lines of their own, with their name in the margin."""
+TRUTH = "bold green"
+"""Style of a hidden token."""
+STANDS = "red"
+"""Style of what the model reads in the place of a hidden token, and of a label."""
 LEGENDS = {
     "masked": "{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
     "classify": "{first token: label of the document}",
     "tag": "{first token: label of its word}",
 }
-
-"""What braces mean, by objective."""
-
+"""Meaning of the braces, by objective."""
 LABEL_COLUMNS = 13
-
 LEAST_COLUMNS = 20
-
 """Text is not wrapped into less."""
-
 INDENT = " " * (LABEL_COLUMNS + 3)
 
 
@@ -266,7 +341,7 @@ def _fit(text: "Text", console: "Console") -> list["Text"]:
 
 
 def _flow(stretches: Sequence[Stretch], style: str) -> "Text":
-    """Returns stretches one after another; what is predicted of a text in braces."""
+    """Returns stretches one after another, hidden and labelled tokens in braces."""
     from rich.text import Text
 
     flow = Text()
@@ -275,7 +350,7 @@ def _flow(stretches: Sequence[Stretch], style: str) -> "Text":
             _append(flow, stretch, style)
             continue
         text = _printable(stretch.text)
-        word = text.lstrip() or text  # the space before a word is no part of what is said of it
+        word = text.lstrip() or text  # the space before a word stays outside of the braces
         flow.append(text.removesuffix(word), style=style)
         flow.append("{", style="dim")
         flow.append(word, style=TRUTH if stretch.label is None else style)
@@ -307,5 +382,5 @@ def _count(number: int, what: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Returns a text without what a terminal would obey; line ends stay."""
+    """Returns a text with its control characters escaped, but for line ends."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

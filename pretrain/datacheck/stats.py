@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from pretrain.config.data import DataConfig
 from pretrain.data.bins import pack_documents, pack_pairs
 from pretrain.datacheck.progress_bar import StartPhase, Tick, no_progress, share_of
-from pretrain.datacheck.setup import open_data
+from pretrain.datacheck.reading import open_data
 from pretrain.errors import DataError
 from pretrain.shards.index import DataIndex
 from pretrain.shards.reader import ShardSet

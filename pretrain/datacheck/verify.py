@@ -16,9 +16,8 @@ from typing import Any
 from pretrain.config.data import DataConfig
 from pretrain.datacheck.hash import TokenSums
 from pretrain.datacheck.progress_bar import StartPhase, no_progress
-from pretrain.datacheck.reading import Order, ReadingPlan, train_course, validation_course
+from pretrain.datacheck.reading import Order, ReadingPlan, open_data, train_course, validation_course
 from pretrain.datacheck.replay import Reading, read_course
-from pretrain.datacheck.setup import open_data
 from pretrain.datacheck.shard_files import CheckedFiles, check_files
 from pretrain.datacheck.stats_text import print_whole
 from pretrain.errors import ConfigError, DataError

@@ -1,4 +1,4 @@
-"""Several objectives in one run: each row is of one of them, drawn by (seed, sample id) and weight."""
+"""Mixtures of objectives: each row is assigned to one, drawn by (seed, sample id) and weight. And UL2."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,34 +17,39 @@ from pretrain.utils.rng import draw_uniform
 def mix(
     makers: Sequence[RowMaker], weights: Sequence[float], purpose: str, seed: int, lengths: RowLengths, fill: int
 ) -> RowMaker:
-    """Returns what hands each row to one of `makers`.
+    """Returns a row maker that assigns each row to one of `makers`.
 
     Args:
-        makers: Of the objectives.
-        weights: In the same order; any scale.
-        purpose: Of the draw (draw.py).
-        seed: Of the run.
-        lengths: Of what comes out; what is shorter is padded.
-        fill: Token of padding.
+        makers: Row makers of the objectives.
+        weights: Weights of the makers, in any scale.
+        purpose: Name of the random draw (`draw_uniform`).
+        seed: Seed of the run.
+        lengths: Lengths of the result; shorter rows are padded.
+        fill: Token id of padding.
     """
     if len(makers) == 1:
         return makers[0]
-    bounds = np.cumsum(weights) / np.sum(weights)
 
     def make(rows: TokenRows | PairRows) -> ModelRows:
         assert isinstance(rows, TokenRows), "objectives of pairs are not mixed"
-        number = draw_uniform(purpose, seed, rows.sample_ids, 1)[:, 0]
-        chosen = np.minimum(np.searchsorted(bounds, number, side="right"), len(makers) - 1)
+        chosen = draw_parts(weights, purpose, seed, rows.sample_ids)
         found = np.unique(chosen).tolist()
         parts = [makers[kind](select_rows(rows, chosen == kind)) for kind in found]
-        places = np.concatenate([np.flatnonzero(chosen == kind) for kind in found])
-        return merge(parts, np.argsort(places), lengths, fill)
+        order = np.concatenate([np.flatnonzero(chosen == kind) for kind in found])
+        return merge(parts, np.argsort(order), lengths, fill)
 
     return make
 
 
+def draw_parts(weights: Sequence[float], purpose: str, seed: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Draws the part of a mixture for each row, int64 [B]; arguments as in `mix`."""
+    bounds = np.cumsum(weights) / np.sum(weights)
+    number = draw_uniform(purpose, seed, sample_ids, 1)[:, 0]
+    return np.minimum(np.searchsorted(bounds, number, side="right"), len(weights) - 1)
+
+
 def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fill: int) -> ModelRows:
-    """Puts rows one after another, pads them to the same length, and takes them in `order`."""
+    """Concatenates rows, padded to the same length, and reorders them by `order`."""
     sources = [part.source for part in parts if part.source is not None]
     assert len(sources) in (0, len(parts)), "objectives of one run need the same stacks"
     shape = [part.inputs.shape for part in parts]
@@ -83,7 +88,7 @@ def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fi
 
 
 def _num_added(part: ModelRows, lengths: RowLengths) -> int:
-    """Returns how many positions of padding `merge` adds."""
+    """Returns the number of padding positions that `merge` adds."""
     added = lengths.target - part.inputs.shape[1]
     if part.source is not None and lengths.source is not None:
         added += lengths.source - part.source.tokens.shape[1]
@@ -96,7 +101,7 @@ def _merge_documents(
     length: int,
     order: np.ndarray,
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns positions and documents of all rows; None where no row is padded or holds several documents."""
+    """Returns positions and documents of all rows; (None, None) if all rows are single documents without padding."""
     if all(documents is None and shape[1] == length for (_, documents), shape in zip(parts, shapes, strict=True)):
         return None, None
     positions = [
@@ -115,18 +120,17 @@ def _stack(arrays: Sequence[np.ndarray], length: int, fill: int) -> np.ndarray:
     return np.concatenate(padded)
 
 
-# UL2: a mixture of denoisers, each announced by a mode token (Tay et al. 2023, 3.1).
+# UL2: a mixture of denoisers, each marked by a mode token (Tay et al. 2023, 3.1).
 #
 #     R  short spans, few tokens       X  long spans or many tokens       S  the end of the row, from its beginning
 #
-# With two stacks a denoiser's source and target go to encoder and decoder; with one they follow
-# each other, the source read in both directions. Rows of different denoisers have different
-# lengths: the shorter ones end with padding, a document of its own. A row is one text to its
-# denoiser, whatever documents it holds.
+# With two stacks, source and target of a denoiser go to encoder and decoder; with one stack they are concatenated, and
+# the source is bidirectional. Rows of different denoisers differ in length: shorter ones end with padding, as a
+# document of its own. A denoiser treats a row as one text.
 
 
 def build_ul2(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Raises: ConfigError: The tokenizer lacks sentinels, a mode, or a token that a decoder reads first."""
+    """Raises: ConfigError: The tokenizer lacks sentinels, a mode, or a decoder start token."""
     assert not context.document_mask, "a mode is that of a row"
     denoisers = config.ul2.denoisers
     for denoiser in denoisers:
@@ -148,24 +152,24 @@ def _denoise(
 
 
 def for_one_stack(found: CorruptedRows, sample_ids: np.ndarray) -> ModelRows:
-    """Returns rows of a decoder that reads the source in both directions, and then predicts the target."""
+    """Returns rows of a decoder with a bidirectional source as prefix, followed by the target."""
     source_len = found.source.shape[1]
     tokens = np.concatenate((found.source, found.target), axis=1)
     documents = np.concatenate((found.source_documents, found.target_documents), axis=1)
-    learned = np.concatenate((np.zeros(found.source.shape, dtype=bool), ~found.lost), axis=1)
+    loss_mask = np.concatenate((np.zeros(found.source.shape, dtype=bool), ~found.lost), axis=1)
     prefix = np.broadcast_to(np.arange(tokens.shape[1]) < source_len, tokens.shape)
     if documents.any():
-        # Rows that are not full: what is padding in source and target goes to the end.
+        # Rows that are not full: move the padding of source and target to the end.
         order = np.argsort(documents < 0, axis=1, kind="stable")
-        tokens, documents, learned, prefix = (
-            np.take_along_axis(values, order, axis=1) for values in (tokens, documents, learned, prefix)
+        tokens, documents, loss_mask, prefix = (
+            np.take_along_axis(values, order, axis=1) for values in (tokens, documents, loss_mask, prefix)
         )
-    targets = np.where(learned, tokens, IGNORE_INDEX)[:, 1:]
+    targets = np.where(loss_mask, tokens, IGNORE_INDEX)[:, 1:]
     positions = np.broadcast_to(np.arange(targets.shape[1]), targets.shape)
     return ModelRows(
         inputs=tokens[:, :-1],
         targets=targets,
-        num_targets=int(learned.sum()),
+        num_targets=int(loss_mask.sum()),
         sample_ids=sample_ids,
         positions=positions if documents.any() else None,
         documents=documents[:, :-1] if documents.any() else None,

@@ -8,9 +8,8 @@ from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.data.loader import TrainLoader
 from pretrain.data.source_streams import SourceStreams, open_stores
-from pretrain.datacheck.setup import ReadingOptions
-from pretrain.datacheck.show import show
-from pretrain.datacheck.sides import HIDDEN
+from pretrain.datacheck.show import ReadingOptions, show
+from pretrain.datacheck.shown_rows import HIDDEN
 from pretrain.objective import build_rows
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import IGNORE_INDEX

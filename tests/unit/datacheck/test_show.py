@@ -8,8 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from pretrain.datacheck.setup import ReadingOptions
-from pretrain.datacheck.show import print_rows, show
+from pretrain.datacheck.show import ReadingOptions, print_rows, show
 from pretrain.datacheck.stats import count_data
 from pretrain.errors import ConfigError, DataError
 from tests.unit.report.data_folders import make_folder, make_texts

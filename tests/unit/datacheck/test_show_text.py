@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.datacheck.setup import ReadingOptions
-from pretrain.datacheck.show import print_rows, show
+from pretrain.datacheck.show import ReadingOptions, print_rows, show
 from pretrain.errors import ConfigError
 from pretrain.prepare.prepare import prepare
 from tests.unit.report.data_folders import make_folder
@@ -187,7 +186,7 @@ def test_an_objective_whose_tokens_are_missing_is_refused_in_one_line(tmp_path, 
         ({"objective": "span", "packing": "bins"}, r"--objective: objective.kind=span needs full rows, .*; use data"),
         ({"objective": "seq2seq"}, "objective.kind=seq2seq learns from pairs, and the data are text; choose another"),
         ({"objective": "span", "seq_len": 1}, "--seq-len: batch.seq_len=1 is too short for objective.kind=span; raise"),
-        ({"source_len": 4}, "batch.source_len has a meaning with objective.kind=seq2seq only; leave it out"),
+        ({"source_len": 4}, "batch.source_len needs objective.kind=seq2seq; leave it out"),
     ],
 )  # fmt: skip
 def test_an_objective_that_does_not_go_with_a_folder_is_refused(data, options, words):
