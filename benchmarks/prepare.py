@@ -33,7 +33,7 @@ from pretrain.config.prepare import InputConfig
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
 from pretrain.prepare.part import PARTS_DIR, PartSettings, load_record
-from pretrain.prepare.pool import run_parts
+from pretrain.prepare.pool import run_task
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
@@ -58,8 +58,10 @@ def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPar
     """Writes the parts into a new folder below `folder`."""
     output = Path(tempfile.mkdtemp(dir=folder))
     (output / PARTS_DIR).mkdir()
-    settings = PartSettings(output, parse_split("hash:0.01", 0), reader, True, 2**27, tokenizer_hash(tokenizer))
-    run_parts(settings, tokenizer, parts, processes, lambda num_bytes, num_documents: None)
+    settings = PartSettings(
+        output, tokenizer, parse_split("hash:0.01", 0), reader, True, 2**27, tokenizer_hash(tokenizer)
+    )
+    run_task(settings, parts, processes, lambda num_bytes, num_documents: None)
     return settings
 
 

@@ -1,10 +1,10 @@
-"""Which documents came before: exact, over the whole input, the first one in input order stays.
+"""Exact deduplication over the whole input: the first document in input order stays.
 
     hash_part      each part, in any process: blake2b-128 of every document that the filters keep, in sorted runs
                    duplicates/part-00007.hashes
     find_first     all parts: the runs merged, a range of hashes at a time -> one bit a document, set for the first
                    duplicates/part-00007.first
-    load_first     what a part reads when it is tokenised
+    load_first     the bits of a part, when it is tokenised
 
 The bits are a pure function of the input and the filters. Memory of `hash_part`: one run; of `find_first`: one bit a
 document and BUCKET_ROWS hashes. A document that fills the corpus costs one row a run, not one a time. Disk, until
@@ -16,6 +16,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,39 +34,37 @@ REPORT_DOCUMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class HashSettings:
-    """What hashing every part of one `prepare` shares.
-
-    Attributes:
-        folder: The shard folder.
-        reader: Reads the documents.
-        filters: What they leave out hides no other document.
-    """
+class HashTask:
+    """Hashes the documents of parts. A document that `filters` leave out hides no other."""
 
     folder: Path
     reader: Reader
     filters: FilterRule
 
+    def start(self) -> Callable[[InputPart, Callable[[int, int], None]], None]:
+        """Returns `hash_part` of this task."""
+        return partial(hash_part, self)
+
 
 def hashes_path(folder: Path, part: InputPart) -> Path:
-    """Where the hashes of a part are until the duplicates are known."""
+    """Returns the file of a part's hashes, which exists until the duplicates are known."""
     return folder / DUPLICATES_DIR / f"{part.name}.hashes"
 
 
 def first_path(folder: Path, part: InputPart) -> Path:
-    """Where it is said which documents of a part came first."""
+    """Returns the file of a part's bits."""
     return folder / DUPLICATES_DIR / f"{part.name}.first"
 
 
-def hash_part(settings: HashSettings, part: InputPart, report: Callable[[int, int], None]) -> None:
+def hash_part(task: HashTask, part: InputPart, report: Callable[[int, int], None]) -> None:
     """Writes the hashes of a part. Raises: DataError, OSError, DiskError; then there is no file."""
-    make_dir(settings.folder / DUPLICATES_DIR)
-    writer = AtomicWriter(hashes_path(settings.folder, part))
+    make_dir(task.folder / DUPLICATES_DIR)
+    writer = AtomicWriter(hashes_path(task.folder, part))
     lengths: list[int] = []
     digests: list[bytes] = []
     done_bytes = num_documents = 0
     try:
-        for document in select(settings.reader.read(part.slices), settings.filters, None, Counter()):
+        for document in select(task.reader.read(part.slices), task.filters, None, Counter()):
             digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
             num_documents += 1
             done_bytes += document.consumed_bytes
@@ -96,18 +95,14 @@ def _write_run(writer: AtomicWriter, digests: list[bytes], num_documents: int) -
 
 
 def _starts(rows: np.ndarray) -> np.ndarray:
-    """Returns, bool, where in sorted rows a hash differs from the one before."""
+    """Returns a mask of sorted rows whose hash differs from the one before."""
     starts = np.ones(len(rows), bool)
     starts[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
     return starts
 
 
 def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
-    """Writes for every part which of its documents came first. All parts are hashed.
-
-    Raises:
-        DiskError: The disk refused; the same call continues.
-    """
+    """Writes the bits of every part; all parts are hashed. Raises: DiskError: the same call continues."""
     paths = [hashes_path(folder, part) for part in parts]
     shapes = [_read_shape(path) for path in paths]
     # Each part's bits begin with a byte.
@@ -124,7 +119,7 @@ def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
 
 
 def remove_hashes(folder: Path) -> None:
-    """Removes what is of no more use once every part knows which of its documents came first."""
+    """Removes the hashes of all parts, whose bits are written."""
     for path in (folder / DUPLICATES_DIR).glob("*.hashes*"):
         path.unlink(missing_ok=True)
 
@@ -139,8 +134,7 @@ def _read_shape(path: Path) -> tuple[list[int], int]:
 def _buckets(files: list[tuple[Path, list[int], int]]) -> Iterator[np.ndarray]:
     """Yields the rows of all files, a range of hashes at a time, with numbers that count through the whole input.
 
-    Args:
-        files: Path, ends of the runs, number of the first document. Opened one by one: there may be thousands.
+    `files` are paths, ends of runs, and numbers of first documents. Opened one by one: there may be thousands.
     """
     num_buckets = max(1, -(-sum(ends[-1] for _, ends, _ in files) // BUCKET_ROWS))
     places = [ends[:-1] for _, ends, _ in files]
@@ -158,7 +152,7 @@ def _buckets(files: list[tuple[Path, list[int], int]]) -> Iterator[np.ndarray]:
 
 
 def load_first(folder: Path, part: InputPart) -> np.ndarray:
-    """Returns, bool, for each document that the filters keep, whether none like it came before."""
+    """Returns a mask of the documents of a part that the filters keep: True where none like it came before."""
     content = first_path(folder, part).read_bytes()
     num_documents = int(np.frombuffer(content, "<u8", 1)[0])
     bits = np.frombuffer(content, np.uint8, offset=8)

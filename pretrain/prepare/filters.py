@@ -1,10 +1,18 @@
-"""What is read from an input: documents, of one of these kinds.
+"""Documents, and the filters that drop some of them.
 
 text       `text`
 pairs      `source` and, as its target, `text`
-records    `segments`, each learned or not; `text` is what they are together
+records    `segments`, each with or without a loss; `text` is their concatenation
 classes    `text`, and one of `labels`
 tags       `text`, words with spaces between, and one of `labels` for each word
+
+Reasons to drop a document, in `statistics.json`:
+
+undecodable            a file of the default corpus that is not UTF-8
+empty                  no text; of a pair, on neither side
+too_short, too_long    by characters; a pair by either side, a record by all its segments together
+not_required           a field of its record is absent or has none of the required values
+duplicate              the same bytes came before (duplicates.py)
 """
 
 from collections import Counter
@@ -18,7 +26,7 @@ from pretrain.config.prepare import FilterConfig
 
 
 class Label(NamedTuple):
-    """A label, and what has it: the characters of `text` from `start` to `end`."""
+    """A label of the characters of `text` from `start` to `end`."""
 
     name: str | int
     start: int
@@ -30,16 +38,16 @@ class Document:
     """One document to tokenise.
 
     Attributes:
-        text: Its characters; may be empty.
-        utf8: The same in UTF-8.
-        consumed_bytes: What it took from the input, as stored.
-        is_undecodable: Stands for a file that is passed over; has no text.
-        source: Pairs: the other side, which `text` answers. May be empty.
-        segments: Records: (text, whether it is learned), in order.
-        markers: Records: numbers of the segments that a template wrote; special tokens that they name are meant.
-        labels: In the order of what they label.
-        fields: The fields of its record that were asked for and that it has.
-        split: Where it goes, if its input says so.
+        text: Characters; may be empty.
+        utf8: `text` in UTF-8.
+        consumed_bytes: Bytes of the input, as stored.
+        is_undecodable: True: stands for a file that is passed over; has no text.
+        source: Source side of a pair. May be empty.
+        segments: Segments of a record: (text, has a loss), in order.
+        markers: Numbers of the segments that a template wrote, whose special tokens are meant.
+        labels: Labels, in order.
+        fields: Fields of its record that filters use.
+        split: Split, if its input gives one.
     """
 
     text: str
@@ -54,29 +62,12 @@ class Document:
     split: str | None = None
 
 
-# Which documents are left out, and why.
-#
-#     documents -> select -> documents that are kept; a count for each reason:
-#
-# undecodable            a file of the default corpus that is not UTF-8
-# empty                  no text; of a pair, on neither side
-# too_short, too_long    by characters; a pair by either side, a record by all its segments together
-# not_required           a field of its record is absent or has none of the values asked for
-# duplicate              the same bytes came before (duplicates.py)
-
-
 UNDECODABLE = "undecodable"
-
 EMPTY = "empty"
-
 TOO_SHORT = "too_short"
-
 TOO_LONG = "too_long"
-
 NOT_REQUIRED = "not_required"
-
 DUPLICATE = "duplicate"
-
 REASONS = (UNDECODABLE, EMPTY, TOO_SHORT, TOO_LONG, NOT_REQUIRED, DUPLICATE)
 
 
@@ -88,11 +79,11 @@ class FilterRule:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of records that `refuse` looks at."""
+        """Fields of records that `refuse` reads."""
         return tuple(self.config.require)
 
     def refuse(self, document: Document) -> str | None:
-        """Returns why a document is left out whatever the others are, or None."""
+        """Returns the reason to drop a document on its own, or None."""
         if document.is_undecodable:
             return UNDECODABLE
         if not (document.text or document.source):
@@ -122,10 +113,10 @@ def select(
     """Yields the documents that are kept.
 
     Args:
-        documents: In order. What one that is left out took from the input is added to the next.
-        rule: The filters.
-        first: bool, one for each document that the filters keep: no other came before it. None: not asked.
-        left_out: Counts the others by reason.
+        documents: Documents in order. The bytes of a dropped one are added to the next.
+        rule: Filters.
+        first: bool, one for each document that the filters keep: False for a duplicate. None: duplicates stay.
+        left_out: Counter of dropped documents by reason.
     """
     number = carried_bytes = 0
     for document in documents:

@@ -1,4 +1,12 @@
-"""URLs among the inputs: which there are, and how they are written where others may read."""
+"""Input files as listed, their cut into parts, and the parts of each machine.
+
+    InputFile    one file: path, size, version, format, input
+    Slice        a run of its bytes
+    InputPart    slices that one process reads in order and writes to shards of its own
+    plan_parts   [InputFile] -> [InputPart], by sizes alone, independent of the number of processes
+
+No file is opened here. Listing is in `inputs/listing.py`, reading in `readers/`.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,20 +49,8 @@ def name_of(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-# Input files as they were listed, and their cut into parts.
-#
-#     InputFile    one file: where it is, how large, which version of it, how documents lie in it, of which input
-#     Slice        a run of its bytes
-#     Part         slices that one process reads in order and turns into shards of its own
-#     plan_parts   [InputFile] -> [Part], by sizes alone, so that any number of processes shares the same parts out
-#
-# Nothing is opened here. Which files an input names is inputs/listing.py; reading them is readers/.
-
-
 MIN_PART_BYTES = 2 * 2**20
-
 MAX_PART_BYTES = 256 * 2**20
-
 PARTS_WANTED = 64
 
 
@@ -63,15 +59,15 @@ class InputFile:
     """One input file as it was when listed.
 
     Attributes:
-        path: As the user's input leads to it; a URL where it is remote.
+        path: Path from the user's input, or a URL.
         size: Bytes, as stored.
-        version: With `size`, how a change is noticed: nanoseconds of the last change of a local file, the entity tag
-            (or what the server has instead) of a remote one. No spaces.
-        input: Which of the inputs it belongs to, from 0.
-        format: How documents lie in it: a key of `READERS`.
+        version: Detects a change, with `size`: nanoseconds of the last change of a local file, the entity tag (or its
+            substitute) of a remote one. No spaces.
+        input: Number of its input, from 0.
+        format: Key of `READERS`.
         compression: `gzip`, `zstd` or none.
-        is_cuttable: Slices of it may begin inside.
-        pair: The file whose n-th line belongs to the n-th line of this one.
+        is_cuttable: True: slices of it may begin inside.
+        pair: File whose n-th line is paired with the n-th line of this one.
     """
 
     path: str
@@ -90,12 +86,12 @@ class InputFile:
 
     @property
     def shown(self) -> str:
-        """The path for messages and records: without what may be a secret in a URL."""
+        """Path for messages and records, without secrets of a URL."""
         return without_secrets(self.path)
 
     @property
     def is_remote(self) -> bool:
-        """It is read over a network."""
+        """True for a file that is read over a network."""
         return is_remote(self.path)
 
 
@@ -115,7 +111,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class InputPart:
-    """A unit of work: slices that one process reads in order and turns into shards of its own."""
+    """A unit of work: slices that one process reads in order and writes to shards of its own."""
 
     number: int
     slices: tuple[Slice, ...]
@@ -138,9 +134,9 @@ def plan_part_bytes(files: Iterable[InputFile]) -> int:
 
 
 def plan_parts(files: Iterable[InputFile], part_bytes: int) -> list[InputPart]:
-    """Cuts the input into parts of about `part_bytes`, in order. A pure function of the listing.
+    """Cuts the input into parts of about `part_bytes`, in order: a pure function of the listed sizes.
 
-    A file that is cuttable is cut by bytes; which line or row group a cut falls in is settled when it is read.
+    Cuts are by bytes; the reader moves them to the next line or row group.
     """
     parts: list[InputPart] = []
     pending: list[Slice] = []
@@ -165,17 +161,11 @@ def _slices(files: Iterable[InputFile], part_bytes: int) -> Iterator[Slice]:
             yield Slice(file, 0, file.size)
 
 
-# Which parts of the input one of several machines prepares: of `--part i/n`, those with number % n
-# == i - 1.
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of `of` commands that fill one folder together.
+    """The parts of one of several machines, by `--part number/of`: those with part number % of == number - 1.
 
-    Attributes:
-        number: From 1. The first makes what all depend on: the tokenizer, and which documents came before.
-        of: How many. 1: the whole input.
+    The first share makes the files that all depend on: tokenizer, labels and duplicates.
     """
 
     number: int = 1
@@ -183,16 +173,16 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
-        """There are no others."""
+        """True for a single share."""
         return self.of == 1
 
     @property
     def is_first(self) -> bool:
-        """The others wait for what this one makes."""
+        """True for the share that the others wait for."""
         return self.number == 1
 
     def own(self, parts: Sequence[InputPart]) -> list[InputPart]:
-        """Returns the parts that are this one's, in order."""
+        """Returns the parts of this share, in order."""
         return [part for part in parts if part.number % self.of == self.number - 1]
 
     def __str__(self) -> str:

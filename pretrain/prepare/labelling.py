@@ -1,27 +1,21 @@
-"""Labels of documents: their names, and the numbers beside the tokens of a shard.
+"""Labels of documents: their names, and the label numbers of tokens.
 
-    training documents -> find_labels -> names, sorted -> labels.json; or they are given, in any order
+    labels of training documents -> sort_labels -> labels.json; or they are given, in any order
     document, tokens   -> number_tokens -> int16, as long as the tokens: a class at the first token of the document, a
                           tag at the first token of its word, IGNORE_INDEX elsewhere
 
-A label is text or a number. A number is the name that it spells; where names are given and none is a number, it is a
-place in them, as in data sets whose names are kept apart.
+A label is text or a number. A number is the name that it spells; where names are given and none is a number, it is an
+index into them, as in data sets whose names are kept apart.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from pretrain.errors import DataError
-from pretrain.prepare.filters import FilterRule, Label, select
-from pretrain.prepare.input_parts import InputPart
-from pretrain.prepare.progress import Progress
-from pretrain.prepare.readers.dispatch import Reader
-from pretrain.prepare.split import TRAIN, SplitRule
-from pretrain.prepare.text_pieces import divide
+from pretrain.prepare.filters import Label
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.writer import MAX_LABELS
 
@@ -34,8 +28,8 @@ class LabelSet:
     """The labels of a shard folder.
 
     Attributes:
-        names: Of each label, by its number.
-        is_given: By the config; else they are those of the training split.
+        names: Names, by the number of the label.
+        is_given: True: by the config. False: found in the training split.
     """
 
     names: tuple[str, ...]
@@ -50,16 +44,7 @@ class LabelSet:
         return self.is_given and not any(_is_number(name) for name in self.names)
 
     def number(self, label: str | int, split: str, text: str) -> int:
-        """Returns the number of a label.
-
-        Args:
-            label: As read.
-            split: Of its document.
-            text: The document, for errors.
-
-        Raises:
-            DataError: It is none of the set.
-        """
+        """Returns the number of a label. Raises: DataError: unknown label; `split` and `text` are for its message."""
         number = self._numbers.get(str(label))
         if number is None and isinstance(label, int) and self._has_places and 0 <= label < len(self.names):
             number = label
@@ -74,43 +59,15 @@ class LabelSet:
         raise DataError(f"{what} ({known})", where=f"the document that begins {text[:40]!r}", fix=fix)
 
 
-def find_labels(
-    parts: Sequence[InputPart],
-    reader: Reader,
-    rule: SplitRule,
-    filters: FilterRule,
-    first_of: Callable[[InputPart], np.ndarray | None],
-    progress: Progress,
-) -> list[str]:
-    """Returns the names of all labels of the training split, sorted; numbers by their value. Reads all of the input.
-
-    Args:
-        parts: The whole input.
-        reader: Reads it.
-        rule: The split; what it holds out is not seen.
-        filters: What they leave out is not seen.
-        first_of: As `train_texts`.
-        progress: Called after each part.
-
-    Raises:
-        DataError: There are none, or too many; or malformed input.
-    """
-    found: set[str] = set()
-    total_bytes = sum(part.num_bytes for part in parts)
-    done_bytes = num_documents = 0
-    for part in parts:
-        for document in select(reader.read(part.slices), filters, first_of(part), Counter()):
-            if any(piece.split == TRAIN for piece in divide(document, rule)):
-                found.update(str(label.name) for label in document.labels)
-                num_documents += 1
-        done_bytes += part.num_bytes
-        progress("reading the labels", done_bytes, total_bytes, num_documents)
+def sort_labels(names: Iterable[str]) -> list[str]:
+    """Returns the names of all labels, sorted; numbers by their value. Raises: DataError: none, or too many."""
+    found = set(names)
     check_labels(found)
     return sorted(found, key=int if all(map(_is_number, found)) else str)
 
 
 def check_labels(names: Iterable[str]) -> None:
-    """Checks that there are labels, and not more than a shard can tell apart. Raises: DataError."""
+    """Checks that there are labels, and at most those of a shard. Raises: DataError."""
     count = len(list(names))
     if not count:
         raise DataError(
@@ -128,29 +85,27 @@ def number_tokens(
     """Returns the number of each token's label, int16 [num_tokens].
 
     Args:
-        labels: Of a document, in order.
-        places: int64 [labels]: the token that each belongs to, `num_tokens` where it has none. None: the first.
-        num_tokens: Of the document.
-        set_: The labels that there are.
-        split: Of the document.
-        text: The document, for errors.
+        labels: Labels of a document, in order.
+        places: int64 [labels]: token of each label, `num_tokens` where it has none. None: the first.
+        num_tokens: Tokens of the document.
+        set_: All labels.
+        split: Split of the document, for errors.
+        text: Text of the document, for errors.
 
     Raises:
         DataError: A label is unknown.
     """
     numbers = np.full(num_tokens + 1, IGNORE_INDEX, dtype=np.int16)
     found = [set_.number(label.name, split, text) for label in labels]
-    # Of two words that one token begins with, the first names it.
+    # A token that begins with two words has the label of the first.
     numbers[np.zeros(len(found), dtype=np.int64) if places is None else places[::-1]] = found[::-1]
     return numbers[:num_tokens]
 
 
 def first_tokens(labels: Sequence[Label], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns the first token of each word, int64; the number of tokens where a tokenizer left nothing of it.
+    """Returns the first token of each labelled word, int64; the number of tokens where a tokenizer left nothing of it.
 
-    Args:
-        labels: Each with the characters of its word.
-        offsets: Characters of each token of the text.
+    `offsets` are the character spans of the tokens.
     """
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     word_starts = np.array([label.start for label in labels], dtype=np.int64)

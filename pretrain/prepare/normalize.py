@@ -1,9 +1,7 @@
-"""What an input's text goes through before anything else sees it, by `normalize` of an input.
+"""Normalisation of an input's text, by `normalize` of an input, before filters, split, duplicates and tokenizer.
 
-    Document -> normalize_document -> Document: filters, split, duplicates and tokenizer see the second only
-
-Whoever brings further text to a model that was trained on such a folder, to translate or to score, passes it through
-the same `build_normalizers` first.
+Further text for a model that was trained on such a folder, to translate or to score, needs the same
+`build_normalizers` first.
 """
 
 from collections.abc import Callable
@@ -22,7 +20,7 @@ Normalize = Callable[[str], str]
 
 
 def check_normalize(config: NormalizeConfig) -> None:
-    """Checks that the package which the steps need is there. Raises: LaunchError."""
+    """Checks that the package of the steps is installed. Raises: LaunchError."""
     if config.needs_language and find_spec(PACKAGE) is None:
         raise LaunchError(
             f"normalize.steps={config.steps} are done by {PACKAGE}, which is not installed",
@@ -31,7 +29,7 @@ def check_normalize(config: NormalizeConfig) -> None:
 
 
 def build_normalizers(config: NormalizeConfig) -> tuple[Normalize, Normalize]:
-    """Returns what is done to a text or the source of a pair, and what to the target. Raises: LaunchError."""
+    """Returns the normalizer of texts and sources, and that of targets. Raises: LaunchError."""
     check_normalize(config)
     source = partial(_apply, _steps(config, config.language))
     if config.target_language in (None, config.language):
@@ -40,13 +38,7 @@ def build_normalizers(config: NormalizeConfig) -> tuple[Normalize, Normalize]:
 
 
 def normalize_document(document: Document, source: Normalize, target: Normalize) -> Document:
-    """Returns the document as `build_normalizers` makes it; what it took from the input stays.
-
-    Args:
-        document: As read.
-        source: Of the source of a pair, of a text, and of every segment of a record.
-        target: Of the target of a pair.
-    """
+    """Returns the document, normalized by `source`, and the target of a pair by `target`."""
     if document.source is not None:
         text = target(document.text)
         return replace(document, text=text, utf8=text.encode(), source=source(document.source))
@@ -66,7 +58,7 @@ def _steps(config: NormalizeConfig, language: str | None) -> list[Normalize]:
 
 
 def _apply(steps: list[Normalize], text: str) -> str:
-    """Line by line: Moses takes the end of a line for a space."""
+    """Normalizes line by line: Moses takes the end of a line for a space."""
     return "\n".join(reduce(lambda line, step: step(line), steps, line) for line in text.split("\n"))
 
 
@@ -80,7 +72,7 @@ def _punctuation(language: str | None) -> Normalize:
 
 
 def _moses(language: str | None) -> Normalize:
-    """Not escaped: `&apos;` would be seven characters for the tokenizer to learn, and changes no score."""
+    """Returns Moses without escapes: `&apos;` would be seven characters for the tokenizer, and changes no score."""
     tokenize = _scripts().MosesTokenizer(language).tokenize
     return lambda line: str(tokenize(line, return_str=True, escape=False))
 

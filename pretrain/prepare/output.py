@@ -1,9 +1,9 @@
-"""The shard folder while it is being made: what it was begun with, which parts are done, what a killed run left.
+"""The shard folder while it is made: its identity, finished parts, leftovers of a killed run, and locks.
 
     prepare.json      config and listing of the inputs, written first: the identity of the folder
     tokenizer.json    next; parts depend on it
     labels.json       of labelled documents, where no labels are given; parts depend on it
-    duplicates/*      which documents came before, where asked for; parts depend on it
+    duplicates/*      where asked for; parts depend on it
     parts/*.json      one record a finished part
     statistics.json, data_card.md, lengths.png
     index.json        written last: with it the folder is complete
@@ -33,33 +33,26 @@ from pretrain.tokenizer import tokenizer_hash
 from pretrain.utils.io import make_dir, take_flock, write_json
 
 IDENTITY_NAME = "prepare.json"
-
 TOKENIZER_NAME = "tokenizer.json"
-
 OTHER_TOKENIZER = f"{TOKENIZER_NAME} is not the one that made the shards"
-
 STATISTICS_NAME = "statistics.json"
-
 CARD_NAME = "data_card.md"
-
 PICTURE_NAME = "lengths.png"
 
 _STATISTICS = (STATISTICS_NAME, CARD_NAME, PICTURE_NAME)
 
 MAX_SHOWN = 8
-
 _ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
 
 
 def claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile], *, is_first: bool = True) -> None:
-    """Enters what this run is in `prepare.json`, or checks that the folder was begun with the same.
+    """Writes `prepare.json`, or checks that the folder was begun with the same options and inputs.
 
-    Removes temporary files of a killed run first: their names, which have a process id, may come again. Where others
-    work on the folder, it is called under their `claim_lock`, and only the first, which makes it, looks after the
-    tokenizer.
+    Removes temporary files of a killed run first: their names, which have a process id, may come again; those of the
+    tokenizer and the labels in the first share only, which makes them. Shares call it under `claim_lock`.
 
     Raises:
-        ConfigError: Other options, or a folder that holds something else.
+        ConfigError: Other options, or a folder of other content.
         DataError: Other inputs.
         DiskError: The disk refused.
     """
@@ -123,7 +116,7 @@ def load_records(folder: Path, parts: Iterable[InputPart], tokenizer_sha256: str
 
 
 def remove_leftovers(folder: Path, parts: Sequence[InputPart], records: dict[int, PartRecord]) -> None:
-    """Removes every file of `parts` that no record vouches for."""
+    """Removes every file of `parts` that is in no record."""
     kept = {record_path(folder, part) for part in parts if part.number in records}
     for record in records.values():
         for split in record.splits.values():
@@ -137,12 +130,12 @@ def remove_leftovers(folder: Path, parts: Sequence[InputPart], records: dict[int
 
 
 def _part_name(path: Path) -> str:
-    """`part-00007` of `part-00007-0000.tar`."""
+    """Returns `part-00007` of `part-00007-0000.tar`."""
     return "-".join(path.name.split(".")[0].split("-")[:2])
 
 
 def check_complete(folder: Path) -> tuple[DataIndex | None, str]:
-    """Returns the index of a folder that has one, where all is there that it names; else None, and what is wrong."""
+    """Returns the index of a folder whose files are complete; else None, and the damage."""
     try:
         index = load_index(folder)
         check_shards(folder, index)
@@ -154,7 +147,7 @@ def check_complete(folder: Path) -> tuple[DataIndex | None, str]:
 
 
 def discard_output(folder: Path) -> None:
-    """Takes back all that an unfinished run wrote, the identity last."""
+    """Removes the output of an unfinished run, the identity last."""
     (folder / INDEX_NAME).unlink(missing_ok=True)
     for name in (PARTS_DIR, DUPLICATES_DIR, *SPLITS):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -163,25 +156,18 @@ def discard_output(folder: Path) -> None:
     (folder / IDENTITY_NAME).unlink(missing_ok=True)
 
 
-# Who may write a shard folder: one `prepare`, or one for each part of n; and after a kill, nobody
-# until the last worker is gone.
+# Locks of a shard folder: one `prepare` may write it, or one for each part of n; after a kill, none before the last
+# worker has ended. All are flocks, which the operating system releases at the end of a process.
 #
-#     .prepare.lock      held exclusively by the one that runs `prepare`; shared, with n in it, by those of `--part i/n`
-#     .prepare-i.lock    held exclusively by `--part i/n`
-#     .workers.lock, .workers-i.lock    held shared by each worker process; waited for at the start
-#     .claim.lock        held for a moment by whoever writes what all share: the n above, prepare.json, the index
-#
-# All are flocks: the operating system lets go of them when the process ends, however it ends.
-
+#     .prepare.lock      exclusive: `prepare`; shared, with n in it: `--part i/n`
+#     .prepare-i.lock    exclusive: `--part i/n`
+#     .workers.lock, .workers-i.lock    shared: each worker process; a start waits for them
+#     .claim.lock        exclusive, for a moment: writers of common files: the n above, prepare.json, the index
 
 PREPARE_LOCK = ".prepare.lock"
-
 WORKERS_LOCK = ".workers.lock"
-
 CLAIM_LOCK = ".claim.lock"
-
 ORPHAN_WAIT_S = 30.0
-
 CLAIM_WAIT_S = 600.0
 
 _LOCK_NAME = re.compile(r"\.(prepare|workers|claim)(-\d+)?\.lock")
@@ -190,18 +176,13 @@ _log = logging.getLogger(__name__)
 
 
 def is_lock(name: str) -> bool:
-    """Whether a file of a shard folder is one of these."""
+    """True for the name of a lock file."""
     return _LOCK_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
-    """Holds the shard folder `folder`, which exists, for one `prepare`, or for one share of it.
-
-    Raises:
-        LockedError: Another live process has it.
-        DiskError: The folder cannot be written.
-    """
+    """Locks an existing shard folder for one `prepare`, or for one share of it. Raises: LockedError, DiskError."""
     with contextlib.ExitStack() as stack:
         descriptor = _open(folder, PREPARE_LOCK, stack)
         if share.is_whole:
@@ -223,15 +204,17 @@ def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claim_lock(folder: Path) -> Iterator[None]:
-    """Holds what the shares of a folder write in common. Raises: LockedError, DiskError."""
+    """Locks the common files of all shares. Raises: LockedError, DiskError."""
     with contextlib.ExitStack() as stack:
         if not _flock(_open(folder, CLAIM_LOCK, stack), fcntl.LOCK_EX, wait_s=CLAIM_WAIT_S):
-            raise LockedError(f"{CLAIM_LOCK} is held for too long", where=str(folder), fix="end what holds it")
+            raise LockedError(
+                f"timed out waiting for {CLAIM_LOCK}", where=str(folder), fix="end the process that holds it"
+            )
         yield
 
 
 def hold_as_worker(folder: Path, share: Share = WHOLE) -> None:
-    """Marks this process as a worker on `folder` until it ends."""
+    """Takes the lock of a worker on `folder` until this process ends."""
     name = _workers_name(share)
     _flock(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH, wait_s=ORPHAN_WAIT_S)
 
@@ -258,9 +241,9 @@ def _hold(descriptor: int, folder: Path, who: str) -> None:
 
 
 def _hold_with_others(descriptor: int, folder: Path, share: Share) -> None:
-    """Shares the folder with other parts of the same n: parts of another n would write the same files."""
+    """Takes the shared lock of parts of the same n: parts of another n would write the same files."""
     mine = f"of {share.of}"
-    # One that comes first holds it exclusively until it has written its n: the others wait here for as long.
+    # The first one has it exclusively until its n is written; the others wait here.
     with claim_lock(folder):
         if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):
             _write_owner(descriptor, mine)
@@ -294,9 +277,9 @@ def _write_owner(descriptor: int, owner: str) -> None:
 
 
 def _flock(descriptor: int, operation: int, wait_s: float) -> bool:
-    """Tries for up to `wait_s`; returns whether the lock is had. A file system without locks counts as had."""
+    """Tries for up to `wait_s`; returns True if the lock is taken, also on a file system without locks."""
     try:
         return take_flock(descriptor, operation, wait_s)
     except OSError as error:
-        _log.warning("this file system has no locks (%s): make sure that nobody else prepares here", error.strerror)
+        _log.warning("this file system has no locks (%s): do not run another `prepare` here", error.strerror)
         return True

@@ -1,11 +1,11 @@
-"""One part of the input -> its shards and its record: the unit of work, of parallelism and of restart.
+"""Tokenises one part of the input into shards and a record: the unit of work, of parallelism and of restart.
 
     documents of the part -> filters -> divide (train, validation) -> pieces -> encode_batch_fast, a batch at a time
       -> end-of-document token -> SPLIT/part-00007-0000.tar, -0001.tar, ...    (every `shard_tokens` tokens)
       -> parts/part-00007.json, written last: with it the part is done, without it the part has not happened
 
 The bytes are a pure function of (slices, tokenizer, settings): no process number, time or neighbour enters.
-Memory: one document and one batch. Not here: which parts there are (sources.py), who runs them (pool.py).
+Memory: one document and one batch. Not here: the cut into parts (`input_parts.py`), and processes (`pool.py`).
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
@@ -28,36 +29,36 @@ from pretrain.prepare.split import SPLITS, SplitRule, SplitWriter
 from pretrain.prepare.text_pieces import TextPiece, cut_piece, divide
 from pretrain.shards.index import LABELLED, ShardIndex, Sidecar
 from pretrain.shards.sidecars import RaggedArrays, TokenDocuments, concatenate
-from pretrain.tokenizer import BATCH_CHARS, PIECE_CHARS, Encoder
+from pretrain.tokenizer import BATCH_CHARS, PIECE_CHARS, Encoder, build_encoder, load_tokenizer
 from pretrain.utils.io import write_json
 
 PARTS_DIR = "parts"
-
 BATCH_PIECES = 1024
 
 Report = Callable[[int, int], None]
-
 """Called with the input bytes and documents since the last call, several times a second; may raise to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartSettings:
-    """What every part of one `prepare` shares.
+    """The task of tokenising parts.
 
     Attributes:
-        folder: The shard folder.
-        rule: The split.
-        reader: Reads the documents.
-        cut_long: The tokenizer allows `cut_text`; without, a document is encoded whole.
+        folder: Shard folder.
+        tokenizer_path: File of the tokenizer.
+        rule: Split.
+        reader: Reader of the documents.
+        cut_long: True: the tokenizer allows `cut_text`. False: a document is encoded whole.
         shard_tokens: A shard is closed at the first document end at or past this many tokens.
-        tokenizer_sha256: Of the tokenizer, hex; entered in each record.
-        filters: Which documents are left out.
-        deduplicate: So are those that came before; duplicates.py has found them.
-        end_of_document: A document ends with the tokenizer's end-of-document token.
-        labels: Of labelled documents.
+        tokenizer_sha256: Hash of the tokenizer, hex; entered in each record.
+        filters: Filters of documents.
+        deduplicate: True: drop duplicates, which `duplicates.py` has found.
+        end_of_document: True: a document ends with the tokenizer's end-of-document token.
+        labels: Labels of labelled documents.
     """
 
     folder: Path
+    tokenizer_path: Path
     rule: SplitRule
     reader: Reader
     cut_long: bool
@@ -68,18 +69,22 @@ class PartSettings:
     end_of_document: bool = True
     labels: LabelSet | None = None
 
+    def start(self) -> Callable[[InputPart, Report], None]:
+        """Loads the tokenizer; returns `write_part` of this task."""
+        return partial(write_part, self, build_encoder(load_tokenizer(self.tokenizer_path)))
+
 
 @dataclass(slots=True)
 class SplitRecord:
-    """What a part wrote to one split.
+    """The output of a part in one split.
 
     Attributes:
         num_bytes_text: UTF-8 bytes of its text; of pairs, of the targets.
-        shards: In order.
-        lengths: Of its documents, as `Lengths.as_json` gives them; of pairs, of the targets.
-        source_lengths: Of the sources of its pairs.
-        num_learned: Learned tokens of its records.
-        num_labelled: Tokens that have each label, by its number as text.
+        shards: Its shards, in order.
+        lengths: Lengths of its documents, by `LengthHistogram.as_json`; of pairs, of the targets.
+        source_lengths: Lengths of the sources of its pairs.
+        num_learned: Tokens of its records that have a loss.
+        num_labelled: Tokens with each label, by its number as text.
     """
 
     num_bytes_text: int = 0
@@ -92,11 +97,11 @@ class SplitRecord:
 
 @dataclass(slots=True)
 class PartRecord:
-    """What a part wrote, and what it passed over.
+    """The output of a part.
 
     Attributes:
-        tokenizer_sha256: Of the tokenizer, hex.
-        splits: What it wrote.
+        tokenizer_sha256: Hash of the tokenizer, hex.
+        splits: Output in each split.
         num_empty: Documents without text, or without tokens.
         num_undecodable: Files of the default corpus that are not UTF-8.
         num_filtered: Documents left out, by reason.
@@ -115,12 +120,12 @@ class PartRecord:
 
 
 def record_path(folder: Path, part: InputPart) -> Path:
-    """Where the record of `part` is."""
+    """Returns the file of a part's record."""
     return folder / PARTS_DIR / f"{part.name}.json"
 
 
 def load_record(folder: Path, part: InputPart, tokenizer_sha256: str) -> PartRecord | None:
-    """Returns the record of a part that was finished with this tokenizer and whose files have their sizes, or None."""
+    """Returns the record of a part; None: not finished with this tokenizer, or a file has another size."""
     try:
         raw = json.loads(record_path(folder, part).read_bytes())
         if raw["tokenizer_sha256"] != tokenizer_sha256:
@@ -227,17 +232,9 @@ def _report_batch(batch: list[TextPiece], report: Report) -> None:
     report(sum(piece.consumed_bytes for piece in batch), sum(piece.is_last for piece in batch))
 
 
-# Documents of shards, put together of pieces: tokens, what begins and ends them, and what lies
-# beside the tokens.
-#
-#     [Piece] -> encoded, a batch at a time -> after those of a document not yet ended -> TokenDocuments of each split
-#
-# Everything is done for a batch at a time, but for labels. Memory: one document and one batch.
-
-
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Pieces, their tokens with what begins and ends a text, and of tags the first token of each label, a row each."""
+    """Pieces, their tokens with begin and end tokens, and of tags the first token of each label, a row each."""
 
     pieces: list[TextPiece]
     tokens: RaggedArrays
@@ -248,17 +245,13 @@ class _Encoded:
 
 
 class Assembler:
-    """Makes documents of pieces that come in batches."""
+    """Encodes batches of pieces and joins them to documents.
+
+    A document, and a source, ends with the end-of-document token where asked for; it has a loss if the token before it
+    has one. Memory: one document and one batch.
+    """
 
     def __init__(self, encoder: Encoder, kind: str, end_of_document: bool, labels: LabelSet | None) -> None:
-        """Starts between two documents.
-
-        Args:
-            encoder: Encodes the pieces; has the tokens that begin labelled documents and that end all.
-            kind: What a document is.
-            end_of_document: A document, and a source, ends with that token; learned if what it follows is.
-            labels: Of labelled documents.
-        """
         self._encoder, self._kind, self._labels = encoder, kind, labels
         self._begin = encoder.bos if kind in LABELLED else encoder.bos[:0]
         self._end = encoder.eos if end_of_document else encoder.eos[:0]
@@ -288,7 +281,7 @@ class Assembler:
             tokens, offsets = self._encoder.encode_placed(texts)
             firsts = (first_tokens(piece.labels, own) for piece, own in zip(pieces, offsets, strict=True))
             begin, both = len(self._begin), len(self._begin) + len(self._end)
-            # Of a word that the tokenizer left nothing of, behind the document.
+            # A word that the tokenizer left nothing of has its place behind the document.
             places = [
                 first + np.where(first < num, begin, both) for first, num in zip(firsts, tokens.lengths, strict=True)
             ]
@@ -312,7 +305,7 @@ class Assembler:
                 yield split, self._assemble(_Encoded(pieces, encoded.tokens.select(is_own), places))
 
     def _assemble(self, encoded: _Encoded) -> TokenDocuments:
-        """Returns the documents that whole documents' pieces make."""
+        """Joins the pieces of whole documents."""
         pieces, tokens = encoded.pieces, encoded.tokens
         ends = np.array([piece.ends for piece in pieces])
         if self._kind == "pairs":
@@ -338,7 +331,7 @@ class Assembler:
 
 
 def _insert(tokens: RaggedArrays, is_given: np.ndarray, extra: np.ndarray, *, at_end: bool) -> RaggedArrays:
-    """Gives some arrays, by a bool for each, one more token: their first, or their last."""
+    """Inserts a token at the beginning or end of the arrays that `is_given` marks."""
     stops = np.cumsum(tokens.lengths)
     places = stops if at_end else stops - tokens.lengths
     return RaggedArrays(np.insert(tokens.values, places[is_given], extra), tokens.lengths + is_given)

@@ -1,8 +1,7 @@
-"""Runs parts over processes: spawned workers that stop when told to, and die when their parent does.
+"""Runs a task on parts over processes: spawned workers that stop by a flag, and die with their parent.
 
     run_task -> one process: in this one; more: a ProcessPoolExecutor, a bounded number of parts submitted ahead
-      worker: shared lock, parent watch, Task.start  ->  each part  ->  progress into its part's own cells
-    run_parts, hash_parts -> run_task: tokenise parts; hash their documents
+      worker: shared lock, parent watch, PartTask.start  ->  each part  ->  progress into its part's own cells
 
 Progress and the stop flag are plain shared memory without locks: a worker that the kernel kills can hold none.
 Fork is not used: the threads of `tokenizers` do not survive it.
@@ -16,41 +15,32 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from pretrain.errors import DataError
-from pretrain.prepare.duplicates import HashSettings, hash_part
 from pretrain.prepare.input_parts import WHOLE, InputPart, Share
 from pretrain.prepare.output import hold_as_worker
-from pretrain.prepare.part import PartSettings, Report, write_part
-from pretrain.tokenizer import build_encoder, load_tokenizer
+from pretrain.prepare.part import Report
 
 POLL_S = 0.2
 
 Tick = Callable[[int, int], None]
 """Called with the input bytes and documents done so far by the parts of this call."""
 
-
 Work = Callable[[InputPart, Report], None]
 """Does one part."""
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
-def telling_what_failed(folder: Path) -> Iterator[None]:
-    """Makes the death of a worker, and of a file system, an error that a user can mend. Finished parts are kept.
-
-    Raises:
-        DataError: One of them happened.
-    """
+def name_failures(folder: Path) -> Iterator[None]:
+    """Turns the death of a worker and failed reads into a DataError with its fix. Finished parts are kept."""
     try:
         yield
     except BrokenProcessPool as error:
@@ -65,67 +55,23 @@ def telling_what_failed(folder: Path) -> Iterator[None]:
         raise DataError(
             f"cannot be read: {error.strerror}",
             where=str(error.filename),
-            fix="mend that and run the same command again; finished parts are kept",
+            fix="fix the access problem and run the same command again; finished parts are kept",
         ) from error
 
 
 class PartTask(Protocol):
-    """What is done with every part; sent to the workers."""
+    """The work on each part; sent to the workers."""
 
     @property
     def folder(self) -> Path:
         """The shard folder."""
 
     def start(self) -> Work:
-        """Loads what the work needs, once a process."""
-
-
-@dataclass(frozen=True, slots=True)
-class _WriteTask:
-    settings: PartSettings
-    tokenizer_path: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.settings.folder
-
-    def start(self) -> Work:
-        return partial(write_part, self.settings, build_encoder(load_tokenizer(self.tokenizer_path)))
-
-
-@dataclass(frozen=True, slots=True)
-class _HashTask:
-    settings: HashSettings
-
-    @property
-    def folder(self) -> Path:
-        return self.settings.folder
-
-    def start(self) -> Work:
-        return partial(hash_part, self.settings)
-
-
-def run_parts(
-    settings: PartSettings,
-    tokenizer_path: Path,
-    parts: Sequence[InputPart],
-    processes: int,
-    tick: Tick,
-    share: Share = WHOLE,
-) -> None:
-    """Tokenises `parts`, in any order. Raises: See `run_task`."""
-    run_task(_WriteTask(settings, tokenizer_path), parts, processes, tick, share)
-
-
-def hash_parts(
-    settings: HashSettings, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share = WHOLE
-) -> None:
-    """Hashes the documents of `parts`, in any order. Raises: See `run_task`."""
-    run_task(_HashTask(settings), parts, processes, tick, share)
+        """Loads the needs of the work, once a process."""
 
 
 def run_task(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share = WHOLE) -> None:
-    """Does `task` with every part, in any order; `share` is whose they are.
+    """Runs `task` on the parts of a share, in any order.
 
     Raises:
         DataError: Malformed input.
@@ -194,7 +140,7 @@ def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: 
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """A process started meanwhile never sees Ctrl-C; ours gets it at the end. The parent decides when all stop."""
+    """Starts processes that never see Ctrl-C; this one gets it at the end, and decides when all stop."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -203,11 +149,11 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 class _StopError(Exception):
-    """The parent wants no more."""
+    """The stop flag is set."""
 
 
 class _Worker:
-    """What a worker process holds between parts."""
+    """State of a worker process."""
 
     def __init__(self, work: Work, cells: Any, stop: Any) -> None:
         self._work, self._cells, self._stop = work, cells, stop
@@ -227,9 +173,8 @@ class _Worker:
         return report
 
 
-_worker: _Worker | None = (
-    None  # set once a process, by the pool's initializer: shared memory cannot be sent with a task
-)
+# Set once a process, by the pool's initializer: shared memory cannot be sent with a task.
+_worker: _Worker | None = None
 
 
 def _start_worker(task: PartTask, share: Share, cells: Any, stop: Any) -> None:
@@ -246,7 +191,7 @@ def _work_in_worker(part: InputPart) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ends this process as soon as its parent is gone, so that no orphan writes into a folder that others reuse."""
+    """Ends this process with its parent, so that no orphan writes into a folder that others reuse."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

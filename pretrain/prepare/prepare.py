@@ -1,18 +1,17 @@
 """`pretrain prepare`: raw text -> tokenizer -> token shards, restartable and the same bytes however it is run.
 
-    check config, list inputs       nothing is written before they are sound (prepare_job.py)
-    lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
-    duplicates/                     where asked for: which documents came before (duplicates.py)
+    check config, list inputs       before anything is written (prepare_job.py)
+    lock, claim the folder          prepare.json: the identity of the folder; another one is refused
+    duplicates/                     where asked for: deduplication (duplicates.py)
     tokenizer.json                  trained on a sample of the training documents, or the given one
-    labels.json                     of labelled documents: the names that the training split has
+    labels.json                     of labelled documents: the label names of the training split
     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
-    statistics.json, data_card.md   what came of it (statistics.py)
+    statistics.json, data_card.md   (statistics.py)
     index.json                      last: merges the records in part order
 
-Several commands, each with its share of the parts, may fill one folder from as many machines (share.py). A run that
-is killed anywhere is continued by the same command. Malformed input ends it with one line and takes back
-what was written: nothing of it could be used, because mended input is other input. Not here: shuffling (order.py
-permutes when training reads), and any other process's folder.
+Several commands, each with its share of the parts, may fill one folder from as many machines. A killed run is continued
+by the same command. Malformed input ends it with one line and removes its output, which corrected input could not use.
+Not here: shuffling (`data/order.py` permutes when training reads).
 """
 
 import contextlib
@@ -32,7 +31,7 @@ from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import claim_lock, lock_folder
 from pretrain.prepare.part import PartRecord
-from pretrain.prepare.pool import num_cores, telling_what_failed
+from pretrain.prepare.pool import name_failures, num_cores
 from pretrain.prepare.prepare_job import PrepareJob, plan_job
 from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION
@@ -51,16 +50,16 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
     Throughput is that of `tokenizers`: about 3 MB/s of text a core.
 
     Args:
-        config: What to prepare.
-        progress: Called as it goes on.
-        processes: Workers, one core each; None: one a core. No effect on the output.
+        config: Config of the folder.
+        progress: Progress callback.
+        processes: Worker processes; None: one a core. No effect on the output.
 
     Raises:
-        ConfigError: Values that cannot be, or that differ from those the folder was begun with.
-        DataError: Inputs that are missing, malformed, empty, or differ from those the folder was begun with; or a
+        ConfigError: Invalid values, or others than those the folder was begun with.
+        DataError: Inputs that are missing, malformed, empty, or others than those the folder was begun with; or a
             worker was killed.
         LockedError: Another process prepares the same folder.
-        DiskError: The disk refused. What is finished is kept: the same command continues.
+        DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
     index = prepare_share(config, WHOLE, progress, processes=processes)
     assert index is not None, "there are no others to wait for"
@@ -70,14 +69,13 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
 def prepare_share(
     config: PrepareConfig, share: Share, progress: Progress = no_progress, *, processes: int | None = None
 ) -> DataIndex | None:
-    """Does one share of what `prepare` does, beside others that fill the same folder from other machines.
+    """Prepares one share of a folder, which other machines fill too; its output stays after an error.
 
     Returns:
-        The index, which the last one to finish writes; None where others have not finished.
+        The index, which the last share to finish writes; None: others have not finished.
 
     Raises:
-        LockedError: Others did not come with what this one needs from them (see `wait_for`).
-        ConfigError, DataError, DiskError: As `prepare`. What is written stays: the others need it.
+        LockedError: Timed out waiting for files of other shares (see `wait_for`); else as `prepare`.
     """
     if processes is not None and processes < 1:
         raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
@@ -90,7 +88,7 @@ def prepare_share(
         if index is not None:
             _log.info("%s is complete: nothing to do", folder)
             return index
-        with telling_what_failed(folder):
+        with name_failures(folder):
             try:
                 return _build(job, share, progress, processes or num_cores())
             except DataError:
@@ -100,7 +98,7 @@ def prepare_share(
 
 
 def _complete_index(folder: Path, share: Share) -> DataIndex | None:
-    """Returns the index of a folder that is complete; where files of it are missing, takes the index away."""
+    """Returns the index of a complete folder; where files of it are missing, removes the index."""
     if not (folder / INDEX_NAME).exists():
         return None
     index, damage = output.check_complete(folder)
@@ -108,7 +106,7 @@ def _complete_index(folder: Path, share: Share) -> DataIndex | None:
         return index
     if not share.is_whole:
         raise DataError(
-            f"the folder was complete, and is damaged: {damage}", fix="mend it by the command without --part"
+            f"the folder was complete, and is damaged: {damage}", fix="repair it by the command without --part"
         )
     if damage == output.OTHER_TOKENIZER:
         (folder / output.TOKENIZER_NAME).unlink()
@@ -143,16 +141,7 @@ def _build(job: PrepareJob, share: Share, progress: Progress, processes: int) ->
 def _write_index(
     job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]
 ) -> DataIndex:
-    """Writes statistics, and last the index. Records are in part order."""
-    index = _merge(job, tokenizer_path, labels, records)
-    formats, tokenizer = [file.format for file in job.files], load_tokenizer(tokenizer_path)
-    write_statistics(job.folder, collect_statistics(formats, job.num_bytes, index, tokenizer, records))
-    write_index(job.folder, index)
-    return index
-
-
-def _merge(job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]) -> DataIndex:
-    """Builds the index out of the records, in part order."""
+    """Merges the records, in part order; writes statistics, and last the index."""
     splits: dict[str, SplitIndex] = {}
     for name in SPLITS:
         written = [record.splits[name] for record in records]
@@ -164,11 +153,13 @@ def _merge(job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, recor
         raise DataError("there is no text to train on", fix="give more text, or hold out less with --split")
     if VALIDATION not in splits and job.rule.fraction:
         _log.warning("split %s held out nothing: there is no validation split", job.config.split)
-    tokenizer = load_tokenizer(tokenizer_path)
-    size = vocabulary_size(tokenizer)
-    sha256 = tokenizer_hash(tokenizer_path)
-    names = () if labels is None else labels.names
-    return DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind, names)
+    tokenizer, sha256 = load_tokenizer(tokenizer_path), tokenizer_hash(tokenizer_path)
+    size, names = vocabulary_size(tokenizer), () if labels is None else labels.names
+    index = DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind, names)
+    formats = [file.format for file in job.files]
+    write_statistics(job.folder, collect_statistics(formats, job.num_bytes, index, tokenizer, records))
+    write_index(job.folder, index)
+    return index
 
 
 def _log_left_out(records: Sequence[PartRecord]) -> None:
@@ -178,9 +169,6 @@ def _log_left_out(records: Sequence[PartRecord]) -> None:
     for what, count in named.items():
         if count:
             _log.info("skipped %d %s", count, what)
-
-
-# `pretrain prepare` as a command: its progress, and what it ends with.
 
 
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
@@ -204,12 +192,12 @@ def run_convert(options: ConvertOptions, processes: int | None) -> str:
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
-    """Shows progress; after Ctrl-C, says what became of it."""
+    """Shows progress, and a message after Ctrl-C."""
     try:
         with progress_bar() as progress:
             yield progress
     except KeyboardInterrupt:
-        print("interrupted; finished parts are kept: the same command goes on", file=sys.stderr)
+        print("interrupted; finished parts are kept: the same command continues", file=sys.stderr)
         raise
 
 

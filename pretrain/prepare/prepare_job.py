@@ -1,4 +1,4 @@
-"""What one `pretrain prepare` has to do: everything that can be checked and planned before anything is written."""
+"""The job of one `pretrain prepare`: all checks and plans before anything is written."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class PrepareJob:
-    """A checked config and the work that it means.
+    """A checked config and its plan.
 
     Attributes:
-        config: What was asked for.
-        files: The input, as listed.
-        parts: The input, cut.
-        rule: The split.
+        config: Config of the folder.
+        files: Input files, as listed.
+        parts: Units of work.
+        rule: Split.
         given: Content of a given tokenizer.json.
-        identity: What a folder is made from, beside the files: equal for equal bytes, by dotted key.
+        identity: Identity of a folder without its files, by dotted key: equal for equal bytes.
     """
 
     config: PrepareConfig
@@ -47,7 +47,7 @@ class PrepareJob:
 
     @property
     def folder(self) -> Path:
-        """The shard folder."""
+        """Shard folder."""
         return Path(self.config.output)
 
     @property
@@ -57,16 +57,16 @@ class PrepareJob:
 
     @cached_property
     def filters(self) -> FilterRule:
-        """What is left out."""
+        """Filters of documents."""
         return FilterRule(self.config.filter)
 
     @cached_property
     def reader(self) -> Reader:
-        """What reads the input."""
+        """Reader of the input."""
         return Reader(tuple(self.config.inputs), self.config.kind, self.filters.fields)
 
     def first_of(self, part: InputPart) -> np.ndarray | None:
-        """Which documents of a part came first; None where duplicates stay."""
+        """Returns a mask of the first of equal documents of a part; None: duplicates stay."""
         return load_first(self.folder, part) if self.config.filter.deduplicate else None
 
 
@@ -74,9 +74,9 @@ def plan_job(config: PrepareConfig) -> PrepareJob:
     """Checks a config and lists its input.
 
     Raises:
-        ConfigError: Values that cannot be.
-        DataError: Inputs that are missing or empty, or a given tokenizer that is none.
-        LaunchError: A package that an input needs is not installed, or the hub cannot be reached.
+        ConfigError: Invalid values.
+        DataError: Inputs that are missing or empty, or an invalid tokenizer.
+        LaunchError: A package of an input is not installed, or the hub cannot be reached.
     """
     rule = parse_split(config.split, config.seed)
     if rule.kind == "tail" and config.kind != "text":
@@ -108,7 +108,7 @@ def plan_job(config: PrepareConfig) -> PrepareJob:
 
 
 def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
-    """Returns {dotted key: value} of all that the output depends on, but for the files, which are listed beside it."""
+    """Returns {dotted key: value} of all that the output depends on, without the files."""
     values = config.model_dump(mode="json", exclude={"output": True, "inputs": {"__all__": {"path", "paired_path"}}})
     if config.tokenizer.kind in TRAINED_KINDS and config.tokenizer.kind != "char":
         values["tokenizer"]["vocab_size"] = config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE

@@ -1,4 +1,4 @@
-"""How far `prepare` is: a callback, and a progress bar that is one."""
+"""Progress of `prepare`: a callback, and a progress bar."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from pretrain.utils.log import stderr_console
 Progress = Callable[[str, int, int, int], None]
 """Called as `progress(phase, done_bytes, total_bytes, num_documents)`, at most a few times a second.
 
-`phase` is what is being done, for people; bytes are input bytes on disk and include what an earlier run finished.
+`phase` is a label of the step; bytes are input bytes on disk, those of an earlier run included.
 """
 
 LOG_EVERY_S = 10.0
@@ -24,7 +24,7 @@ def no_progress(phase: str, done_bytes: int, total_bytes: int, num_documents: in
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Gives a callback that draws a bar with MB/s and ETA on a terminal, and logs a line now and then elsewhere."""
+    """Gives a callback that draws a bar on a terminal, and elsewhere logs a line every LOG_EVERY_S seconds."""
     console = stderr_console()
     if not console.is_terminal:
         yield _LogLines()
@@ -52,7 +52,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 class _LogLines:
-    """Progress for a log file: one line every LOG_EVERY_S, with the rate since the phase was first seen."""
+    """Progress for a log file, with the rate since the beginning of the phase."""
 
     def __init__(self) -> None:
         self._next_s = time.monotonic() + LOG_EVERY_S
@@ -70,7 +70,7 @@ class _LogLines:
 
 
 def describe_speed(num_bytes: int, seconds: float, left_bytes: int) -> str:
-    """Returns `, 3.2 MB/s, 1:02:03 left`; nothing where nothing was done yet."""
+    """Returns `, 3.2 MB/s, 1:02:03 left`; empty before the first bytes."""
     if num_bytes <= 0 or seconds <= 0:
         return ""
     rate = num_bytes / seconds

@@ -1,7 +1,9 @@
-"""How long documents are: a histogram of fixed, fine bins that parts fill and a merge adds up.
+"""Splits: the rule that assigns documents, the writer of a part's shards in one split, and histograms of lengths.
 
-Lengths below 64 have a bin each; from there on each doubling has 32 bins, so that a percentile is exact up to 63 and
-at most a 32nd too low beyond. A few hundred bins hold any corpus.
+    hash:0.01   a document is held out when the hash of its bytes falls below the fraction; duplicates stay together
+    tail:0.1    the last tenth of every document's characters is held out, for a corpus of one long file
+
+The split is a pure function of each document, not of its place in the corpus.
 """
 
 from collections import Counter
@@ -21,19 +23,21 @@ from pretrain.shards.writer import ShardWriter
 from pretrain.utils.io import make_dir
 
 BINS_PER_DOUBLING = 32
-
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
 @dataclass(slots=True)
 class LengthHistogram:
-    """Lengths of documents, in tokens.
+    """Lengths of documents in tokens, in fixed bins that parts fill and a merge adds up.
+
+    Lengths below 64 have a bin each; from there on each doubling has 32 bins: a percentile is exact up to 63, and at
+    most a 32nd too low beyond.
 
     Attributes:
         bins: Documents by the smallest length of their bin.
         total: Sum of all lengths.
-        shortest: 0 where there is no document.
-        longest: Likewise.
+        shortest: Smallest length; 0 without documents.
+        longest: Largest length; 0 without documents.
     """
 
     bins: Counter[int] = field(default_factory=Counter)
@@ -42,7 +46,7 @@ class LengthHistogram:
     longest: int = 0
 
     def add(self, lengths: np.ndarray) -> None:
-        """Enters documents, by the tokens of each."""
+        """Adds documents of these lengths."""
         if not len(lengths):
             return
         shortest = int(lengths.min())
@@ -54,7 +58,7 @@ class LengthHistogram:
 
     @property
     def num_documents(self) -> int:
-        """Documents entered."""
+        """Number of documents."""
         return self.bins.total()
 
     def percentile(self, percent: int) -> int:
@@ -67,7 +71,7 @@ class LengthHistogram:
         return 0
 
     def facts(self) -> dict[str, object]:
-        """Returns what statistics say of it."""
+        """Returns its entry in statistics.json."""
         mean = round(self.total / self.num_documents, 2) if self.bins else 0
         return {
             "shortest": self.shortest,
@@ -78,13 +82,13 @@ class LengthHistogram:
         }
 
     def as_json(self) -> dict[str, object]:
-        """Returns what `lengths_from_json` reads."""
+        """Returns the input of `lengths_from_json`."""
         bins = {str(start): self.bins[start] for start in sorted(self.bins)}
         return {"bins": bins, "total": self.total, "shortest": self.shortest, "longest": self.longest}
 
 
 def lengths_from_json(raw: Mapping[str, object]) -> LengthHistogram:
-    """Reads what `as_json` gave. Raises: KeyError, TypeError, ValueError."""
+    """Reads the output of `as_json`. Raises: KeyError, TypeError, ValueError."""
     bins = raw["bins"]
     if not isinstance(bins, dict):
         raise TypeError("bins are no object")
@@ -93,14 +97,14 @@ def lengths_from_json(raw: Mapping[str, object]) -> LengthHistogram:
 
 
 def bins_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns, int64, the smallest length of the bin that each length falls in."""
+    """Returns the smallest length of the bin of each length, int64."""
     num_bits = np.frexp(lengths)[1].astype(np.int64)  # exact: a length is far below 2**53
     shifts = np.maximum(num_bits - BINS_PER_DOUBLING.bit_length(), 0)
     return lengths >> shifts << shifts
 
 
 def add_up(parts: Iterable[LengthHistogram]) -> LengthHistogram:
-    """Returns the lengths of all parts."""
+    """Returns the sum of histograms."""
     total = LengthHistogram()
     for part in parts:
         if part.bins:
@@ -111,29 +115,20 @@ def add_up(parts: Iterable[LengthHistogram]) -> LengthHistogram:
     return total
 
 
-# Which text is trained on and which is held out: a pure function of each document, not of its place
-# in the corpus.
-#
-# hash:0.01   a document is held out when the hash of its bytes falls below the fraction; duplicates stay together
-# tail:0.1    the last tenth of every document's characters is held out; what a corpus of one long file needs
-
-
 TRAIN = "train"
-
 VALIDATION = "validation"
-
 SPLITS = (TRAIN, VALIDATION)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How documents are divided.
+    """A split.
 
     Attributes:
         kind: `hash` or `tail`.
-        fraction: Held out, exact: floor(n x (1 - F)) must not depend on binary rounding.
-        salt: Of the hash, 8 bytes.
-        threshold: Hashes below it are held out; 8 bytes, as they are, the most significant first.
+        fraction: Held-out share, exact: floor(n x (1 - F)) must not depend on binary rounding.
+        salt: Salt of the hash, 8 bytes.
+        threshold: Hashes below it are held out; 8 bytes, big-endian.
     """
 
     kind: str
@@ -149,7 +144,7 @@ class SplitRule:
         return [(self.split_of(utf8), text)] if text else []
 
     def split_of(self, key: bytes) -> str:
-        """Returns where a `hash` split puts a document, by the bytes that make it what it is."""
+        """Returns the split of a document under `hash`, by its `document_key`."""
         return VALIDATION if blake2b(key, digest_size=8, salt=self.salt).digest() < self.threshold else TRAIN
 
 
@@ -173,24 +168,14 @@ def parse_split(text: str, seed: int) -> SplitRule:
     return SplitRule(kind, fraction, seed.to_bytes(8, "big"), int(fraction * 2**64).to_bytes(8, "big"))
 
 
-# The shards of one part in one split: opened at the first document, a new one every `shard_tokens`.
-
-
 class SplitWriter:
     """Writes SPLIT/STEM-0000.tar, -0001.tar, ... Memory: one member."""
 
     def __init__(self, folder: Path, stem: str, dtype: str, kind: str, shard_tokens: int) -> None:
-        """Starts with no shard. What was written so far is in `lengths`, `source_lengths`, `num_learned`, `labels`.
+        """Starts without a shard; a shard is closed at the first document end at or past `shard_tokens`.
 
-        Args:
-            folder: DIR/SPLIT; made when there is something to write.
-            stem: Of the shards' names.
-            dtype: `uint16` or `uint32`.
-            kind: What a document is.
-            shard_tokens: A shard is closed at the first document end at or past this many tokens.
-
-        Raises:
-            DiskError: From every method.
+        Counts of all documents are in `lengths`, `source_lengths`, `num_learned` and `labels`. Every method may raise a
+        DiskError.
         """
         self._folder, self._stem, self._dtype, self._kind = folder, stem, dtype, kind
         self._shard_tokens = shard_tokens
@@ -200,9 +185,9 @@ class SplitWriter:
         self.labels = Counter[int]()
 
     def add(self, documents: TokenDocuments) -> int:
-        """Appends documents, their ends included; returns how many have no tokens, of pairs on one of the sides.
+        """Appends documents; returns how many were dropped for having no tokens, of pairs on one of the sides.
 
-        Those are not written: a tokenizer may drop white space, and nothing need end a document.
+        A tokenizer may drop white space, and documents need not end with a token.
         """
         has_tokens = documents.tokens.lengths > 0
         if documents.source is not None:
@@ -238,7 +223,7 @@ class SplitWriter:
         return self._shards
 
     def discard(self) -> None:
-        """Gives up the shard that is still open, if any."""
+        """Discards an open shard."""
         if self._open is not None:
             self._open.discard()
 

@@ -1,8 +1,8 @@
-"""What came of a `prepare`, or of a conversion, for people and programs: statistics.json, data_card.md and lengths.png.
+"""Statistics of a `prepare`, or of a conversion: statistics.json, data_card.md and lengths.png.
 
     records of the parts, index, tokenizer -> collect_statistics -> write_statistics
 
-They are written before the index, and are a pure function of the same things: no time, no machine, no path.
+They are written before the index, and are a pure function of the same inputs: no time, no machine, no path.
 """
 
 import io
@@ -22,7 +22,7 @@ from pretrain.utils.io import write_file, write_json
 
 
 def count_left_out(records: Sequence[PartRecord]) -> dict[str, int]:
-    """Returns {reason: documents that were left out}, every reason that there is."""
+    """Returns {reason: dropped documents} for every reason."""
     counts = Counter[str]()
     for record in records:
         counts.update(record.num_filtered)
@@ -36,11 +36,11 @@ def collect_statistics(
     """Returns the content of statistics.json.
 
     Args:
-        formats: Of each file of the input.
-        num_bytes: Of these files.
-        index: What came of them.
-        tokenizer: Of the shards.
-        records: In part order.
+        formats: Format of each input file.
+        num_bytes: Bytes of the input.
+        index: Index of the shards.
+        tokenizer: Tokenizer of the shards.
+        records: Records in part order.
     """
     special = sorted((number, token.content) for number, token in tokenizer.get_added_tokens_decoder().items())
     counts = Counter(formats)
@@ -88,7 +88,7 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
 
 
 def write_statistics(folder: Path, statistics: dict[str, Any]) -> None:
-    """Writes all three. Raises: DiskError."""
+    """Writes the three files. Raises: DiskError."""
     write_json(folder / STATISTICS_NAME, statistics)
     write_file(folder / PICTURE_NAME, draw_lengths(statistics))
     write_file(folder / CARD_NAME, render_card(statistics).encode())
@@ -116,7 +116,7 @@ def draw_lengths(statistics: dict[str, Any]) -> bytes:
 
 
 def _octaves(histogram: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
-    """Returns edges and counts of bins that are a quarter of a doubling wide: fine enough for a picture."""
+    """Returns edges and counts of bins that are a quarter of a doubling wide."""
     counts: Counter[int] = Counter()
     for start, count in histogram:
         doubling = max(start, 1).bit_length() - 1
@@ -174,7 +174,7 @@ def render_card(statistics: dict[str, Any]) -> str:
 
 
 def _label_table(splits: dict[str, Any]) -> list[str]:
-    """Returns how often each label comes in each split; nothing where there are no labels."""
+    """Returns a table of labels by split; empty without labels."""
     counted = {name: split["labels"] for name, split in splits.items() if "labels" in split}
     if not counted:
         return []

@@ -1,12 +1,12 @@
-"""A document as what is encoded: its split, its sides, and pieces of these that are not too long.
+"""Pieces of documents for the encoder: by split and side, and cut where they are long.
 
-    Document -> divide -> [Piece], a span each -> cut_piece -> Piece, Piece, ... (the last one ends the document)
+    Document -> divide -> [TextPiece], a span each -> cut_piece -> TextPiece, ... (the last one ends the document)
 
 text       one span, or one in each split
 pairs      the source, then the target
 records    one span a segment
 classes    one span
-tags       one span, which is not cut: its labels tell places in it
+tags       one span, which is not cut: its labels have offsets in it
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from pretrain.tokenizer import cut_text
 
 
 class TextPiece(NamedTuple):
-    """A run of one document's text, encoded in one go. A tuple, because making one a document is what they cost.
+    """A run of one document's text, encoded in one go. A tuple, because it is made for each document.
 
     Attributes:
-        split: Where the document goes.
-        text: Its characters.
-        ends: The document ends with it, or the source of a pair.
+        split: Split of the document.
+        text: Characters.
+        ends: True: the document ends with it, or the source of a pair.
         consumed_bytes: Input bytes to report when it is done.
-        is_source: It is of the source of a pair, which comes before the target.
-        is_learned: Its tokens are learned.
-        labels: Of the document, with its first piece.
-        is_marker: A template wrote it: special tokens that it names are meant.
+        is_source: True: it belongs to the source of a pair, which comes before the target.
+        is_learned: True: its tokens have a loss.
+        labels: Labels of the document, with its first piece.
+        is_marker: True: a template wrote it, and its special tokens are meant.
     """
 
     split: str
@@ -47,9 +47,9 @@ class TextPiece(NamedTuple):
 
 
 def document_key(document: Document) -> bytes:
-    """Returns the bytes that make a document what it is: equal for two documents only if they are the same.
+    """Returns the identity of a document: equal for two documents only if they are the same.
 
-    Of a labelled one that is its text: whatever its label, it is not to be in both splits.
+    For a labelled one that is its text: with another label, it must not be in the other split.
     """
     if document.source is not None:
         source = document.source.encode()
@@ -61,10 +61,7 @@ def document_key(document: Document) -> bytes:
 
 
 def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
-    """Returns a document that is not empty as pieces, one a span; with `tail`, of two documents.
-
-    The first tells the bytes that the document took from the input.
-    """
+    """Returns the pieces of a document that is not empty, one a span; with `tail`, of two documents."""
     consumed = document.consumed_bytes
     if rule.kind == "tail" and document.split is None:
         sides = rule.divide(document.text, document.utf8)

@@ -22,7 +22,7 @@ from pretrain.prepare.convert.token_file import TokenFile
 from pretrain.prepare.input_parts import InputPart
 from pretrain.prepare.output import lock_folder
 from pretrain.prepare.part import PartRecord
-from pretrain.prepare.pool import num_cores, run_task, telling_what_failed
+from pretrain.prepare.pool import name_failures, num_cores, run_task
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import SPLITS, TRAIN
 from pretrain.prepare.statistics import collect_statistics, write_statistics
@@ -171,7 +171,7 @@ def convert_tokens(
         if index is not None:
             _log.info("%s is complete: nothing to do", folder)
             return index
-        with telling_what_failed(folder):
+        with name_failures(folder):
             try:
                 return _build(job, progress, processes or num_cores())
             except DataError:

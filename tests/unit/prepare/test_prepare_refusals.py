@@ -107,7 +107,7 @@ def test_malformed_input_is_named_and_what_was_written_is_taken_back(tmp_path, c
     with pytest.raises(DataError, match=r"c005\.txt@\d+: invalid UTF-8: byte 0xff"):
         prepare(options(tmp_path, tokenizer=str(given), vocab_size=None, processes=processes))
     assert not digests(tmp_path / "out")
-    (corpus / "c005.txt").write_text("mended")
+    (corpus / "c005.txt").write_text("corrected")
     prepare(options(tmp_path, split="tail:0.5"))
 
 
@@ -143,6 +143,8 @@ def test_input_that_cannot_be_read_keeps_finished_parts(tmp_path, corpus, monkey
     given = tmp_path / "given.json"
     given.write_bytes(dump_tokenizer(train_bpe([" ".join(WORDS)] * 3, 280)))
     monkeypatch.setattr(Reader, "read", fail)
-    with pytest.raises(DataError, match=r"c005\.txt: cannot be read: Permission denied; mend that and run the same"):
+    with pytest.raises(
+        DataError, match=r"c005\.txt: cannot be read: Permission denied; fix the access problem and run the same"
+    ):
         prepare(options(tmp_path, tokenizer=str(given), vocab_size=None))
     assert len(list((tmp_path / "out/parts").iterdir())) > 2

@@ -107,9 +107,9 @@ def test_a_share_leaves_the_parts_of_others_alone(tmp_path):
 @pytest.mark.parametrize(
     ("filters", "number", "what"),
     [
-        ({}, 2, "waited 0 s for the tokenizer, which --part 1 makes, in vain"),
-        ({"deduplicate": True}, 1, "waited 0 s for the hashes of the other parts, in vain"),
-        ({"deduplicate": True}, 2, "waited 0 s for what --part 1 makes of the hashes of all parts, in vain"),
+        ({}, 2, "timed out after 0 s waiting for the tokenizer, which --part 1 makes"),
+        ({"deduplicate": True}, 1, "timed out after 0 s waiting for the hashes of the other parts"),
+        ({"deduplicate": True}, 2, "timed out after 0 s waiting for what --part 1 makes of the hashes of all parts"),
     ],
 )
 def test_a_share_that_waits_for_others_in_vain_says_for_what(tmp_path, monkeypatch, filters, number, what):
@@ -168,18 +168,20 @@ def test_a_share_waits_until_the_one_that_came_first_has_said_its_n(tmp_path, mo
 
 def test_what_is_written_in_common_is_written_by_one_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(io, "time", FakeClock())
-    what = r"\.claim\.lock is held for too long"
+    what = r"\.claim\.lock"
     with claim_lock(tmp_path), pytest.raises(LockedError, match=what), claim_lock(tmp_path):
         pass
 
 
-def test_a_damaged_folder_is_mended_by_a_single_run_only(tmp_path):
+def test_a_damaged_folder_is_repaired_by_a_single_run_only(tmp_path):
     write_twice(tmp_path / "in")
     config = config_of(tmp_path, "out", filter={})
     prepare(config, processes=1)
     before = digests(tmp_path / "out")
     (tmp_path / "out/train/part-00001-0000.tar").unlink()
-    with pytest.raises(DataError, match=r"the folder was complete, and is damaged: .*; mend it by the command without"):
+    with pytest.raises(
+        DataError, match=r"the folder was complete, and is damaged: .*; repair it by the command without"
+    ):
         prepare_share(config, Share(1, 2), processes=1)
     prepare(config, processes=1)
     assert digests(tmp_path / "out") == before

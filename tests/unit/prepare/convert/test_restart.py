@@ -120,9 +120,7 @@ def test_a_file_that_cannot_be_read_for_now_loses_no_parts(source, monkeypatch):
 
     read = flat.read_chunks
     monkeypatch.setattr(flat, "read_chunks", fail)
-    message = (
-        r"b\.bin: cannot be read: Input/output error; mend that and run the same command again; finished parts are"
-    )
+    message = r"b\.bin: cannot be read: Input/output error; fix the access problem and run the same command again"
     with pytest.raises(DataError, match=message):
         convert(options(source))
     assert list((source / "out/parts").iterdir())
