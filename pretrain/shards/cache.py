@@ -1,4 +1,4 @@
-"""What lies in a cache: shards, and the folders of addresses; how much each takes, and when it was used."""
+"""Cache of fetched shards on a local disk: entries, locks, fills and evictions."""
 
 import enum
 import fcntl
@@ -22,10 +22,10 @@ class Entry:
     """A shard, or the folder of an address.
 
     Attributes:
-        lock: Held shared by who uses it.
-        soon: Held shared by who will use it soon.
-        paths: Its files, or the folder.
-        num_bytes: What these take.
+        lock: Lock file; shared lock while the entry is in use.
+        soon: Lock file; shared lock while the entry will be used soon.
+        paths: Files of the shard, or the folder.
+        num_bytes: Size of these.
         used_at: When it was last used, ns.
         expected_at: When somebody last said that it will be used soon.
         promised: Bytes that are promised to a download.
@@ -41,16 +41,16 @@ class Entry:
 
     @property
     def taken(self) -> int:
-        """Bytes that nobody else can have."""
+        """Bytes that are not free for other entries."""
         return max(self.num_bytes, self.promised)
 
     def locks(self, *, with_soon: bool) -> list[Path]:
-        """Returns what must be locked by who removes it; with `soon`, only where nobody expects it."""
+        """Returns the locks that its removal needs; `with_soon`: only if no process expects it."""
         return [self.lock, self.soon] if with_soon and self.soon is not None else [self.lock]
 
 
 def scan_shards(shards: Path) -> dict[str, Entry]:
-    """Returns the shards that there are by hash, after the traces of processes that died are removed."""
+    """Returns the shards by hash, after removing the traces of dead processes."""
     suspects = set()
     for item in os.scandir(shards):
         key, _, kind = item.name.partition(".")
@@ -111,31 +111,28 @@ def _promised(shards: Path, key: str) -> int:
     return int(content[1]) if len(content) == 2 else 0
 
 
-# The folder where what was fetched lies: shared by the processes of a machine, by runs and by data
-# folders.
+# Layout of the cache, which processes, runs and data folders of a machine share:
 #
 #     DIR/shards/SHA256.tar              a whole, verified shard; two data folders that share it share this file
 #     DIR/shards/SHA256.CRC32.idx.npy    its sidecar, there before the tar is
-#     DIR/shards/SHA256.lock             held shared while the shard is in use, exclusively by who fetches or evicts it;
-#                                        then it says who that is, and how many bytes are to come
-#     DIR/shards/SHA256.soon             held shared while somebody will use the shard soon
-#     DIR/folders/HASH/                  index, tokenizer, lengths and bins of an address (folder.py)
-#     DIR/folders/HASH.lock              held shared while somebody has that address open, exclusively by who evicts it
-#     DIR/.lock                          held exclusively while room is made
-#     DIR/.room                          touched by who finds none
+#     DIR/shards/SHA256.lock             shared: in use; exclusive: being fetched or evicted; contains the process id
+#                                        and the bytes promised to a download
+#     DIR/shards/SHA256.soon             shared: will be used soon
+#     DIR/folders/HASH/                  index, tokenizer, lengths and bins of an address
+#     DIR/folders/HASH.lock              shared: the address is open; exclusive: being evicted
+#     DIR/.lock                          exclusive: room is being made
+#     DIR/.room                          touched by a process that finds no room
 #
-# All locks are flocks, which end with the process that has them, however it ends. So a killed
-# process leaves names that nobody believes and that the next one removes. What is in use is never
-# evicted; what will be used soon is evicted only for what is needed now, the last to be needed
-# first; of the rest, the least recently used first. Deliberately not here: what there is
-# (contents.py), how a shard is fetched (download.py), and when (fetch.py).
+# All locks are flocks, which end with their process: the files that a killed one leaves count for
+# nothing, and the next process removes them. Entries in use are never evicted; entries needed soon
+# only for a shard that is needed now, the last to be needed first; the rest by least recent use.
 
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Fill(enum.Enum):
-    """How an attempt to bring a shard in ended."""
+    """Outcome of an attempt to bring a shard in."""
 
     THERE = "it is there"
     BUSY = "process {} is at it"
@@ -149,13 +146,15 @@ class ShardCache:
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Makes the folder. Raises: DiskError: It cannot be made, or its file system has no locks."""
-        self.folder, self.limit_bytes = folder, limit_bytes
-        self._shards, self._folders = make_dir(folder / "shards"), make_dir(folder / "folders")
+        """Makes the folder. Raises: DiskError, also where the file system has no locks."""
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self._shards = make_dir(folder / "shards")
+        self._folders = make_dir(folder / "folders")
         os.close(lock(folder / ".lock"))
 
     def paths(self, shard: ShardIndex) -> tuple[Path, Path]:
-        """Returns where a shard and its sidecar lie when they are there. Raises: DataError: Its hash is none."""
+        """Returns the paths of a shard and its sidecar. Raises: DataError: Its hash is none."""
         if not _SHA256.fullmatch(shard.sha256):
             raise DataError(
                 f"its sha256 in the index is none: {shard.sha256[:80]!r}",
@@ -166,8 +165,8 @@ class ShardCache:
         return tar, self._shards / f"{shard.sha256}.{shard.table.crc32:08x}.idx.npy"
 
     def has(self, shard: ShardIndex) -> bool:
-        """Returns whether a shard and its sidecar are there: two `stat`, nothing is read. Files of a wrong size,
-        which somebody else must have written, are not."""
+        """Returns whether a shard and its sidecar are there: two `stat`, nothing is read. Files of
+        a wrong size, which somebody else must have written, are not."""
         wanted = zip(self.paths(shard), (shard.num_bytes, shard.table_bytes), strict=True)
         try:
             return all(path.stat().st_size == size for path, size in wanted)
@@ -175,7 +174,7 @@ class ShardCache:
             return False
 
     def hold(self, shard: ShardIndex) -> int | None:
-        """Marks a shard as in use, if it is there: until the descriptor that is returned is closed."""
+        """Marks a shard, if it is there, as in use until the returned descriptor is closed."""
         if not self.has(shard):
             return None
         descriptor = try_lock(self._lock_path(shard), fcntl.LOCK_SH)
@@ -187,14 +186,14 @@ class ShardCache:
         return descriptor
 
     def hold_folder(self, key: str) -> tuple[Path, int]:
-        """Returns the folder of an address, made if need be: it stays until the descriptor that comes with it is
-        closed."""
+        """Returns the folder of an address, made if need be: it stays until the descriptor that
+        comes with it is closed."""
         descriptor = lock(self._folders / f"{key}.lock", fcntl.LOCK_SH)
         stamp(descriptor)
         return make_dir(self._folders / key), descriptor
 
     def expect(self, shard: ShardIndex) -> int | None:
-        """Marks a shard, there or not, as used soon: until the descriptor that is returned is closed.
+        """Marks a shard, there or not, as used soon until the returned descriptor is closed.
 
         Returns None for the moment in which another process evicts it. What is expected last is needed last.
         """
@@ -239,7 +238,7 @@ class ShardCache:
         return "?"
 
     def ask_for_room(self) -> None:
-        """Asks all processes to let go of what they hold without need."""
+        """Asks all processes to release the shards that they keep open without need."""
         (self.folder / ".room").touch()
 
     def asked_at(self) -> int:
@@ -249,7 +248,7 @@ class ShardCache:
         return 0
 
     def bytes_in_use(self) -> int:
-        """Returns how many bytes cannot be evicted now: shards in use, and room that is promised."""
+        """Returns the bytes that cannot be evicted now: shards in use, and promised room."""
         total = 0
         with self._alone():
             for key, entry in self._scan().items():
@@ -263,7 +262,7 @@ class ShardCache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Holds the lock of the folder, for some milliseconds."""
+        """Takes the exclusive lock of the cache, for some milliseconds."""
         descriptor = lock(self.folder / ".lock")
         try:
             yield
@@ -271,7 +270,7 @@ class ShardCache:
             os.close(descriptor)
 
     def _promise(self, shard: ShardIndex, descriptor: int, urgent: bool) -> bool:
-        """Makes room for a shard and writes into its lock, which we have, that the room is taken."""
+        """Makes room for a shard and records it in the lock file, whose lock we have."""
         size = shard.num_bytes + shard.table_bytes
         with self._alone():
             entries = self._scan()
@@ -288,12 +287,12 @@ class ShardCache:
         return {**scan_shards(self._shards), **scan_folders(self._folders)}
 
     def _evict(self, entries: dict[str, Entry], excess: int, urgent: bool) -> bool:
-        """Removes what takes `excess` bytes or more, or nothing at all; returns whether there is room now."""
+        """Evicts `excess` bytes or more, or nothing; returns whether there is room now."""
         there = [key for key, entry in entries.items() if entry.paths]
         by_use = sorted(there, key=lambda key: entries[key].used_at)
         by_need = sorted(there, key=lambda key: -entries[key].expected_at)
         with LockSet() as victims:
-            # First what nobody expects, then, for what is urgent, what somebody does.
+            # First the entries that no process expects, then, for an urgent shard, the others.
             for with_soon, keys in ((True, by_use), (False, by_need if urgent else [])):
                 for key in keys:
                     if excess <= 0:
@@ -310,6 +309,6 @@ class ShardCache:
 
 
 def stamp(file: Path | int) -> None:
-    """Sets the times of a file, finer than the kernel itself would: their order is that of the calls."""
+    """Sets the times of a file to now, finer than the kernel would: in order of the calls."""
     now = time.time_ns()
     os.utime(file, ns=(now, now))

@@ -1,7 +1,7 @@
-"""File locks that end with the process that has them, however it ends.
+"""Lock files of the cache, released when their process ends.
 
-A lock is a flock on a file of its own, and lives as long as the descriptor that it was taken with. Who has a lock for
-itself may remove its file; whoever waited for it then finds out and takes the lock of the new file.
+A lock lives as long as its descriptor. The owner of an exclusive lock may remove the file;
+processes that waited for it notice, and take the lock of the new file.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from pretrain.utils.io import take_flock
 
 
 class LockSet:
-    """Exclusive locks of some shards, let go of together."""
+    """Exclusive locks of several shards, released together."""
 
     def __init__(self) -> None:
         self.paths: dict[str, list[Path]] = {}
@@ -47,7 +47,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 
 def lock(path: Path, operation: int = fcntl.LOCK_EX) -> int:
-    """Waits for the lock of a file, made if need be; returns a descriptor that has it until it is closed.
+    """Waits for the lock of a file, made if need be; closing the descriptor releases it.
 
     Raises:
         DiskError: The disk refused, or has no locks.
@@ -68,7 +68,7 @@ def try_lock(path: Path, operation: int, wait_s: float = 0.0) -> int | None:
             if not take_flock(descriptor, operation, wait_s):
                 os.close(descriptor)
                 return None
-            # The holder of a lock may remove its file: then the lock that we waited for guards nothing.
+            # The owner may have removed the file meanwhile: then this lock guards nothing.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except FileNotFoundError:

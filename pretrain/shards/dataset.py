@@ -1,7 +1,7 @@
-"""What a run trains on: a shard folder, or a mixture of several; found and checked, not opened.
+"""The training data of a run: a shard folder or a mixture, found and checked, not opened.
 
-Needs neither torch nor numpy, so that the launcher refuses bad data on a login node. Deliberately not here: the order
-of samples (data/), and anything that opens a shard.
+Needs neither torch nor numpy, so that the launcher refuses bad data on a login node. Deliberately
+not here: the order of samples (data/), and anything that opens a shard.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ class DataSource:
     """A shard folder.
 
     Attributes:
-        name: In the config's mixture.
-        folder: Where it lies.
-        index: What it holds.
-        repeats: It begins again when it has been read once.
+        name: Name in the mixture of the config.
+        folder: The shard folder.
+        index: Index of the folder.
+        repeats: Starts over after it has been read once.
     """
 
     name: str
@@ -117,7 +117,8 @@ def check_tokenizers(dataset: Dataset) -> None:
 
 
 def _check_tokenizer(path: Path, index: DataIndex) -> None:
-    wanted, fix = index.tokenizer_sha256, "copy it again or run `pretrain prepare` again"
+    wanted = index.tokenizer_sha256
+    fix = "copy it again or run `pretrain prepare` again"
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -1,9 +1,9 @@
-"""One remote file to one local file: resumed, verified while it comes, and visible only when it is whole.
+"""Downloads of single files: resumed, verified, and visible only when they are whole.
 
     attempt -> pieces -> hash and AtomicWriter        broken off: wait, continue by range (utils/remote.py)
             -> the hash is that of the index: fsync, rename            it is not: thrown away, fetched once more
 
-Deliberately not here: who downloads, and when (fetch.py); where to (cache.py).
+Threads and their order are in fetch.py, the target folder in cache.py.
 """
 
 import errno
@@ -39,7 +39,7 @@ class RemoteShardFile:
 
     Attributes:
         name: Relative to the remote folder.
-        num_bytes: Its size.
+        num_bytes: Size of the file.
         digest: Hex: the SHA-256 (64 digits), or the CRC32 (8 digits).
     """
 
@@ -54,7 +54,7 @@ class RemoteShardFile:
 
 @dataclass(slots=True)
 class DownloadProgress:
-    """How far a download is, for those who wait for it; `trouble` is the last failure, empty while bytes come."""
+    """Progress of a download; `trouble` is the last failure, empty while bytes come."""
 
     num_bytes: int = 0
     received: int = 0
@@ -68,9 +68,7 @@ class DownloadProgress:
 def download_once(
     url: str, file: RemoteShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
 ) -> None:
-    """Makes sure that the bytes of a file are those of the index, whatever is there; fetches it if need be.
-
-    Of several processes and threads that do so at once, one fetches it, while the others wait.
+    """Fetches a file unless its bytes are right; of several processes, one fetches.
 
     Args and errors: as of `download`.
     """
@@ -175,7 +173,7 @@ def _receive(
     progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> str:
-    """Writes a file's bytes through as many attempts as it takes; returns what is wrong with them, or nothing."""
+    """Downloads in as many attempts as it takes; returns what is wrong, or nothing."""
     hasher = file.hasher()
     attempts = RemoteAttempts(source, patience, abandoned)
     progress.num_bytes = file.num_bytes
@@ -208,8 +206,8 @@ def read_small(url: str, *, patience: Patience, abandoned: Callable[[], bool]) -
     """Fetches a file of unknown size into memory.
 
     Raises:
-        DataError: As `download`; or it has more than `MAX_SMALL_BYTES`.
-        AbandonedError: It was.
+        DataError: The server failed, or the file has more than `MAX_SMALL_BYTES`.
+        AbandonedError: The wait was abandoned.
     """
     with data_errors():
         return call_remote(url, lambda: _read_limited(url), patience, abandoned)
@@ -227,7 +225,7 @@ def _read_limited(url: str) -> bytes:
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """Raises lasting failures of a remote file as errors of data: `DataError` if it is missing, `UnavailableError`."""
+    """Raises failures as `DataError` where the file is missing, else `UnavailableError`."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Brings shards into the cache, in threads in the background: what is needed now first, then what is upcoming.
+"""Background downloads into the cache: shards needed now first, then upcoming ones.
 
-    set_order(names)   fetched in that order, a few at a time, as far as there is room that nobody needs sooner
+    set_order(names)   fetched in that order, a few at a time, as far as there is room not needed sooner
     demand(name)       goes before all that, and may take the room of what is needed later
     wait(name)         sleeps until something has changed; says how far it is
 
-A shard that could not be fetched ahead is no error until it is demanded, and then it is tried once more. Deliberately
-not here: files and locks (cache.py), bytes and attempts (download.py), who uses what (remote.py).
+A shard that could not be fetched ahead is no error until it is demanded; then it is retried once.
+Files and locks are in cache.py, attempts and hashes in download.py.
 """
 
 import errno
@@ -52,7 +52,7 @@ class Fetch(Protocol):
 
 
 class Fetcher:
-    """The threads of one remote folder. They start with the first wish, and are daemons: none keeps a process alive."""
+    """Daemon threads of one remote folder, started with the first request."""
 
     def __init__(
         self,
@@ -65,14 +65,18 @@ class Fetcher:
         """Starts nothing yet.
 
         Args:
-            shards: Of the remote folder, by name.
-            cache: Where to.
-            fetch: Called in the threads.
-            let_go: Called in the threads when somebody on this machine has no room for what is needed now.
-            room_s: How long a demand waits while all of the cache is in use.
+            shards: Shards of the remote folder, by name.
+            cache: Cache to fill.
+            fetch: Downloads one shard; called in the threads.
+            let_go: Releases unused shards; called in the threads when a process lacks room.
+            room_s: Time limit of a demand while all of the cache is in use.
         """
-        self._shards, self._cache, self._fetch, self._let_go = shards, cache, fetch, let_go
-        self._room_s, self._asked_at = room_s, cache.asked_at()
+        self._shards = shards
+        self._cache = cache
+        self._fetch = fetch
+        self._let_go = let_go
+        self._room_s = room_s
+        self._asked_at = cache.asked_at()
         self._changed = threading.Condition()
         self._orders: dict[str, tuple[str, ...]] = {}
         self._demanded: Counter[str] = Counter()
@@ -115,7 +119,7 @@ class Fetcher:
                 self._drop_unwanted(name)
 
     def wait(self, name: str) -> DownloadProgress | None:
-        """Waits for a moment, or until something has changed; returns how far a shard is, or None if nobody is at it.
+        """Waits for a moment or for a change; returns the progress of a shard, if any.
 
         Raises:
             DataError: It could not be brought in; so do other errors of `fetch` and of the cache.
@@ -128,7 +132,7 @@ class Fetcher:
             return self._active.get(name)
 
     def close(self) -> None:
-        """Ends the threads. One that waits for a silent server is left behind, and ends by itself."""
+        """Ends the threads, but for those that wait for a silent server: they end later."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
@@ -146,7 +150,7 @@ class Fetcher:
         self._changed.notify_all()
 
     def _unwanted(self, name: str) -> bool:
-        """Returns whether nobody asks for a shard any more. Needs no lock: what it reads is replaced, not changed."""
+        """Returns whether a shard is no longer asked for. Lock-free: reads replaced objects."""
         return self.closed or not (name in self._demanded or any(name in order for order in self._orders.values()))
 
     def _drop_unwanted(self, name: str) -> None:
@@ -174,7 +178,8 @@ class Fetcher:
                 if self.closed or name is None:
                     return
                 progress = self._active[name] = DownloadProgress()
-            kept, error = None, None
+            kept = None
+            error = None
             try:
                 kept = self._bring(self._shards[name], progress)
             except AbandonedError:
@@ -194,14 +199,14 @@ class Fetcher:
                 self._changed.notify_all()
 
     def _listen(self) -> None:
-        """Lets go of what is held without need if a process has asked for it."""
+        """Releases unused shards if a process has asked for room."""
         asked_at = self._cache.asked_at()
         if asked_at != self._asked_at:
             self._asked_at = asked_at
             self._let_go()
 
     def _bring(self, shard: ShardIndex, progress: DownloadProgress) -> int | None:
-        """Brings a shard in; returns the descriptor that keeps it. None: there is no room yet, or it is unwanted."""
+        """Fetches a shard; returns the descriptor that keeps it, None if no room or unwanted."""
 
         def fetch(table: Path, tar: Path) -> None:
             self._fetch(shard, table, tar, progress, lambda: self._unwanted(shard.name))
@@ -249,13 +254,12 @@ def gib(num_bytes: int) -> str:
     return f"{math.ceil(1000 * num_bytes / 2**30) / 1000:.3f}"
 
 
-# What is fetched of a remote folder before any shard: its index, its tokenizer, what it was made
-# from, and sizes.
+# Files of a remote folder that are fetched before any shard:
 #
 #     URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json; tokenizer.json and prepare.json beside it
 #
-# So the index of a folder in the cache never changes: where it was replaced, it is another folder.
-# Beside it lies what belongs to it: links to its shards, the lengths of their documents, bins.
+# The index of a cached folder never changes: a replaced index has another hash, so another folder.
+# Links to its shards, the lengths of their documents and bins are in the same folder.
 
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -268,7 +272,7 @@ QUESTIONS = 16
 
 
 def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable[[], bool]) -> tuple[Path, int]:
-    """Fetches index, tokenizer and any prepare.json; returns their folder and the descriptor that keeps it.
+    """Fetches index, tokenizer and prepare.json; returns their folder and its descriptor.
 
     Raises:
         DataError: They are not there, or not what they should be; or the server has been away for too long.
@@ -278,7 +282,7 @@ def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable
     content = read_small(f"{url}/{INDEX_NAME}", patience=patience, abandoned=stop)
     folder, descriptor = cache.hold_folder(hashlib.sha256(content).hexdigest()[:32])
     try:
-        # Written whenever it is fetched, that is seldom: so it is whole, whatever happened to this folder before.
+        # Written at every start, so that it is whole even after a crash.
         write_file(folder / INDEX_NAME, content)
         _fetch_tokenizer(url, folder, patience, stop)
         _fetch_identity(url, folder, patience, stop)
@@ -308,7 +312,7 @@ def _fetch_tokenizer(url: str, folder: Path, patience: Patience, stop: Callable[
 
 
 def _fetch_identity(url: str, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
-    """Fetches what says how the text was normalised. Training goes on without: a folder may have none."""
+    """Fetches prepare.json, the record of the normalisation; optional."""
     if (folder / IDENTITY_NAME).is_file():
         return
     try:

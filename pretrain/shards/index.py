@@ -1,13 +1,13 @@
-"""The index of a shard folder: which token shards there are, their counts, sizes and hashes.
+"""The index of a shard folder: its token shards with counts, sizes and hashes.
 
-    DIR/index.json               what this module reads and writes; small even for terabytes
+    DIR/index.json               read and written here; small even for terabytes
     DIR/tokenizer.json           the tokenizer that made the shards
-    DIR/SPLIT/NAME.tar           webdataset shards            (data/shards.py)
-    DIR/SPLIT/NAME.idx.npy       offsets inside one shard     (data/sidecars.py)
-    DIR/SPLIT/NAME.lengths.npy   lengths of its documents     (data/sidecars.py)
+    DIR/SPLIT/NAME.tar           webdataset shards            (writer.py)
+    DIR/SPLIT/NAME.idx.npy       offsets inside one shard     (sidecars.py)
+    DIR/SPLIT/NAME.lengths.npy   lengths of its documents     (sidecars.py)
 
-Needs neither torch nor numpy, so that `plan` and the launcher can count tokens on a login node in milliseconds.
-Deliberately not here: anything that opens a shard.
+Needs neither torch nor numpy, so that `plan` and the launcher can count tokens on a login node in
+milliseconds. No shard is opened here.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8}
-"""Columns of a shard's table, by the kind of data (see data/shards.py)."""
+"""Columns of a shard's table, by the kind of data (see writer.py)."""
 
 LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1}
 """Columns of the lengths of its documents; of pairs, the target's and the source's."""
@@ -35,7 +35,7 @@ LABELLED = ("classes", "tags")
 
 LENGTH_BYTES = 4
 _MAX_NAME_BYTES = 255
-"""Of a part of a path, on every file system that we know."""
+"""Longest part of a path on common file systems."""
 
 _REBUILD = "run `pretrain prepare` again"
 
@@ -56,7 +56,7 @@ class ShardIndex:
     Attributes:
         name: Path of the tar, relative to the shard folder, with `/`.
         num_bytes: Size of the tar.
-        sha256: Of the tar, hex.
+        sha256: SHA-256 of the tar, hex.
         num_tokens: Tokens in all its members; of pairs, those of the targets.
         num_documents: Documents in all its members.
         num_members: Members; each is one run of whole documents.
@@ -122,14 +122,14 @@ class DataIndex:
     """A whole shard folder.
 
     Attributes:
-        tokenizer_sha256: Of DIR/tokenizer.json, hex.
+        tokenizer_sha256: SHA-256 of DIR/tokenizer.json, hex.
         vocab_size: Ids that the tokenizer can produce, unpadded; every token is below it.
         dtype: `uint16` or `uint32`.
         eos_id: Token that ends each document.
         splits: `train`, and `validation` where there is one.
-        kind: `text`, `pairs` (source and target), `records` (tokens that are learned or not), `classes` (texts with a
-            label) or `tags` (texts whose words have labels).
-        labels: Of labelled documents: the name of each label, by its number in the shards.
+        kind: `text`, `pairs` (source and target), `records` (tokens with a loss mask), `classes`
+            (texts with a label) or `tags` (texts whose words have labels).
+        labels: Names of the labels of labelled documents, by their number in the shards.
     """
 
     tokenizer_sha256: str
@@ -158,8 +158,9 @@ def load_index(folder: Path) -> DataIndex:
     """Reads and validates DIR/index.json; opens no shard.
 
     Raises:
-        DataError: No folder, no index, not JSON, of another version, a field that is missing or of the wrong type,
-            totals that do not add up, a name that stands twice or leaves the folder.
+        DataError: No folder, no index, not JSON, of another version, a field that is missing or of
+            the wrong type, totals that do not add up, a name that stands twice or leaves the
+            folder.
     """
     path = folder / INDEX_NAME
     if not folder.is_dir():
@@ -192,11 +193,11 @@ def load_index(folder: Path) -> DataIndex:
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:
-    """Checks that every shard and its sidecars are there and has its size: one `stat` a file, nothing is read.
+    """Checks that shards and sidecars exist with their sizes: one `stat` a file.
 
     Args:
         folder: The shard folder.
-        index: Its index.
+        index: Index of the folder.
         split: Only this split. None: all.
 
     Raises:
@@ -217,7 +218,7 @@ def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> No
 
 
 def data_hash(index: DataIndex) -> str:
-    """Returns the identity of the data: sha256 (hex) over tokenizer, dtype, labels and every split's shards in order.
+    """Returns the SHA-256 (hex) of tokenizer, dtype, labels and every split's shards.
 
     File names are not part of it: a moved or renamed folder is the same data.
     """
@@ -233,7 +234,8 @@ class _Fields:
     """Typed access to the fields of one JSON object; every complaint names the file and the dotted field."""
 
     def __init__(self, value: Any, where: str, prefix: str) -> None:
-        self.where, self.prefix = where, prefix
+        self.where = where
+        self.prefix = prefix
         if not isinstance(value, dict):
             raise DataError(f"{prefix or 'the top level'} must be a JSON object", where=where, fix=_REBUILD)
         self.values: dict[str, Any] = value
@@ -323,7 +325,8 @@ def _parse_split(fields: _Fields) -> SplitIndex:
     shards = [_parse_shard(item) for item in fields.objects("shards")]
     split = build_split(shards, fields.integer("num_bytes_text"))
     for name in ("num_tokens", "num_documents"):
-        total, stated = getattr(split, name), fields.integer(name)
+        total = getattr(split, name)
+        stated = fields.integer(name)
         if total != stated:
             raise fields.error(f"field '{fields.prefix}{name}' is {stated}, but its shards have {total}")
     return split

@@ -1,8 +1,8 @@
-"""Random access to one token shard, whose format is in shards.py.
+"""Random access to one token shard, whose format is in writer.py.
 
     ShardReader.member(i)  -> views into the mapped tar, their CRC32s checked once; source(i), loss(i), labels(i) too
     ShardReader.locate(n)  -> member, offset and length of document n
-    a CRC32 that is wrong  -> the file is renewed once, where it came through a cache (remote/); else an error
+    a CRC32 that is wrong  -> the file is renewed once, where it came through a cache; else an error
 
 The tar is never parsed: the table says where each array's bytes are.
 """
@@ -32,9 +32,9 @@ _T = TypeVar("_T")
 class ShardReader:
     """Random access to the arrays of one shard, mapped into memory, without a copy.
 
-    A member's CRC32s are checked the first time it is asked for; after that a call is one look-up. What is damaged is
-    renewed once, where it can be. Safe to use from several threads. A mapping lives as long as the reader or any view
-    that it handed out.
+    A member's CRC32s are checked the first time it is asked for; after that a call is one look-up.
+    What is damaged is renewed once, where it can be. Safe to use from several threads. A mapping
+    lives as long as the reader or any view that it handed out.
     """
 
     def __init__(
@@ -44,15 +44,18 @@ class ShardReader:
 
         Args:
             folder: The shard folder.
-            shard: Its entry in the index.
-            dtype: Of its tokens.
+            shard: Entry of the shard in the index.
+            dtype: Type of its tokens.
             renew: Replaces a damaged file, by name, if it can; returns whether it did (`ShardStore.renew`).
 
         Raises:
             DataError: The tar or its table is missing, has another size, or the table is damaged.
         """
         self.name = shard.name
-        self._folder, self._shard, self._renew, self._is_renewed = folder, shard, renew, False
+        self._folder = folder
+        self._shard = shard
+        self._renew = renew
+        self._is_renewed = False
         self._lock = threading.Lock()
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._map = _map_file(folder / shard.name, shard.num_bytes)
@@ -99,7 +102,7 @@ class ShardReader:
         return member, first, end - first
 
     def loss(self, number: int) -> np.ndarray:
-        """Returns which tokens of a member are learned (uint8), in a shard of records. Raises: DataError: Damaged."""
+        """Returns the loss mask of a member (uint8), in a shard of records. Raises: DataError: Damaged."""
         return self._beside_tokens(number, "loss", "u1")
 
     def labels(self, number: int) -> np.ndarray:
@@ -196,7 +199,7 @@ class ShardSet:
 
         Args:
             folder: The shard folder, or the store that has it.
-            index: Its index.
+            index: Index of the folder.
             split: Name of the split.
             max_open_shards: Mapped files kept; each also holds a file descriptor.
 
@@ -204,7 +207,10 @@ class ShardSet:
             DataError: There is no such split, or it is empty.
         """
         self.store = LocalStore(folder) if isinstance(folder, Path) else folder
-        self.name, self.folder, self.index, self.split = split, self.store.folder, index, index.split(split)
+        self.name = split
+        self.folder = self.store.folder
+        self.index = index
+        self.split = index.split(split)
         if not self.split.num_tokens:
             raise DataError(
                 f"split {split!r} has no tokens", where=str(self.folder), fix="give `pretrain prepare` more text"

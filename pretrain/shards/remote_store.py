@@ -1,11 +1,11 @@
 """A remote folder of shards that looks like a local one: a shard is there once `path` has returned.
 
-    path(name)    -> held in the cache, so that nobody evicts it; waits, watches the stop flag, reports long waits
+    path(name)    -> fetched and protected from eviction; waits, watches the stop flag, reports long waits
     release       -> as many times as `path`, and it may be evicted
     sidecar(name) -> beside the index, as long as that is kept
     renew(name)   -> read again and, if it has rotted on the disk, fetched again, once for all processes
 
-Deliberately not here: how and in which order shards come (fetch.py).
+The order of the downloads is in fetch.py.
 """
 
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Held:
+class _InUse:
     """A shard in use: the descriptor that holds it, and how many `path` were not followed by a `release`."""
 
     descriptor: int
@@ -49,7 +49,8 @@ class RemoteStore:
         """Fetches index and tokenizer; see `open_store`."""
         self._url = _folder_url(url)
         self._cache = ShardCache(cache_dir, cache_bytes)
-        self._stop, self._patience = stop, patience
+        self._stop = stop
+        self._patience = patience
         try:
             self.folder, folder_lock = fetch_folder(self._url, self._cache, patience, stop)
         except AbandonedError:
@@ -59,7 +60,7 @@ class RemoteStore:
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
         self._owners = {name: shard for shard in self._shards.values() for name in shard.sizes}
         self._fetcher = Fetcher(self._shards, self._cache, self._fetch, self._let_go, patience.room_s)
-        self._held: dict[str, _Held] = {}
+        self._in_use: dict[str, _InUse] = {}
         self._on_pressure: list[Callable[[], object]] = []
         # Reentrant: `release` is what happens when a reader is freed, and that may be anywhere.
         self._lock = threading.RLock()
@@ -68,32 +69,33 @@ class RemoteStore:
         """See `ShardStore`."""
         shard = self._shards[name]
         with self._lock:
-            if name in self._held:
-                self._held[name].count += 1
+            if name in self._in_use:
+                self._in_use[name].count += 1
                 return self.folder / name
         descriptor = self._cache.hold(shard)
         if descriptor is None:
             descriptor = self._wait_for(shard)
         self._link(shard)
         with self._lock:
-            if name in self._held:
+            if name in self._in_use:
                 os.close(descriptor)
-                self._held[name].count += 1
+                self._in_use[name].count += 1
             else:
-                self._held[name] = _Held(descriptor)
+                self._in_use[name] = _InUse(descriptor)
         return self.folder / name
 
     def release(self, name: str) -> None:
         """See `ShardStore`."""
         with self._lock:
-            held = self._held[name]
-            held.count -= 1
-            if not held.count:
-                os.close(self._held.pop(name).descriptor)
+            in_use = self._in_use[name]
+            in_use.count -= 1
+            if not in_use.count:
+                os.close(self._in_use.pop(name).descriptor)
 
     def sidecar(self, name: str) -> Path:
         """See `ShardStore`."""
-        path, file = self.folder / name, _lengths_file(self._owners[name])
+        path = self.folder / name
+        file = _lengths_file(self._owners[name])
         with suppress(OSError):
             if path.stat().st_size == file.num_bytes:
                 return path
@@ -153,7 +155,8 @@ class RemoteStore:
 
     def _wait_for(self, shard: ShardIndex) -> int:
         """Has a shard fetched before all others; returns the descriptor that holds it."""
-        since, report_s = time.monotonic(), self._patience.report_s
+        since = time.monotonic()
+        report_s = self._patience.report_s
         with self._fetcher.demand(shard.name):
             while True:
                 if self._stop() or self._fetcher.closed:
@@ -227,8 +230,9 @@ def open_store(
 ) -> ShardStore:
     """Opens the shards of `data.path`.
 
-    Of a remote folder, index.json and tokenizer.json are fetched now, and `load_index(store.folder)` reads them. For a
-    local one nothing is done, and what follows has no meaning.
+    Of a remote folder, index.json and tokenizer.json are fetched now, and
+    `load_index(store.folder)` reads them. For a local one nothing is done, and what follows has no
+    meaning.
 
     Args:
         data_path: A folder; or an address: file, http, https, s3 or gs.

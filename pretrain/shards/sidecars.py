@@ -1,7 +1,7 @@
 """Documents as shards have them, many at once, so that what is done with them costs little a document.
 
 Ragged           arrays one after another, and how long each is
-TokenDocuments   tokens; of pairs their sources, of records what is learned, of labelled documents the labels
+TokenDocuments   tokens; of pairs their sources, of records the loss mask, of labelled documents the labels
 """
 
 import zlib
@@ -65,9 +65,9 @@ class TokenDocuments(NamedTuple):
     """Documents of one split and kind.
 
     Attributes:
-        tokens: Of each, its end included.
-        source: Pairs: of the other side of each.
-        loss: Records: bool or uint8, for each value of `tokens`: whether it is learned.
+        tokens: Tokens of each document, its end included.
+        source: Pairs: tokens of the other side of each.
+        loss: Records: loss mask, bool or uint8 for each value of `tokens`.
         labels: Labelled texts: integers, for each value of `tokens`: the number of its label, or IGNORE_INDEX.
     """
 
@@ -78,7 +78,7 @@ class TokenDocuments(NamedTuple):
 
     @property
     def num_documents(self) -> int:
-        """How many."""
+        """Number of documents."""
         return len(self.tokens.lengths)
 
     def slice(self, start: int, stop: int) -> "TokenDocuments":
@@ -100,12 +100,12 @@ class TokenDocuments(NamedTuple):
         )
 
 
-# What lies beside a tar, as npy arrays: the table of its members, and the lengths of its documents.
+# The npy arrays beside a tar: the table of its members, and the lengths of its documents.
 #
-#     NAME.idx.npy       int64 [members, columns]: where each member's arrays are, and their CRC32s (shards.py)
+#     NAME.idx.npy       int64 [members, columns]: where each member's arrays are, and their CRC32s
 #     NAME.lengths.npy   uint32 [documents, 1]: tokens of each document; of pairs, [documents, 2], of target and source
 #
-# With them it is known which documents go into which row before a single tar is there.
+# They are enough to plan which documents go into which row before any tar is fetched.
 
 
 TABLE_SUFFIX = ".idx.npy"

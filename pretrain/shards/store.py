@@ -1,11 +1,10 @@
-"""Where the shards of a data folder are: in a local folder as they are, or elsewhere and fetched when they are needed.
+"""Access to the shards of a data folder: local as they are, or remote and fetched when they are needed.
 
     open_store("data/web")          LocalStore: a path is there or it is not; nothing is done ahead, nothing costs
     open_store("s3://lab/data/web") RemoteStore (remote.py): a path is there when `path` returns
 
-Either way `folder` looks like a shard folder: the index and the tokenizer are in it from the start, a shard and its
-table once `path` has returned, the lengths of its documents once `sidecar` has. Deliberately not here: what is in a
-shard (shards.py), and in which order shards are needed (lookahead.py).
+Either way `folder` looks like a shard folder: the index and the tokenizer are in it from the start,
+a shard and its table once `path` has returned, the lengths of its documents once `sidecar` has.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +23,11 @@ class WaitStoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Patience(Waits):
-    """How long a server, or room in the cache, may be waited for.
+    """Time limits of waits for a server, or for room in the cache.
 
     Attributes:
-        room_s: Given up after so long with all of the cache in use: other ranks may be about to let go of some.
-        report_s: A wait is logged when it has lasted so long, and each time that it has doubled.
+        room_s: Limit while all of the cache is in use: other ranks may be about to release some.
+        report_s: Duration after which a wait is logged, and logged again each time it has doubled.
     """
 
     room_s: float = 30.0
@@ -36,8 +35,10 @@ class Patience(Waits):
 
 
 class UnavailableError(DataError):
-    """A shard that cannot be had now, from here: the server is away or forbids it, or the cache has no room. Says
-    nothing about the shard, so nobody may skip it as damaged."""
+    """A shard is unavailable: the server is away or denies access, or the cache has no room.
+
+    The shard itself may be intact, so it must not be skipped as damaged.
+    """
 
 
 class ShardStore(Protocol):
@@ -67,10 +68,10 @@ class ShardStore(Protocol):
         """
 
     def renew(self, name: str) -> bool:
-        """Sees to it that a file which turned out to be damaged is what the index says, whoever finds out first.
+        """Fetches a damaged file again, once for all processes that find the damage.
 
         Args:
-            name: Of a shard that `path` returned and that was not released, of its table, or of its lengths.
+            name: Name of a shard in use (`path` without `release`), of its table, or of its lengths.
 
         Returns:
             Whether it is now; False: nothing can be done, this is the only copy. Raises as `path`.
@@ -89,7 +90,7 @@ class ShardStore(Protocol):
         """
 
     def on_pressure(self, let_go: Callable[[], object]) -> None:
-        """Has `let_go` called, from any thread, when what is held without need should be released."""
+        """Registers `let_go`, called from any thread when unused shards should be released."""
 
     def check(self, split: str | None = None) -> None:
         """Checks that each shard and its sidecars (None: of all splits) exist and have their sizes; nothing is read.

@@ -4,13 +4,12 @@
         00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
         00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
         pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
-        records only: 00000007.loss.npy: uint8, 1 where a token is learned
+        records only: 00000007.loss.npy: uint8, loss mask, 1 where a token is a target
         labelled only: 00000007.labels.npy: int16, the number of a token's label, IGNORE_INDEX where it has none
     ShardWriter.close        -> the sidecars (sidecars.py), then the tar under its final name
 
-Any webdataset user can read the tars; ours never parses them: the table says where each array's bytes are. The bytes
-of a shard are a pure function of its documents. Deliberately not here: how shards are read (shard_reader.py), text,
-tokenizers, and the order of anything.
+Any webdataset user can read the tars; ours never parses them: the table says where each array's
+bytes are. The bytes of a shard are a pure function of its documents. Shards are read in reader.py.
 """
 
 import hashlib
@@ -40,9 +39,9 @@ MAX_DOCUMENT_TOKENS = 2**30
 TAR_BLOCK = tarfile.BLOCKSIZE
 
 RAGGED = ("offset", "length", "docs_offset", "num_docs", "crc32", "docs_crc32")
-"""Six columns of the table (int64) for tokens and their documents; six more for the source of pairs, two more (offset,
-CRC32) for what is learned of records, or for labels. Offsets are bytes, from the start of the tar to an array's data
-past its header.
+"""Six columns of the table (int64) for tokens and their documents; six more for the source of
+pairs, two more (offset, CRC32) for the loss mask of records, or for labels. Offsets are bytes, from
+the start of the tar to an array's data past its header.
 """
 
 LABEL_DTYPE = "<i2"
@@ -52,7 +51,9 @@ MAX_LABELS = 2**15 - 1
 def tar_header(name: str, num_bytes: int) -> bytes:
     """Returns the 512-byte ustar header of a regular file, without time, owner or anything else that varies."""
     info = tarfile.TarInfo(name)
-    info.size, info.mtime, info.mode = num_bytes, 0, 0o444
+    info.size = num_bytes
+    info.mtime = 0
+    info.mode = 0o444
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
@@ -75,12 +76,15 @@ class ShardWriter:
             DiskError: Also from every method.
         """
         assert path.suffix == ".tar" and 1 <= member_tokens <= MAX_DOCUMENT_TOKENS
-        self.path, self.member_tokens = path, member_tokens
+        self.path = path
+        self.member_tokens = member_tokens
         self.num_tokens = self.num_documents = 0
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._kind = kind
-        self._tokens, self._source = _Column(self._dtype), _Column(self._dtype)
-        self._loss, self._labels = _Column(np.dtype("u1")), _Column(np.dtype(LABEL_DTYPE))
+        self._tokens = _Column(self._dtype)
+        self._source = _Column(self._dtype)
+        self._loss = _Column(np.dtype("u1"))
+        self._labels = _Column(np.dtype(LABEL_DTYPE))
         self._rows: list[tuple[int, ...]] = []
         self._lengths = array("I")
         self._offset = 0
@@ -129,10 +133,11 @@ class ShardWriter:
                 where=str(self.path),
                 fix="split it in the source text",
             )
-        given, kind = [part is not None for part in (source, loss, labels)], self._kind
+        given = [part is not None for part in (source, loss, labels)]
+        kind = self._kind
         assert given == [kind == "pairs", kind == "records", kind in LABELLED], "a document has what its kind says"
         assert source is None or source.lengths.all(), "a source has at least one token"
-        assert loss is None or len(loss) == len(tokens.values), "each token is learned or not"
+        assert loss is None or len(loss) == len(tokens.values), "the loss mask has a value for each token"
         assert labels is None or len(labels) == len(tokens.values), "each token has a label or none"
 
     def _append(self, documents: TokenDocuments) -> None:
@@ -226,7 +231,8 @@ class _Column:
     """Arrays of documents, one after another, until a member is full."""
 
     def __init__(self, dtype: np.dtype) -> None:
-        self._dtype, self.size = dtype, 0
+        self._dtype = dtype
+        self.size = 0
         self._parts: list[RaggedArrays] = []
 
     def add(self, arrays: RaggedArrays) -> None:
@@ -241,5 +247,6 @@ class _Column:
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all values and where each array starts (uint32), and is empty again."""
         values, lengths = concatenate(self._parts)
-        self._parts, self.size = [], 0
+        self._parts = []
+        self.size = 0
         return values, (np.cumsum(lengths) - lengths).astype("<u4")

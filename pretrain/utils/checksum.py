@@ -1,4 +1,4 @@
-"""Whether a file is as it was written: its size, and the CRC32 of each 16 MiB of it."""
+"""Checks files against their records: size, and CRC32 of each 16 MiB chunk."""
 
 import time
 import zlib
@@ -13,7 +13,7 @@ READ_AGAIN_S = (0.2, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a written file must look like when read back: its size and the CRC32 of each 16 MiB chunk."""
+    """Size and chunk CRC32s that a written file must have when it is read back."""
 
     name: str
     num_bytes: int

@@ -2,8 +2,8 @@
 
     is_hub_name("owner/model") -> fetch_files("owner/model", ["config.json", "*.model"]) -> a folder
 
-Only what is asked for is fetched, and no code is run. Files stay in the hub's own cache, so a second call fetches
-nothing, and a call without a network finds what is there.
+Only what is asked for is fetched, and no code is run. Files stay in the hub's own cache, so a
+second call fetches nothing, and a call without a network finds what is there.
 """
 
 import errno
@@ -18,7 +18,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a text could be the name of a model on the hub, `model` or `owner/model`."""
+    """Returns whether a text could be the name of a model on the hub, `model` or `owner/model`."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -47,9 +47,7 @@ def _translated(name: str, error: Exception) -> PretrainError:
 
     nothing = "no such file or folder"
     if isinstance(error, errors.GatedRepoError):
-        return ConfigError(
-            "its owners ask for an agreement first", where=name, fix="accept it on the hub, set HF_TOKEN"
-        )
+        return ConfigError("gated model", where=name, fix="accept its licence on the hub and set HF_TOKEN")
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
         return ConfigError(f"{nothing}, and no such model on the hub", where=name, fix="check it, or set HF_TOKEN")
     if isinstance(error, OSError) and error.errno in _NO_ROOM:

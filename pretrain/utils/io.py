@@ -7,8 +7,9 @@
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
     remove_dir                ->  rename to .trash-name, fsync the parent, remove what is in it
 
-Every operation passes through `_operation` first, so that a test can make any single one of them fail, or kill the
-process there (`set_fault_hook`). Nothing else in this package opens a file for writing that must survive a crash.
+Every operation passes through `_operation` first, so that a test can make any single one of them
+fail, or kill the process there (`set_fault_hook`). Nothing else in this package opens a file for
+writing that must survive a crash.
 """
 
 import errno
@@ -28,7 +29,7 @@ from pretrain.utils.checksum import FileRecord
 
 LOCK_WAIT_S = 5.0
 
-"""Longer than any append takes; then one that hangs elsewhere is not waited for."""
+"""Longer than any append takes; an append that hangs elsewhere is not waited for."""
 
 FaultHook = Callable[[str, Path], None]
 
@@ -96,8 +97,8 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
     The CRCs are computed from memory while writing, so that a record describes what was meant, not what the disk kept.
 
     Raises:
-        DiskError: The disk refused, and the half-written file is removed; or there is a file of this name already,
-            which is left as it is.
+        DiskError: The disk refused, and the half-written file is removed; or there is a file of
+            this name already, which is left as it is.
     """
     crc32s: list[int] = []
     total = 0
@@ -185,7 +186,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Waits a little for the lock of a file; returns whether it is held."""
+    """Waits up to LOCK_WAIT_S for the lock of a file; returns whether it is locked."""
     try:
         return take_flock(descriptor, wait_s=LOCK_WAIT_S)
     except OSError:  # a file system without locks
@@ -195,8 +196,8 @@ def _lock(descriptor: int) -> bool:
 class AtomicWriter:
     """A file written piece by piece, which appears under its name only when `commit` returns.
 
-    A crash before that leaves `name.tmp-<pid>`, which nothing reads. Raises: DiskError from every method; the
-    temporary file is then removed.
+    A crash before that leaves `name.tmp-<pid>`, which nothing reads. Raises: DiskError from every
+    method; the temporary file is then removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -256,8 +257,8 @@ def publish_dir(temporary: Path, final: Path) -> None:
     """Makes a finished folder visible under its final name: the commit point of a checkpoint or a shard set.
 
     Raises:
-        DiskError: The disk refused. `temporary` stays where it is; only where the last fsync failed, `final` is there,
-            whole, but a power failure may still undo the rename.
+        DiskError: The disk refused. `temporary` stays where it is; only where the last fsync
+            failed, `final` is there, whole, but a power failure may still undo the rename.
     """
     try:
         fsync_dir(temporary)
@@ -314,7 +315,7 @@ def remove_dir(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder that nothing reads, in whatever state it is; links in it are removed, never followed.
+    """Removes a folder that nothing reads, in any state; links in it are removed, never followed.
 
     Raises:
         DiskError: The disk refused; a part of it may be gone.
@@ -348,9 +349,8 @@ def rename_dir(path: Path, target: Path) -> None:
         raise _disk_error("rename", path, error) from error
 
 
-# File locks that the operating system lets go of when the process that has them ends, however it
-# ends.
-
+# Locks that the operating system releases when the process ends. Not `filelock`: it has no shared
+# mode, and truncates the file that it locks, while ours contain owners, promises or the log itself.
 
 LOOK_EVERY_S = 0.02
 
@@ -359,9 +359,9 @@ def take_flock(descriptor: int, operation: int = fcntl.LOCK_EX, wait_s: float = 
     """Tries to lock an open file for up to `wait_s` seconds; returns whether it is locked.
 
     Args:
-        descriptor: Of the file; the lock lives as long as it does.
-        operation: LOCK_EX, LOCK_SH, or LOCK_UN to let go of it.
-        wait_s: 0 tries once.
+        descriptor: Descriptor of the file; closing it releases the lock.
+        operation: LOCK_EX, LOCK_SH, or LOCK_UN to release it.
+        wait_s: Time limit in seconds; 0 tries once.
 
     Raises:
         OSError: The file system has no locks.

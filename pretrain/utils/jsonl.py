@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line, in order of `step`: appended while a run goes on, cut back when it resumes.
+"""A file of JSON objects, one a line, in order of `step`: appended during a run, cut back when it resumes.
 
     JsonLines(path)  ->  a torn last line (a crash while writing) is cut off
     append(row)      ->  one unbuffered write; a killed process loses no row, a killed machine those since sync()

@@ -4,9 +4,10 @@
     quiet_libraries()         ->  the handlers that libraries install for themselves are removed; warnings come to ours
     redact(text)              ->  values of secret environment variables and wandb keys become ***
 
-Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted, tracebacks too. A
-closed or broken stderr never raises: the run goes on without it, see `pretrain.utils.process`. Nor does a full disk:
-lines are missing in the file then. Metrics are not logged here, see `pretrain.tracking`.
+Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted,
+tracebacks too. A closed or broken stderr never raises: the run continues without it, see
+`pretrain.utils.process`. Nor does a full disk: lines are missing in the file then. Metrics are not
+logged here, see `pretrain.tracking`.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ class _RedactingFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to whatever `sys.stderr` is at the time."""
+    """Writes to the current `sys.stderr`."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -105,12 +106,12 @@ def _stderr_handler() -> logging.Handler:
 
 
 class _FileHandler(logging.FileHandler):
-    """Goes on where the disk refuses, which it says once; writes again when there is room, from that line on."""
+    """Drops lines that the disk refuses, reports that once, and writes again when there is room."""
 
     _has_said = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line; what the disk refuses is let go, so that none waits in memory, and its place is marked."""
+        """Writes a line, or drops it where the disk refuses, so that none waits in memory, and marks the gap."""
         try:
             if self.stream is None:
                 self.stream = self._open()
@@ -150,8 +151,9 @@ def _file_handler(log_file: Path, rank: int, world_size: int) -> logging.Handler
 def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> None:
     """Sends log records where this rank's belong. Calling it again replaces what the last call set up.
 
-    Rank 0 writes to stderr, and to `log_file` as well if there is one. Other ranks write to their file only; before
-    the run folder is known (`log_file` None) their errors go to stderr, so that none is lost.
+    Rank 0 writes to stderr, and to `log_file` as well if there is one. Other ranks write to their
+    file only; before the run folder is known (`log_file` None) their errors go to stderr, so that
+    none is lost.
 
     Args:
         rank: This process's rank.
@@ -184,9 +186,9 @@ def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> N
 def quiet_libraries() -> None:
     """Takes the console away from noisy libraries: their warnings go through our handlers, the rest is dropped.
 
-    DeepSpeed and torch give their loggers stream handlers of their own when they are imported (DeepSpeed's writes to
-    stdout, where `--json` output belongs), on every rank. So call this again after importing them. Loggers that the
-    user turned on with TORCH_LOGS are left alone.
+    DeepSpeed and torch give their loggers stream handlers of their own when they are imported
+    (DeepSpeed's writes to stdout, where `--json` output belongs), on every rank. So call this again
+    after importing them. Loggers that the user turned on with TORCH_LOGS are left alone.
     """
     for name in list(logging.root.manager.loggerDict):
         library = name.partition(".")[0]

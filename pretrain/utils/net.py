@@ -1,4 +1,4 @@
-"""A TCP port on which nobody else listens before those that were told of it do."""
+"""Reserved free ports, and the addresses of this machine."""
 
 import contextlib
 import ipaddress
@@ -13,18 +13,17 @@ from pretrain.errors import LaunchError
 
 @contextlib.contextmanager
 def reserved_port(port: int | None) -> Iterator[int]:
-    """Keeps a free port of the loopback interface, `port` itself if it is given, for the ranks that will meet there.
+    """Reserves a free TCP port (`port`, if given) of the loopback interface until the ranks bind it.
 
-    Rank 0 listens there, by its number, once it has imported torch; until then the kernel gives it to nobody else who
-    asks for any.
+    Rank 0 binds it once it has imported torch; until then the kernel assigns it to no other process.
 
     Raises:
         LaunchError: `port` is in use.
     """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            held.bind(("127.0.0.1", port or 0))
+            reserved.bind(("127.0.0.1", port or 0))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or "it must be 0 to 65535"
             raise LaunchError(
@@ -32,17 +31,14 @@ def reserved_port(port: int | None) -> Iterator[int]:
                 where="--port",
                 fix="give another one, or none to have one chosen",
             ) from None
-        chosen = int(held.getsockname()[1])
+        chosen = int(reserved.getsockname()[1])
         if sys.platform != "linux":  # there, what comes to the port would be refused in the name of this socket
-            held.close()
+            reserved.close()
         yield chosen
 
 
-# The addresses of this machine, as other machines may use them.
-
-
 def interface_addresses() -> list[tuple[str, str]]:
-    """Returns (interface, address) of each, the loopback's too, IPv4 before IPv6."""
+    """Returns every (interface, address) of this machine, loopback included, IPv4 before IPv6."""
     found = [
         (name, entry.address.partition("%")[0], entry.family)
         for name, entries in psutil.net_if_addrs().items()
@@ -53,7 +49,7 @@ def interface_addresses() -> list[tuple[str, str]]:
 
 
 def usable_addresses() -> list[tuple[str, str]]:
-    """Returns those that other machines could reach: not loopback, nor such as mean something on one link only."""
+    """Returns the addresses that other machines could reach: neither loopback nor link-local."""
     return [(name, address) for name, address in interface_addresses() if _is_usable(address)]
 
 

@@ -6,8 +6,8 @@
                                          a device that refuses raises DiskError
     a stream closed before the start     /dev/null
 
-A terminal hangs up, a reader ends, a disk is full. Without this, the next print raises, or Python's flush at exit fails
-and turns the exit code into 120, which a launcher takes for a failure.
+A terminal hangs up, a reader ends, a disk is full. Without this, the next print raises, or Python's
+flush at exit fails and turns the exit code into 120, which a launcher takes for a failure.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ class _Descriptor(io.FileIO):
 
     def __init__(self, number: int, name: str, *, is_result: bool) -> None:
         super().__init__(number, "w", closefd=False)
-        self.name, self.is_result = f"<{name}>", is_result
+        self.name = f"<{name}>"
+        self.is_result = is_result
 
     def write(self, data: Any, /) -> int:
         """Writes. Reports discarded data as written, so that none stays in a buffer for the flush at exit."""
@@ -103,8 +104,7 @@ def _descriptor_of(stream: _Stream) -> Any:
     return getattr(stream.buffer, "raw", stream.buffer)
 
 
-# A process that does not outlive the one that has started it, however that ends. On Linux;
-# elsewhere it may.
+# Death with the parent process; on Linux only.
 
 
 _PR_SET_PDEATHSIG = 1

@@ -1,12 +1,12 @@
-"""Remote files over http(s), s3 and gs: their facts, their bytes from any offset, retries, redacted URLs.
+"""Remote files over http(s), s3 and gs: sizes, bytes from any offset, retries, redaction.
 
     stat_url(url)                       size and version
     open_url(url, start, stop)          a stream of bytes; http(s) by urllib, s3 and gs by fsspec
     call_remote(url, call)              `call`, retried while its failure may pass; lasting failures as OSError
     without_secrets(url)                the URL for messages and records
 
-Credentials, endpoints and proxies come from the environment of each system: AWS_* and ~/.aws, Google's application
-default credentials, HTTPS_PROXY and ~/.netrc, FSSPEC_S3 and the like.
+Credentials, endpoints and proxies come from the environment of each system: AWS_* and ~/.aws,
+Google's application default credentials, HTTPS_PROXY and ~/.netrc, FSSPEC_S3 and the like.
 """
 
 import base64
@@ -53,7 +53,7 @@ def is_remote(path: str) -> bool:
 
 
 def without_secrets(url: str) -> str:
-    """Returns a path or URL without user, password and query; s3 and gs have `?` in names, so keep theirs."""
+    """Returns a URL without user, password and query; names on s3 and gs may have `?`."""
     if "://" not in url:
         return url
     scheme, _, rest = url.partition("://")
@@ -64,7 +64,7 @@ def without_secrets(url: str) -> str:
 
 
 def check_no_secrets(url: str) -> None:
-    """Checks that an address of data, which configs and logs repeat, has no place for secrets. Raises: DataError."""
+    """Refuses an address of data with credentials: configs and logs repeat it."""
     parts = urlsplit(url) if "://" in url else None
     if parts is not None and ("@" in parts.netloc or parts.query or parts.fragment):
         raise DataError(
@@ -75,7 +75,7 @@ def check_no_secrets(url: str) -> None:
 
 
 class Failure(enum.Enum):
-    """What a failed call says."""
+    """Kind of a failed call."""
 
     PASSING = "a broken connection, or a server that is away or overloaded: the next attempt may do"
     MISSING = "there is no such file"
@@ -84,17 +84,17 @@ class Failure(enum.Enum):
 
 
 class AbandonedError(Exception):
-    """What was being done is no longer wanted."""
+    """The work is no longer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long a server may be away.
+    """Retry policy: exponential backoff with jitter.
 
     Attributes:
-        first_s: Wait after the first failure; doubled with each one, until there is an answer again.
+        first_s: Wait after the first failure; doubled with each further one until the next answer.
         longest_s: The longest wait.
-        total_s: Given up after so long without an answer.
+        total_s: Time without an answer after which the call has failed.
     """
 
     first_s: float = 0.5
@@ -106,12 +106,14 @@ class RetryTimer:
     """Waits between attempts at one thing."""
 
     def __init__(self, waits: Waits, abandoned: Callable[[], bool] = lambda: False) -> None:
-        self._waits, self._abandoned = waits, abandoned
+        self._waits = waits
+        self._abandoned = abandoned
         self.succeed()
 
     def succeed(self) -> None:
-        """Starts to count anew: there was an answer."""
-        self._since, self._wait_s = time.monotonic(), self._waits.first_s
+        """Resets the waits after an answer."""
+        self._since = time.monotonic()
+        self._wait_s = self._waits.first_s
 
     def again(self) -> bool:
         """Waits before the next attempt; returns whether there is one. Raises: AbandonedError."""
@@ -128,14 +130,15 @@ class RetryTimer:
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Whether an exception is one that a network brings about, not a mistake of ours."""
+    """Returns whether an exception comes from the network, not from a bug."""
     packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
     return isinstance(error, OSError) or not packages.isdisjoint(_NETWORK_PACKAGES)
 
 
 def failure_of(error: BaseException) -> Failure:
     """Returns what an exception of a network means."""
-    status, name = _status(error), type(error).__name__
+    status = _status(error)
+    name = type(error).__name__
     if isinstance(error, FileNotFoundError) or status in _ABSENT:
         return Failure.MISSING
     if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in name or name in _FORBIDDEN_NAMES:
@@ -147,8 +150,9 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def describe(error: BaseException) -> str:
-    """Returns one line, without the user, password and query of any URL in it, which may be secrets."""
-    status, reason = _status(error), getattr(error, "reason", None)
+    """Returns one line of an error, without user, password and query of any URL in it."""
+    status = _status(error)
+    reason = getattr(error, "reason", None)
     if status is not None:
         return f"the server answers {status} {getattr(error, 'message', reason) or type(error).__name__}"
     text = " ".join(str(getattr(error, "strerror", None) or reason or error).split())
@@ -174,7 +178,7 @@ class RemoteAttempts(RetryTimer):
         self._shown = without_secrets(url)
 
     def explain(self, error: Exception) -> str:
-        """Returns the reason of a failure that may pass; raises any other.
+        """Returns the reason of a failure that may pass; raises any other one.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -200,7 +204,7 @@ class RemoteAttempts(RetryTimer):
 
 
 def call_remote(url: str, call: Callable[[], _T], waits: Waits, abandoned: Callable[[], bool] = lambda: False) -> _T:
-    """Returns the result of `call`, retried as long as `waits` allows. Raises: as `RemoteAttempts`."""
+    """Returns the result of `call`, retried by `waits`. Raises: as `RemoteAttempts`."""
     attempts = RemoteAttempts(url, waits, abandoned)
     while True:
         try:
@@ -234,14 +238,14 @@ class RemoteStream:
         self.position = start if self.has_range else 0
 
     def read(self, num_bytes: int) -> bytes:
-        """Returns up to `num_bytes`, and nothing at the end. Raises: ConnectionError, where it comes too early."""
+        """Returns up to `num_bytes`, none at the end. Raises: ConnectionError: broken off."""
         while self.position < self._start:
             if not self._next(self._start - self.position):
                 return b""
         return self._next(num_bytes)
 
     def skip_to(self, offset: int) -> bool:
-        """Returns whether the next read may begin at `offset`; a stream of the whole file drops what lies before."""
+        """Returns whether the next read begins at `offset`; without ranges, bytes are dropped."""
         if self.position > offset or (self.has_range and self.position < offset):
             return False
         self._start = offset
@@ -288,7 +292,7 @@ def open_url(url: str, start: int = 0, stop: int | None = None, size: int | None
 
 
 def stat_url(url: str) -> dict[str, Any]:
-    """Returns `type`, `size` (None: unknown) and the version keys of a remote file, named as fsspec names them."""
+    """Returns type, size (None: unknown) and version keys of a file, as fsspec names them."""
     if not url.startswith("http"):
         return filesystem(url).info(url)
     try:
@@ -304,12 +308,12 @@ def stat_url(url: str) -> dict[str, Any]:
 
 
 def version_of(facts: Mapping[str, Any]) -> str:
-    """Returns the version of a file that changes whenever its bytes do; "-" where the server gives none."""
+    """Returns the version of a file, which changes with its bytes; "-" if there is none."""
     return next((str(facts[key]) for key in _VERSION_KEYS if facts.get(key)), "-")
 
 
 def filesystem(url: str) -> Any:
-    """Returns the fsspec file system of an s3 or gs URL. Raises: LaunchError, where its package is missing."""
+    """Returns the fsspec file system of a URL. Raises: LaunchError: no package for it."""
     import fsspec
 
     scheme = url.partition("://")[0]

@@ -2,8 +2,9 @@
 
     number i of a row = splitmix64's i-th, from a key of (purpose, seed, sample id)
 
-splitmix64 (Steele et al. 2014) passes the usual batteries; its arithmetic is a few integer operations over whole
-arrays. Not here: permutations of a run's samples (data/order.py), which must not repeat.
+splitmix64 (Steele et al. 2014) passes the usual batteries; its arithmetic is a few integer
+operations over whole arrays. Not here: permutations of a run's samples (data/order.py), which must
+not repeat.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ def draw_uniform(purpose: str, seed: int, sample_ids: np.ndarray, count: int) ->
 
     Args:
         purpose: What they decide; other purposes draw independent numbers.
-        seed: Of the run.
+        seed: Seed of the run.
         sample_ids: int64 [B].
         count: Numbers a row. The first ones do not depend on it.
     """

@@ -1,1 +1,1 @@
-"""Where text comes from: which files an input names, local or remote, and their bytes."""
+"""Input files, local or remote: their listing and their bytes."""

@@ -1,4 +1,4 @@
-"""What the inputs name: a list of files in a fixed order, before anything is written.
+"""Listing of the inputs: their files in a fixed order, before anything is written.
 
     list_inputs   [InputConfig] -> [InputFile]: in the order given, sorted by path within each path, every file once
     list_stdlib   the default corpus: the source of the running Python's standard library
@@ -40,12 +40,12 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
 
     Args:
         inputs: What to read. Empty: the default corpus.
-        kind: What a document is to be.
+        kind: Kind of the documents.
 
     Raises:
         ConfigError: Inputs that do not fit together, or cannot hold documents of this kind.
-        DataError: No such file, an unsupported file named in full, an input that matches nothing, or a server that
-            fails.
+        DataError: No such file, an unsupported file named in full, an input that matches nothing,
+            or a server that fails.
         LaunchError: A package that an input needs is not installed.
     """
     if not inputs:

@@ -1,4 +1,4 @@
-"""How documents lie in a file, by its name, and which kinds of data a format can hold.
+"""Formats of input files by their names, the kinds of data that each can contain, and local listings.
 
 text         a file is a document                  jsonl        a line is a record
 lines        a line is a document                  json         a list of records, or one record
@@ -87,12 +87,12 @@ def require(package: str, extra: str, what: str) -> None:
         )
 
 
-# Local inputs: files, folders (recursive, hidden files skipped) and globs.
+# Files, folders (recursive, hidden files skipped) and globs.
 
 
 Accepts = Callable[[str], object]
 
-"""Says of a path, by a true or false value, whether the format of the file is known."""
+"""Returns a true value for a path whose format is known."""
 
 
 def find_local(given: str, accepts: Accepts) -> list[InputFile]:

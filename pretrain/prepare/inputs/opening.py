@@ -1,6 +1,6 @@
 """Compressed input files: their bytes as they were, and damage named with its place.
 
-Memory is bounded whatever the ratio: no more is decompressed than is asked for.
+Memory is bounded at any ratio: no more is decompressed than is asked for.
 """
 
 import gzip
@@ -25,10 +25,12 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
 
 
 class _Decompressed(io.RawIOBase):
-    """What a decoder gives, its errors made ours."""
+    """Output of a decoder; its errors become DataError."""
 
     def __init__(self, decoder: Any, file: InputFile) -> None:
-        self._decoder, self._file, self._position = decoder, file, 0
+        self._decoder = decoder
+        self._file = file
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -58,16 +60,12 @@ def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_Decompressed(decoder, file), CHUNK_BYTES))
 
 
-# An input file, open: its bytes as stored and uncompressed, and whether it is still the file that
-# was listed.
-
-
 class InputStream:
     """An open input file; leaving its `with` closes it.
 
     Attributes:
-        file: Which.
-        stored: Its bytes as stored; can seek.
+        file: The file as it was listed.
+        stored: Bytes as stored; can seek.
         plain: The same, uncompressed; can seek only where nothing is compressed.
     """
 
@@ -95,10 +93,12 @@ class InputStream:
         """
         if self.file.is_remote:
             now = stat_remote(self.file.path)
-            size, version = now.size, now.version
+            size = now.size
+            version = now.version
         else:
             status = os.fstat(self.stored.fileno())
-            size, version = status.st_size, str(status.st_mtime_ns)
+            size = status.st_size
+            version = str(status.st_mtime_ns)
         if size != self.file.size or version != self.file.version:
             raise DataError(
                 "the file changed while it was being prepared",

@@ -37,7 +37,7 @@ def stat_remote(url: str) -> InputFile:
     Raises:
         DataError: The server does not say how large it is.
         IsADirectoryError: It is a folder.
-        OSError: As `call_remote` does.
+        OSError: The server failed.
     """
     return _input_file(url, _call(url, lambda: stat_url(url)))
 
@@ -59,7 +59,7 @@ def find_remote(given: str, accepts: Accepts) -> list[InputFile]:
 
 
 def serves_ranges(file: InputFile) -> bool:
-    """Whether reading may begin inside; an http server need not be able to.
+    """Returns whether reading may begin inside a file; an http server need not support that.
 
     Raises:
         DataError: The server fails.

@@ -1,7 +1,8 @@
-"""How each format is read: slices of open input files -> documents, streamed, errors with file and line or byte.
+"""Readers by format: slices of open input files -> documents, streamed, errors with file and line or byte.
 
-A reader takes (stream, slice, rule) and yields documents in order. Its memory is bounded by the longest document that
-is allowed. Malformed input is an error, never skipped: a silent hole in a corpus is found months later, if ever.
+A reader takes (stream, slice, rule) and yields documents in order. Its memory is bounded by the
+longest document that is allowed. Malformed input is an error, never skipped: a silent hole in a
+corpus is found months later, if ever.
 """
 
 from collections.abc import Callable, Iterator

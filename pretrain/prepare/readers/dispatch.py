@@ -1,4 +1,4 @@
-"""Reading: slices of input files -> documents, whatever their formats."""
+"""Reads slices of input files of any format into documents."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Reader:
     """Reads documents.
 
     Attributes:
-        inputs: What `list_inputs` listed. Empty: the default corpus, which nobody chose file by file; a file of it that
-            is not UTF-8 is passed over.
-        kind: What a document is.
+        inputs: Inputs that `list_inputs` listed. Empty: the default corpus, whose files are skipped
+            where they are not UTF-8, as no user chose them.
+        kind: Kind of the documents.
         fields: Fields of records to keep, for filters.
     """
 

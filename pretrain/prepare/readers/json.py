@@ -99,7 +99,9 @@ class _JsonText:
     """The text of a file from a position on, as much of it as is needed."""
 
     def __init__(self, stream: InputStream, limit: int) -> None:
-        self._plain, self._name, self._limit = stream.plain, stream.file.shown, limit
+        self._plain = stream.plain
+        self._name = stream.file.shown
+        self._limit = limit
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._num_bytes = 0  # read so far
         self._text = ""
@@ -134,7 +136,7 @@ class _JsonText:
             DataError: It is not an object, not JSON, or too long.
         """
         if self.peek() != "{":
-            # Whatever else is there might be cut short and still be JSON, as numbers are; no record is.
+            # Other values might be cut short and still be JSON, as numbers are; no object is.
             what = "not a JSON object" if self.peek() else "not JSON: the file ends early"
             raise self.error(what, 'write a list of records such as {"text": "..."}')
         line = self._line
@@ -144,7 +146,7 @@ class _JsonText:
             except json.JSONDecodeError as error:
                 self._check_unfinished(error)
             except (ValueError, RecursionError) as error:
-                raise self.error(f"not JSON: {error}", "mend the record that begins there") from None
+                raise self.error(f"not JSON: {error}", "correct the record that begins there") from None
             else:
                 self._check_length(end)
                 self._advance(end)
@@ -157,11 +159,11 @@ class _JsonText:
             raise too_long("a record", self._limit, f"{self._name}:{self._line}")
 
     def _check_unfinished(self, error: json.JSONDecodeError) -> None:
-        """Raises the error of an object that no further text can mend."""
+        """Raises the error of an object that no further text can complete."""
         may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _TOKEN_CHARS
         if self._is_complete or not may_go_on:
             line = self._line + self._text.count("\n", self._at, error.pos)
-            raise DataError(f"not JSON: {error.msg}", where=f"{self._name}:{line}", fix="mend it there") from None
+            raise DataError(f"not JSON: {error.msg}", where=f"{self._name}:{line}", fix="correct it there") from None
 
     def _advance(self, to: int) -> None:
         self._line += self._text.count("\n", self._at, to)

@@ -19,8 +19,8 @@ class Lines:
     Iterate once. While a line is the last that was given:
 
     Attributes:
-        offset: Its first byte, uncompressed.
-        consumed_bytes: What it took from the file as stored.
+        offset: Offset of its first byte, uncompressed.
+        consumed_bytes: Bytes that it took from the file as stored.
     """
 
     def __init__(
@@ -37,13 +37,17 @@ class Lines:
 
         Args:
             plain: At its beginning; can seek if `start` is not 0.
-            name: Of the file, for errors.
+            name: Name of the file, for errors.
             limit: Bytes that a line may have, its end included.
             start: First byte that a line may begin at; what began before it is passed over.
             stop: First byte that none may begin at. None: the end of the file.
             stored: What `plain` is decompressed from, by which `consumed_bytes` goes. None: it is not compressed.
         """
-        self._plain, self._name, self._limit, self._start, self._stop = plain, name, limit, start, stop
+        self._plain = plain
+        self._name = name
+        self._limit = limit
+        self._start = start
+        self._stop = stop
         self._stored = stored
         self._local: Path | None = None
         self._first = self._number = 0
@@ -63,7 +67,9 @@ class Lines:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yields the lines. Raises: DataError, for one that is too long."""
-        readline, room, stop = self._plain.readline, self._limit + 1, self._stop
+        readline = self._plain.readline
+        room = self._limit + 1
+        stop = self._stop
         stored = self._stored
         before = stored.tell() if stored is not None else 0
         offset = self._first = self._find_first()
@@ -83,7 +89,7 @@ class Lines:
             yield line
 
     def place(self) -> str:
-        """Where the last line is, for errors: file and number; or byte, where lines would be counted over a network.
+        """Returns the place of the last line, for errors: file and number, or byte where lines are remote.
 
         Lines before `start` are counted only now, so that reading need not.
         """
@@ -94,7 +100,8 @@ class Lines:
 
     def count_all(self) -> int:
         """Returns how many lines the file has, those that were given included; reads to the end."""
-        number, last = self._number, b"\n"
+        number = self._number
+        last = b"\n"
         while block := self._plain.read(SKIP_BYTES):
             number += block.count(b"\n")
             last = block[-1:]

@@ -19,8 +19,8 @@ BATCH_ROWS = (16, 1024)
 def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     """Yields the documents of a slice.
 
-    Memory: a page of each column and a few MiB of rows. A row is decoded before its length is known, so that of the
-    readers this one alone cannot bound what one malicious value costs.
+    Memory: a page of each column and a few MiB of rows. A row is decoded before its length is
+    known, so that of the readers this one alone cannot bound what one malicious value costs.
 
     Raises:
         DataError: Malformed input.
@@ -66,7 +66,9 @@ def _read_group(
 ) -> Iterator[Document]:
     """Yields the documents of one row group, each with its share of the group's `num_bytes` in the file."""
     group = file.metadata.row_group(number)
-    build, row, consumed = BUILDERS[rule.kind], 0, 0
+    build = BUILDERS[rule.kind]
+    row = 0
+    consumed = 0
     for batch in file.iter_batches(_batch_rows(group), [number], columns, use_threads=False):
         for record in _rows(batch, first_row + row, stream):
             row += 1
@@ -101,8 +103,8 @@ def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any
 def _bounds(groups: Sequence[Any], size: int) -> list[int]:
     """Returns where each row group begins in a file of `size` bytes, and `size`; about, in proportion to their sizes.
 
-    Where they begin in truth stands in what the file says of each column, which pyarrow (26) cannot be asked about in a
-    damaged file without the whole process being aborted.
+    Where they begin in truth stands in what the file says of each column, which pyarrow (26) cannot
+    be asked about in a damaged file without the whole process being aborted.
     """
     ends = list(accumulate((max(group.total_byte_size, 1) for group in groups), initial=0))
     return [size * end // ends[-1] for end in ends] if groups else []

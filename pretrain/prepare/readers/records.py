@@ -2,8 +2,8 @@
 
     text       {"text": "..."}
     pairs      {"source": "...", "target": "..."}
-    records    {"prompt": "...", "response": "..."}: the response is learned
-               {"messages": [{"role": "user", "content": "..."}, ...]}: what the assistant says is learned
+    records    {"prompt": "...", "response": "..."}: the response is in the loss
+               {"messages": [{"role": "user", "content": "..."}, ...]}: what the assistant says is in the loss
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
@@ -18,11 +18,11 @@ from pretrain.config.prepare import DataKind, turns_of
 from pretrain.prepare.filters import Document, Label
 from pretrain.prepare.readers.rule import ReadRule
 
-LEARNED_ROLE = "assistant"
-ROLES = ("system", "developer", "user", "tool", "function", LEARNED_ROLE)
+TARGET_ROLE = "assistant"
+ROLES = ("system", "developer", "user", "tool", "function", TARGET_ROLE)
 
 Segments = tuple[tuple[str, bool], ...]
-"""(text, whether it is learned) of each part of a record."""
+"""(text, loss mask) of each part of a record."""
 
 _JSON = json.JSONDecoder()
 
@@ -31,10 +31,11 @@ Build = Callable[[Mapping[str, Any], ReadRule, int], Document]
 
 
 class RecordError(Exception):
-    """What is wrong with a record, and how to mend it. Whoever knows the place makes it a DataError."""
+    """A malformed record; the caller, which knows its place, raises a DataError."""
 
     def __init__(self, what: str, fix: str) -> None:
-        self.what, self.fix = what, fix
+        self.what = what
+        self.fix = fix
         super().__init__(what)
 
 
@@ -82,7 +83,8 @@ def _build_record(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int
     else:
         prompt, _ = _text(record, config.prompt_field, "prompt_field, or give messages_field")
         response, _ = _text(record, config.response_field, "response_field")
-        segments, roles = ((prompt, False), (response, True)), ["user", LEARNED_ROLE]
+        segments = ((prompt, False), (response, True))
+        roles = ["user", TARGET_ROLE]
     markers = frozenset[int]()
     if config.template is not None:
         segments, markers = _dress(segments, roles, config.template)
@@ -99,10 +101,10 @@ def _dress(segments: Segments, roles: list[str], template: str | dict[str, str])
         if role not in turns:
             raise RecordError(f"role {role!r} is not in the template", f"add it beside {', '.join(turns)}")
         before, after = turns[role]
-        for part, learned, is_marker in ((before, False, True), (text, is_learned, False), (after, is_learned, True)):
+        for part, in_loss, is_marker in ((before, False, True), (text, is_learned, False), (after, is_learned, True)):
             if part:
                 markers |= {len(dressed)} if is_marker else set()
-                dressed.append((part, learned))
+                dressed.append((part, in_loss))
     return tuple(dressed), frozenset(markers)
 
 
@@ -196,7 +198,7 @@ def _segment(message: Any, place: str) -> tuple[str, bool]:
         content.encode()
     except UnicodeEncodeError as error:
         raise _unpaired(error) from None
-    return content, role == LEARNED_ROLE
+    return content, role == TARGET_ROLE
 
 
 def _unpaired(error: UnicodeEncodeError) -> RecordError:

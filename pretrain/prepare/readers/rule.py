@@ -1,4 +1,4 @@
-"""Errors of malformed input that several readers have in common."""
+"""Rule by which an input is read, and errors that several readers share."""
 
 from dataclasses import dataclass
 
@@ -33,16 +33,13 @@ def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
     )
 
 
-# How one input is read: what every reader is told beside the bytes.
-
-
 @dataclass(frozen=True, slots=True)
 class ReadRule:
-    """How one input is read.
+    """Options of a reader for one input.
 
     Attributes:
         config: The input.
-        kind: What a document is.
+        kind: Kind of the documents.
         fields: Fields of records that filters ask for.
         skip_undecodable: Pass over a file that is not UTF-8 instead of failing; for the default corpus only.
     """

@@ -1,7 +1,8 @@
 """Members of a tar, in order, read forward only, and nothing of it taken on trust.
 
-Not tarfile's own reading: that takes a tar which was cut off between two members, or before its end mark, for a whole
-one. Nothing is extracted: names are keys here, never paths.
+Neither tarfile's nor webdataset's own reading: they take a tar that was cut off, or is damaged
+between two members, for a whole one, and webdataset reads every member into memory. Nothing is
+extracted: names are keys here, never paths.
 """
 
 import io
@@ -35,9 +36,9 @@ class Member:
     """A regular file in a tar.
 
     Attributes:
-        name: Its name.
-        size: Bytes.
-        offset: Where its header begins in the tar, uncompressed.
+        name: Name in the tar.
+        size: Size in bytes.
+        offset: Offset of its header in the tar, uncompressed.
     """
 
     name: str
@@ -50,7 +51,8 @@ class TarMembers:
 
     def __init__(self, plain: BinaryIO, name: str) -> None:
         """Takes over an open tar, at its beginning; `name` is what it is called in errors."""
-        self._plain, self._name = plain, name
+        self._plain = plain
+        self._name = name
         self.position = 0
         self._body_left = self._padding = 0
 
@@ -67,7 +69,8 @@ class TarMembers:
             info = self._read_header()
             if info is None:
                 return
-            self._body_left, self._padding = info.size, -info.size % tarfile.BLOCKSIZE
+            self._body_left = info.size
+            self._padding = -info.size % tarfile.BLOCKSIZE
             if info.type in _NAMED_NEXT:
                 overrides |= self._read_overrides(info, offset)
                 continue
@@ -75,7 +78,8 @@ class TarMembers:
                 raise self._error(f"member {info.name!r} is not a regular file", offset, "make the tar without links")
             if info.type in _REGULAR:
                 size = int(overrides.get("size", info.size))
-                self._body_left, self._padding = size, -size % tarfile.BLOCKSIZE
+                self._body_left = size
+                self._padding = -size % tarfile.BLOCKSIZE
                 yield Member(overrides.get("path", info.name), size, offset)
             if info.type != tarfile.XGLTYPE:
                 overrides = {}
@@ -217,7 +221,10 @@ class _Sample:
     """One sample while its members come."""
 
     def __init__(self, key: str, stream: InputStream, rule: ReadRule, offset: int) -> None:
-        self.key, self._stream, self._rule, self._offset = key, stream, rule, offset
+        self.key = key
+        self._stream = stream
+        self._rule = rule
+        self._offset = offset
         self._bodies: dict[str, bytes] = {}
         self._kinds: list[str] = []
         self._consumed_before = stream.stored.tell() if stream.file.compression else offset

@@ -84,7 +84,7 @@ def test_what_can_be_read_is_fetched_and_nothing_else(tmp_path):
         assert set(found["lab/sharded"]) == WANTED | shards | {"model.safetensors.index.json"}
         assert set(found["lab/pickled"]) == WANTED | {"pytorch_model.bin"}
         assert found["lab/gated"] == (
-            "ConfigError: lab/gated: its owners ask for an agreement first; accept it on the hub, set HF_TOKEN"
+            "ConfigError: lab/gated: gated model; accept its licence on the hub and set HF_TOKEN"
         )
         assert found["lab/nothing"] == (
             "ConfigError: lab/nothing: no such file or folder, and no such model on the hub; check it, or set HF_TOKEN"

@@ -84,7 +84,7 @@ def test_ranks_with_threads_read_the_same_steps_through_one_small_cache(data, op
     ranks = [TrainLoader(open_stream(opened(limit)), CAUSAL, plan, rank=rank, **options) for rank in (0, 1)]
     expected = [TrainLoader(open_stream(data[0]), CAUSAL, plan, rank=rank, **options) for rank in (0, 1)]
     for _ in range(12):
-        assert [next(rank).digest for rank in ranks] == [next(rank).digest for rank in expected]
+        assert [next(rank).counts for rank in ranks] == [next(rank).counts for rank in expected]
     for loader in (*ranks, *expected):
         loader.close()
 
