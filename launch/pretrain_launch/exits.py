@@ -1,4 +1,4 @@
-"""What became of a job, from how its ranks ended: which one is the cause, what to say of it, what run.json keeps."""
+"""Exit code and cause of a job, from the exit codes of its ranks; their record in run.json."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from pretrain.utils.io import make_dir, write_json
 QUOTED_LINES = 20
 
 _HINTS = {
-    signal.SIGKILL: "the kernel's out-of-memory killer does that (see dmesg), or somebody's kill -9",
+    signal.SIGKILL: "the kernel's out-of-memory killer does that (see dmesg), or a user's kill -9",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGABRT: "native code gave up",
     signal.SIGBUS: "a file that is mapped was cut, or /dev/shm or the disk is full",
@@ -82,7 +82,7 @@ def note_outcome(run: RunDir, main_pid: int, code: int, reason: str, *, is_known
         run: The run folder.
         main_pid: Rank 0's process: an attempt of another process is left alone.
         code: The job's exit code.
-        reason: Of it.
+        reason: Cause in one line.
         is_known: Whether what rank 0 has written stays, if it has written something.
     """
     with contextlib.suppress(PretrainError):
@@ -102,12 +102,12 @@ def note_outcome(run: RunDir, main_pid: int, code: int, reason: str, *, is_known
 
 @dataclass(frozen=True, slots=True)
 class StepExit:
-    """How a step ended.
+    """Outcome of a step.
 
     Attributes:
-        code: Of the job.
-        reason: One line; empty where nothing failed.
-        ranks_began: Whether any rank was started, as far as is known.
+        code: Exit code of the job.
+        reason: Cause in one line; empty if nothing failed.
+        ranks_began: Whether any rank is known to have started.
     """
 
     code: int
@@ -163,8 +163,8 @@ def read_ending(folder: Path, step_code: int) -> StepExit:
     """Returns how a step ended.
 
     Args:
-        folder: Of its notes.
-        step_code: What srun returned: all that is known where nobody could note anything.
+        folder: Folder of the notes.
+        step_code: Exit code of srun, used if there are no notes.
     """
     rows = {int(row["rank"]): row for row in _read(folder, "rank-*.json")}
     ended = {rank: int(row["code"]) for rank, row in rows.items()}

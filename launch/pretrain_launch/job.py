@@ -1,4 +1,6 @@
-"""Whether a job goes on after its ranks have ended: pure, so that every case is a line of a test.
+"""Decision to requeue or end a job after its ranks have ended, and the driver of a job.
+
+The decision is a pure function:
 
 0                                     end: the run is done
 cancelled by the user                 end
@@ -59,15 +61,15 @@ FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a start ended.
+    """Outcome of a start.
 
     Attributes:
         code: Exit code of the ranks.
-        reason: Of it, one line.
-        has_progressed: Whether there is a newer checkpoint than at its beginning.
-        idle_restarts: In a row without one, this included.
-        is_cancelled: The user wants no more of it.
-        may_requeue: The site lets a job requeue itself.
+        reason: Cause in one line.
+        has_progressed: Whether a newer checkpoint than at its beginning exists.
+        idle_restarts: Restarts in a row without a new checkpoint, this one included.
+        is_cancelled: Whether the user has cancelled the job.
+        may_requeue: Whether the site lets a job requeue itself.
     """
 
     code: int
@@ -80,7 +82,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the job does now: `requeue`, `next` (it ends, the next job of its chain goes on), or `end`."""
+    """Next action of the job: `requeue`, `next` (it ends, the next job of its chain continues), or `end`."""
 
     kind: Literal["requeue", "next", "end"]
     code: int
@@ -91,8 +93,8 @@ def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
     """Returns what to do after a start has ended.
 
     Args:
-        outcome: How.
-        max_idle_restarts: So many restarts in a row without a new checkpoint are enough.
+        outcome: Outcome of the start.
+        max_idle_restarts: Restarts in a row without a new checkpoint that end the job.
     """
     code, reason = outcome.code, outcome.reason
     if code == EXIT_OK:

@@ -25,12 +25,12 @@ LIMIT_S = 120.0
 
 TRIED_OUT = {"hostname", "interfaces", "loopback"}
 
-"""Checks whose failure keeps nobody from training: the rendezvous finds an address by trying."""
+"""Checks whose failure does not prevent training: the rendezvous finds an address by trying."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What keeps a job from training.
+    """A problem that prevents a job from training.
 
     Attributes:
         code: Exit code.
@@ -42,14 +42,14 @@ class Finding:
 
 
 def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Finding | None:
-    """Lets the doctor look at every node; returns what keeps the job from training, if anything does.
+    """Lets the doctor look at every node; returns the first problem that prevents training.
 
     Args:
         spec: The job.
-        step: srun, up to the program that is to run once a node.
+        step: Arguments of srun, up to the program that runs once per node.
         world_size: Ranks of all nodes.
 
-    A doctor that does not answer in time keeps nobody from training.
+    A doctor that times out does not prevent training.
     """
     doctor = [spec.python, "-m", "pretrain", "doctor"]
     outputs = [spec.folder.launch / f"doctor-{task}.out" for task in range(world_size // spec.ranks_per_node)]
@@ -124,7 +124,7 @@ class JobStart:
 
     @property
     def handle(self) -> str:
-        """What Slurm's commands call it, and nothing else."""
+        """Id of the job for Slurm's commands."""
         return self.array or self.job
 
 
@@ -133,7 +133,7 @@ def read_start(environment: Mapping[str, str]) -> JobStart:
     facts = slurm_facts(environment).get("slurm")
     if facts is None or not environment.get("SLURM_JOB_NODELIST") or not environment.get("SLURMD_NODENAME"):
         fix = "submit it with `pretrain launch slurm`"
-        raise LaunchError("this is no job of Slurm's", where="pretrain_launch.job", fix=fix)
+        raise LaunchError("not a Slurm job", where="pretrain_launch.job", fix=fix)
     here = environment["SLURMD_NODENAME"]
     nodes = host_names(environment["SLURM_JOB_NODELIST"])
     return JobStart(facts["job"], facts["array"], facts["restart"], (here, *(node for node in nodes if node != here)))
@@ -194,8 +194,8 @@ def step_command(spec: LaunchSpec, nodes: Sequence[str], tasks: int) -> list[str
 
     Args:
         spec: The job.
-        nodes: Of the step.
-        tasks: Of each node.
+        nodes: Nodes of the step.
+        tasks: Tasks per node.
     """
     site = spec.site
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes) * tasks}", f"--ntasks-per-node={tasks}"]
@@ -215,9 +215,9 @@ def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str) -> s
 
     Args:
         spec: The job.
-        start: This one: an attempt of another start is left alone.
-        code: Of the job.
-        reason: Of it, as far as the launcher knows; empty: rank 0 knows better.
+        start: This start; attempts of other starts are left alone.
+        code: Exit code of the job.
+        reason: Cause known to the launcher; empty: rank 0 knows better.
     """
     try:
         attempt = spec.folder.read_record()["attempts"][-1]

@@ -1,12 +1,12 @@
-"""What became of a run's jobs under Slurm: `launch/journal.jsonl`, a row when one is submitted, starts, ends.
+"""Journal of the Slurm jobs of a run: `launch/journal.jsonl`, a row when one is submitted, starts or ends.
 
     {"event": "submit", "chain": .., "job": "123", "array": null, "at": ..}
     {"event": "start", "chain": .., "job": "123", "array": null, "restart": 2, "nodes": [..], "world_size": 2, "step": 40, "at": ..}
     {"event": "end", "chain": .., "job": "123", "restart": 2, "exit_code": 75, "reason": .., "step": 80, "decision": "requeue", "at": ..}
 
 A start without an end was killed with its node. `step` is that of the newest checkpoint then, by the names of folders;
-0 where there is none. `decision`: requeue (the job goes back into the queue), next (the next job of the same chain goes
-on), end.
+0 where there is none. `decision`: requeue (the job goes back into the queue), next (the next job of the same chain
+continues), end.
 """  # noqa: E501 (rows as they are)
 
 import json
@@ -67,9 +67,9 @@ def count_idle_restarts(rows: list[dict[str, Any]], chain: str, step: int) -> in
     """Returns how many restarts in a row, the last start included, have made no checkpoint.
 
     Args:
-        rows: Of the journal.
-        chain: Only its starts count: a new submission is a new beginning.
-        step: Of the newest checkpoint now.
+        rows: Rows of the journal.
+        chain: Chain to count: a new submission starts from zero.
+        step: Step of the newest checkpoint now.
 
     The first start of a chain is no restart.
     """

@@ -1,4 +1,4 @@
-"""What is run for one rank, as pure functions: the argument list and the environment."""
+"""Starts ranks on this machine, supervises them, and ends all when one fails."""
 
 import contextlib
 import os
@@ -32,9 +32,9 @@ def rank_environment(
 
     Args:
         base: The launcher's environment.
-        rank: Which rank.
-        world_size: How many.
-        port: Of the rendezvous on the loopback interface.
+        rank: Rank to start.
+        world_size: Number of ranks.
+        port: Rendezvous port on the loopback interface.
         threads: CPU threads a rank, unless OMP_NUM_THREADS is set already; None: an even share of the cores.
     """
     share = threads or max(1, (os.cpu_count() or 1) // world_size)
@@ -277,8 +277,8 @@ def launch_local(config: str, overrides: Sequence[str], num_ranks: int, port: in
         config: Path or built-in name of the config, already checked.
         overrides: `a.b=c` items.
         num_ranks: Processes; with GPUs, one for each.
-        port: Of the rendezvous; None: a free one.
-        logs: Folder for what ranks other than 0 print.
+        port: Rendezvous port; None: a free port.
+        logs: Folder for the output of ranks other than 0.
 
     Raises:
         LaunchError: The port is in use.

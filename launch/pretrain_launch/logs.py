@@ -1,4 +1,4 @@
-"""What a run prints: the newest file of its Slurm jobs, or of its ranks, to the end or as it grows."""
+"""Output of a run: the newest file of its Slurm jobs or ranks, printed to its end or followed."""
 
 import codecs
 import time

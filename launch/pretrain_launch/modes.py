@@ -1,4 +1,4 @@
-"""What starts the ranks of a node, as argument lists: torchrun, `accelerate launch`, `deepspeed`; no ssh in any.
+"""Command lines that start the ranks of a node, without ssh: torchrun, `accelerate launch`, `deepspeed`.
 
 With `srun`, Slurm itself starts each rank. Pure, but for the interpreter.
 """
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 JOIN_S = 300
-"""How long a node waits for the others: importing torch takes minutes on a file system that is busy."""
+"""Timeout of a node that waits for the others: importing torch takes minutes on a busy file system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where and how the ranks of a start meet.
+    """Rendezvous of the ranks of a start.
 
     Attributes:
-        address: Of the first node, that all can reach.
-        port: There.
-        nodes: Names, the first one is at `address`.
-        ranks_per_node: Of each.
-        identity: Of this start: what another one has left behind is not taken for it.
+        address: Address of the first node that all can reach.
+        port: Free port on the first node.
+        nodes: Host names; the first one has `address`.
+        ranks_per_node: Ranks of each node.
+        identity: Unique name of this start, so that leftovers of another are ignored.
     """
 
     address: str
@@ -53,13 +53,13 @@ def rank_variables(meeting: Meeting, node_rank: int, local_rank: int) -> dict[st
 
 
 def launcher_command(mode: str, meeting: Meeting, node_rank: int, own_address: str, hostfile: Path) -> list[str]:
-    """Returns what starts the ranks of a node, up to the module that each runs.
+    """Returns the command line that starts the ranks of a node, up to the module that each runs.
 
     Args:
         mode: `torchrun`, `accelerate` or `deepspeed`.
-        meeting: Of all nodes.
+        meeting: Rendezvous of all nodes.
         node_rank: Place of this node in it.
-        own_address: Of this node, in the network of the meeting's address.
+        own_address: Address of this node in the network of the rendezvous.
         hostfile: The nodes, for `deepspeed`.
     """
     if mode == "torchrun":

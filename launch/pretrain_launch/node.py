@@ -29,9 +29,9 @@ def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str |
     """Returns the environment of the ranks of a node; what the user has set stays.
 
     Args:
-        base: Ours.
+        base: Environment of this process.
         spec: The job.
-        interface: Of the network in which the ranks meet; None: not known, they choose.
+        interface: Network interface of the rendezvous; None: the ranks choose.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // spec.ranks_per_node))}

@@ -1,4 +1,4 @@
-"""What is refused before a job is submitted: what would end it in its first minute, after days in the queue."""
+"""Checks before a job is submitted: errors that would end it in its first minute, after days in the queue."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,9 @@ from pretrain_launch.spec import LaunchSpec, Mode, new_chain
 
 MIN_SIGNAL_S = 60
 MARGIN_S = 30
-"""Slurm looks at time limits every half a minute."""
+"""Slurm checks time limits every 30 seconds."""
 SAVES = 3
-"""The signal leaves time for so many saves: the disk of all may be busy with those of all."""
+"""Saves that fit between the signal and the limit: all jobs may be saving to a shared disk at once."""
 SAVE_BYTES_S = 1e9
 LIMIT_S = 30 * 86_400
 MAX_VARY = 1000
@@ -34,14 +34,14 @@ MODES: tuple[str, ...] = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What the command line asks for.
+    """Options of `pretrain launch slurm`.
 
     Attributes:
-        nodes: How many.
-        gpus_per_node: None: as many as ranks, none on CPUs.
-        ranks_per_node: None: one a GPU; on CPUs one.
-        time: Limit of a job, as it was written.
-        mode: What starts ranks.
+        nodes: Number of nodes.
+        gpus_per_node: GPUs per node. None: as many as ranks, none on CPUs.
+        ranks_per_node: Ranks per node. None: one per GPU; on CPUs one.
+        time: Time limit of a job, as written by the user.
+        mode: Launcher of the ranks.
         singleton: Whether the job waits for others of its name.
     """
 

@@ -95,11 +95,11 @@ def choose_address(
     """Returns the first address that every node has reached. Pure.
 
     Args:
-        first: Name of the node that they belong to.
-        nodes: All that must.
-        port: That was tried.
-        addresses: In the order of preference.
-        answers: Of each node, what happened at each address; empty text: reached.
+        first: Host name of the first node, which has the addresses.
+        nodes: Nodes that must reach it.
+        port: Port that was tried.
+        addresses: Addresses in order of preference.
+        answers: Error of each node at each address; empty text: reached.
 
     Raises:
         LaunchError: None was reached by all; names who cannot reach what, and why.
@@ -129,11 +129,11 @@ def find_meeting_point(
 
     Args:
         job: Number of the job: seeds the choice of the port.
-        attempt: Of this start.
-        first: Name of this node.
-        nodes: All, this one included.
-        interface: The only one to look at; None: all.
-        step: srun, up to the program that is to run once a node.
+        attempt: Number of this start.
+        first: Host name of this node.
+        nodes: All nodes, this one included.
+        interface: Network interface to use; None: any.
+        step: Arguments of srun, up to the program that runs once per node.
 
     Raises:
         LaunchError: No port is free, or no address is reached by all.

@@ -1,4 +1,4 @@
-"""The starts of a run, from what rank 0 noted (run.json) and what the driver of a Slurm job did (journal.jsonl)."""
+"""State of runs and their starts, from run folders and Slurm."""
 
 import contextlib
 import json
@@ -19,8 +19,7 @@ from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 _EMPTY = dict.fromkeys(
     ("job", "restart", "nodes", "world_size", "from_step", "started", "ended", "exit_code", "reason")
 )
-
-"""What is known of a start."""
+"""Fields of a start."""
 
 
 def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -63,8 +62,7 @@ def _instant(text: str | None) -> datetime:
     return datetime.fromtimestamp(0, UTC)
 
 
-# What a run folder says of its run, under Slurm or not: where it is, how it does, how its starts
-# ended. Only reads.
+# State of a run from its folder, under Slurm or not. Read-only.
 #
 #     run.json               attempts: what rank 0 wrote when it began and ended
 #     launch/journal.jsonl   submissions, starts and ends of a Slurm job, also where no rank came to life
@@ -72,12 +70,12 @@ def _instant(text: str | None) -> datetime:
 #     metrics.jsonl          the last step, its loss and speed
 #     checkpoints/           the newest committed step
 #
-# Everything may be half written, or not there yet: what cannot be read is not known.
+# Files may be half written or missing: what cannot be read is unknown.
 
 
 MAX_DEPTH = 4
 
-"""How deep below a folder runs are looked for."""
+"""Depth of the search for runs below a folder."""
 
 _TAIL_BYTES = 1 << 16
 
@@ -88,23 +86,23 @@ class RunFacts:
 
     Attributes:
         path: The run folder.
-        name: The run's.
-        state: new, queued, running, ending, done, stopped, cancelled, failed, or lost: it ended without a word.
-        step: Steps done, as far as is written.
+        name: Name of the run.
+        state: new, queued, running, ending, done, stopped, cancelled, failed, or lost (ended without a record).
+        step: Last step written.
         total_steps: Steps of the run.
-        loss: Of the last row of metrics.
-        tokens_per_s: Of the last row of metrics.
-        checkpoint_step: The newest committed checkpoint's.
-        checkpoint_age_s: How long ago it was committed.
-        best: The checkpoint that is the best by a metric (`checkpoint.best`): metric, value and step.
+        loss: Loss in the last row of metrics.
+        tokens_per_s: Speed in the last row of metrics.
+        checkpoint_step: Step of the newest committed checkpoint.
+        checkpoint_age_s: Seconds since its commit.
+        best: Best checkpoint by `checkpoint.best`: metric, value and step.
         job: Id of the last Slurm job, `job_task` for an element of an array.
-        queue: What Slurm says of the run's jobs that wait or run, running ones first.
-        slurm_answers: Whether Slurm could be asked at all.
+        queue: Jobs of the run that wait or run in Slurm, running ones first.
+        slurm_answers: Whether Slurm answered.
         restarts: Starts beyond the first.
-        exit_code: Of the last start that ended.
-        reason: Of it.
-        owner: Who works on the run now.
-        starts: Every start, oldest first (`starts.py`).
+        exit_code: Exit code of the last start that ended.
+        reason: Reason of that exit.
+        owner: Current owner of the run.
+        starts: Every start, oldest first.
     """
 
     path: Path
@@ -128,7 +126,7 @@ class RunFacts:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing goes on by itself any more."""
+        """Whether the run is over: nothing continues without a new command."""
         return self.state not in ("new", "queued", "running", "ending")
 
     def facts(self) -> dict[str, Any]:
@@ -183,7 +181,7 @@ def _jobs_in(journal: list[dict[str, Any]]) -> list[str]:
 
 
 class _RunFiles:
-    """What the files of a run say."""
+    """Contents of the files of a run."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""What is particular to a cluster: `slurm/clusters/NAME.yaml`, in Slurm's own words where it has one.
+"""Settings of a cluster: `slurm/clusters/NAME.yaml`, in the terms of Slurm.
 
 Every text is checked against a pattern: it becomes one argument of sbatch or srun, and never a part of a script.
 """
@@ -41,8 +41,8 @@ class ContainerConfig(Section):
     """A container for the ranks, by the pyxis plugin.
 
     Attributes:
-        image: As `--container-image` takes it: a path to a .sqsh, or registry#image.
-        mounts: As `--container-mounts` takes them: `/from:/to`. The run folder and the data must be among them.
+        image: Value of `--container-image`: a path to a .sqsh, or registry#image.
+        mounts: Values of `--container-mounts`: `/from:/to`, the run folder and the data included.
     """
 
     image: Place

@@ -21,7 +21,7 @@ _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket tim
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a command said."""
+    """Result of a command of Slurm."""
 
     code: int
     output: str
@@ -29,12 +29,12 @@ class ToolResult:
 
     @property
     def is_away(self) -> bool:
-        """Whether the controller was not there, so that the same may work later."""
+        """Whether the controller was unreachable, so that a retry may succeed."""
         return self.code != 0 and any(words in self.error for words in _AWAY)
 
     @property
     def is_killed(self) -> bool:
-        """Whether a signal ended the command: Slurm sends one to every process of a job that it ends."""
+        """Whether the command ended by a signal, which Slurm sends to every process of a job that it ends."""
         return self.code < 0
 
     @property
@@ -133,14 +133,14 @@ class SlurmJob:
     """A job that waits or runs.
 
     Attributes:
-        job: Its id.
-        element: `job_task` of an array's element; else its id.
-        state: As Slurm writes it: PENDING, RUNNING, COMPLETING, ...
-        reason: Why it waits.
-        nodes: Those that it has, as Slurm writes them: n[1-4].
-        elapsed: Since it began.
-        limit: Its time limit.
-        starts: When it began, or may.
+        job: Id of the job.
+        element: `job_task` for an element of an array, else the id.
+        state: Slurm's state: PENDING, RUNNING, COMPLETING, ...
+        reason: Reason for waiting.
+        nodes: Nodes in Slurm's notation: n[1-4].
+        elapsed: Time since its start.
+        limit: Time limit.
+        starts: Actual or expected start time.
     """
 
     job: str
@@ -154,7 +154,7 @@ class SlurmJob:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has no nodes yet."""
+        """Whether the job waits for nodes."""
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
     def facts(self) -> dict[str, str]:

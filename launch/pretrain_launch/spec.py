@@ -1,7 +1,7 @@
-"""What a job needs to know: `launch/spec.json` in the run folder, beside the config as it was when it was submitted.
+"""Specification of a job: `launch/spec.json` in the run folder, beside a copy of the config at submission.
 
-The script that Slurm gets is the same for every run; all that differs is in here. Later edits of the user's files
-change nothing of a job that waits. Not here: secrets, which travel in the environment only.
+The batch script is the same for every run; everything that differs is here. Later edits of the user's files do not
+affect a waiting job. Not here: secrets, which travel in the environment only.
 """
 
 import json
@@ -21,7 +21,7 @@ from pretrain_launch.site import SiteConfig
 MAX_IDLE_RESTARTS = 3
 Mode = Literal["torchrun", "srun", "accelerate", "deepspeed"]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f%\\]{0,1023}$")]
-"""Slurm reads `%` and a backslash in the name of an output file as its own."""
+"""Slurm interprets `%` and backslashes in the name of an output file."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -29,23 +29,23 @@ class LaunchSpec(Section):
     """A job.
 
     Attributes:
-        version: Of this format.
-        name: Of the run, and of the job.
+        version: Version of this format.
+        name: Name of the run and of the job.
         run: Run folder.
-        cwd: Where the command was given: relative paths of the config start there.
+        cwd: Working folder of the command: base of relative paths in the config.
         python: Interpreter on the nodes.
-        mode: What starts the ranks of a node.
-        nodes: The most that the job takes.
-        node_counts: Of those, how many it may train on: with `elastic` all that divide the batch, else `nodes`.
-        ranks_per_node: Processes of a node.
-        gpus_per_node: GPUs to ask for, 0: none.
-        time_s: Limit of a job.
-        signal_s: So long before it the run is asked to save.
-        elastic: Whether fewer nodes than `nodes` will do.
+        mode: Launcher of the ranks of a node.
+        nodes: Maximum number of nodes.
+        node_counts: Numbers of nodes to train on: with `elastic` all that divide the batch, else `nodes`.
+        ranks_per_node: Ranks per node.
+        gpus_per_node: GPUs to request per node; 0: none.
+        time_s: Time limit of a job.
+        signal_s: Seconds before the limit at which the run is asked to save.
+        elastic: Whether fewer nodes than `nodes` are accepted.
         max_idle_restarts: Restarts in a row without a new checkpoint that end the chain.
         singleton: Whether to wait for jobs of the same name.
-        chain: Random; journal rows of one submission have it in common.
-        site: The cluster.
+        chain: Random id shared by the journal rows of one submission.
+        site: Settings of the cluster.
     """
 
     version: Literal[1] = 1

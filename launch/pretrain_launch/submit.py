@@ -15,8 +15,6 @@ from pretrain_launch.site import EXPORTED, slurm_folder
 from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
 from pretrain_launch.spec import LaunchSpec, load_spec, new_chain, rewrite_spec
 
-"""File in the launch folder that keeps a job from coming back."""
-
 
 def script_path() -> Path:
     """Returns the batch script."""

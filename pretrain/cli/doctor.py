@@ -19,28 +19,26 @@ def doctor_command(
     overrides: Overrides = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes to start here. Default: GPUs, or 2.")] = None,
     selftest: Annotated[
-        bool, typer.Option("--selftest", help="Instead: ZeRO stages agree, and a kill is survived.")
+        bool, typer.Option("--selftest", help="Instead: check that ZeRO stages agree and that a killed run resumes.")
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Instead: measure this device for `plan` and its refusals.")
+        bool, typer.Option("--calibrate", help="Instead: measure this device for `pretrain plan`.")
     ] = False,
-    gpu: Annotated[
-        str | None, typer.Option(help="--calibrate: what the device counts as. Default: by its name.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="--calibrate: GPU to compare with. Default: by its name.")] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="--calibrate: file to write. --selftest: folder. Default: the cache; beside the run."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out torch, ranks and servers; under a second.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip torch, ranks and servers; under a second.")] = False,
     compare: Annotated[
-        Path | None, typer.Option(help="Instead: compare what --quick --json has printed on several nodes.")
+        Path | None, typer.Option(help="Instead: compare the output of --quick --json of several nodes.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check machines before they train: packages, devices, network, file system, data, rendezvous, wandb.
 
-    Started as a rank of torchrun or srun it looks at all nodes. Ends with 0 where nothing fails, else with the exit
-    code of the first failure: 69, or 64, 65, 74 where config, data or disk are to blame.
+    As a rank of torchrun or srun, it checks all nodes. The exit code is 0 if nothing fails, else that of the first
+    failure: 69, or 64 (config), 65 (data), 74 (disk).
 
     Example: pretrain doctor configs/run/quickstart.yaml --ranks 2
     """
@@ -83,8 +81,8 @@ def _compared(path: Path) -> "Report":
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), fix="check the path") from None
     if not reports:
-        fix = "write there what `pretrain doctor --quick --json` prints on each node"
-        raise ConfigError("holds no report of a node", where=str(path), fix=fix)
+        fix = "collect the output of `pretrain doctor --quick --json` of each node there"
+        raise ConfigError("contains no report of a node", where=str(path), fix=fix)
     hosts = ", ".join(dict.fromkeys(report.host for report in reports))
     return Report(hosts, compare_reports(reports), reports[0].versions)
 
@@ -154,22 +152,25 @@ def _tell(report: "Report", as_json: bool) -> int:
 def drill_command(
     config: Config,
     overrides: Overrides = None,
-    kills: Annotated[int, typer.Option(min=0, help="SIGKILLs in all.")] = 20,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes of a run.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of what is killed and when.")] = 0,
-    target: Annotated[str, typer.Option(help="What a kill hits: rank, launcher, all (ranks at once) or any.")] = "rank",
-    steps: Annotated[int | None, typer.Option(min=1, help="Of the run. Default: as many as the kills need.")] = None,
+    kills: Annotated[int, typer.Option(min=0, help="Total number of SIGKILLs.")] = 20,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of a run.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of targets and times of the kills.")] = 0,
+    target: Annotated[str, typer.Option(help="Target of a kill: rank, launcher, all (ranks at once) or any.")] = "rank",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the run. Default: as many as the kills need.")
+    ] = None,
     every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 5,
     at_most: Annotated[
-        int | None, typer.Option(min=0, help="Kills of this call; the same command does the next ones, or exits 75.")
+        int | None,
+        typer.Option(min=0, help="Kills in this call; exits 75 while some are left, for the same command to continue."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for all of it. Default: the run's, with -drill.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output folder. Default: the run folder, with -drill.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Kill a short run of a config again and again, and see that it ends as one that nobody interrupted.
+    """Kill a short run of a config repeatedly, and compare it with an uninterrupted one.
 
-    Both runs are in a folder of their own; ledger, weights and moments must be equal in bits, and nothing be left. The
-    exit code is 0 where they are, 1 where they are not.
+    Both runs have a folder of their own. Ledger, weights and moments must be bit-identical, and no process or file may
+    be left over. The exit code is 0 if so, else 1.
 
     Example: pretrain drill configs/run/quickstart.yaml --kills 20 --ranks 2
     """
@@ -195,7 +196,9 @@ def drill_command(
         verdict = drill.run(kills, at_most, progress)
     if verdict is None:
         facts = {"kills": drill.num_done, "of": kills}
-        print(json.dumps(facts) if as_json else f"{drill.num_done} of {kills} kills are done; the same command goes on")
+        print(
+            json.dumps(facts) if as_json else f"{drill.num_done} of {kills} kills are done; the same command continues"
+        )
         raise typer.Exit(EXIT_RESUME_ME)
     print(json.dumps(verdict.facts(), indent=2) if as_json else "\n".join(verdict.lines()))
     raise typer.Exit(0 if verdict.passed else 1)

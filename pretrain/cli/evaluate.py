@@ -15,7 +15,7 @@ from pretrain.cli.options import Device, Json, ModelPath
 def average_command(
     whats: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or several checkpoints.")],
     output: Annotated[Path, typer.Option(help="Model folder to write.")],
-    last: Annotated[int | None, typer.Option(min=1, help="So many of the run's newest checkpoints.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Average the N newest checkpoints.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a model folder of the mean weights of several checkpoints, to evaluate, export, or train on from.
@@ -38,30 +38,35 @@ def average_command(
 
 def evaluate_command(
     model: ModelPath,
-    data: Annotated[list[str] | None, typer.Option(help="What prepare wrote. Default: the run's own.")] = None,
-    split: Annotated[str, typer.Option(help="Of the data: validation or train.")] = "validation",
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens of a row. Default: the run's, or 1024.")] = None,
-    source_len: Annotated[int | None, typer.Option(min=1, help="Pairs: tokens of a source row.")] = None,
-    source: Annotated[Path | None, typer.Option(help="Texts to translate, one a line; or .gz of it.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Prepared data. Default: the run's.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the data: validation or train.")] = "validation",
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: the run's, or 1024.")] = None,
+    source_len: Annotated[int | None, typer.Option(min=1, help="Pairs: tokens per source row.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Texts to translate, one per line; .gz too.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Reference translations, line by line.")] = None,
     preprocessed: Annotated[
-        bool, typer.Option("--preprocessed", help="Both are lower-cased, tokenised, ... as the training text was.")
+        bool, typer.Option("--preprocessed", help="Normalize both like the training text.")
     ] = False,
     beams: Annotated[
-        str | None, typer.Option("--beams", "--beam", help="Sizes, as in 1,5; 1 is greedy. Default: the model's.")
+        str | None,
+        typer.Option("--beams", "--beam", help="Beam sizes, such as 1,5; 1 is greedy. Default: the model's."),
     ] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long translations.")] = None,
-    early_stopping: Annotated[str | None, typer.Option(help="With enough texts: true, false or never.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Length penalty; above 0 favours long translations.")
+    ] = None,
+    early_stopping: Annotated[
+        str | None, typer.Option(help="Early stopping of beam search: true, false or never.")
+    ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a translation; or of a split, from its beginning.")
+        int | None, typer.Option(min=1, help="Maximum tokens of a translation, or of a split.")
     ] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are read together.")] = 8192,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per batch.")] = 8192,
     output: Annotated[Path | None, typer.Option(help="File for the translations.")] = None,
-    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval-harness, as in a,b.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval-harness, such as a,b.")] = None,
     task_path: Annotated[Path | None, typer.Option(help="Folder of task files (YAML), for --tasks.")] = None,
-    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before a question of a task.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Another model, to compare with: paired bootstrap.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question of a task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Limit each task to its first N documents.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Model to compare with, by paired bootstrap.")] = None,
     resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 1000,
     device: Device = "auto",
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""`pretrain launch status`, `logs`, `cancel` and `resubmit`: what one does with a run that was launched."""
+"""Commands of `pretrain launch`: local, slurm, status, logs, cancel, resubmit."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,9 +40,11 @@ def status_command(run: RunFolder, as_json: Json = False) -> None:
 
 def logs_command(
     run: RunFolder,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of its end to begin with.")] = 40,
-    rank: Annotated[int | None, typer.Option(min=0, help="The log of one rank. Default: the job's output.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the run ends.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show from the end.")] = 40,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Show the log of this rank. Default: the job's output.")
+    ] = None,
 ) -> None:
     """Show what a run prints.
 
@@ -65,7 +67,7 @@ def logs_command(
 
 def cancel_command(
     run: RunFolder,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to save a checkpoint in; 0: end it at once.")] = 120.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to wait for a checkpoint; 0: end at once.")] = 120.0,
 ) -> None:
     """Cancel the Slurm job of a run, for good: it saves a checkpoint, ends, and is not requeued.
 
@@ -104,18 +106,22 @@ def _checked(run: Path) -> Path:
 def launch_slurm_command(
     config: Config,
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines; with launch.elastic the most.")] = 1,
-    time: Annotated[str, typer.Option(help="Limit of a job: 2-00:00:00, 3d, 12h. Requeued, a run goes on.")] = "1d",
-    gpus_per_node: Annotated[int | None, typer.Option(min=0, help="Default: one for each rank.")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Default: one for each GPU.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Site facts: a YAML file, or a name (slurm/README.md).")] = None,
-    partition: Annotated[str | None, typer.Option(help="Instead of the cluster's.")] = None,
-    mode: Annotated[str, typer.Option(help="torchrun, srun, accelerate or deepspeed.")] = "torchrun",
-    vary: Annotated[str | None, typer.Option(metavar="KEY=A,B,..", help="A job array, a run for each value.")] = None,
-    singleton: Annotated[bool, typer.Option("--singleton", help="Wait for other jobs of this name.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=1000, help="So many jobs, one after another.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Submit what is predicted not to fit.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes; with launch.elastic the maximum.")] = 1,
+    time: Annotated[
+        str, typer.Option(help="Time limit of a job: 2-00:00:00, 3d, 12h. A requeued run continues.")
+    ] = "1d",
+    gpus_per_node: Annotated[int | None, typer.Option(min=0, help="GPUs per node. Default: one per rank.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks per node. Default: one per GPU.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster: a YAML file, or a name (slurm/README.md).")] = None,
+    partition: Annotated[str | None, typer.Option(help="Override of the cluster's setting.")] = None,
+    mode: Annotated[str, typer.Option(help="Launcher: torchrun, srun, accelerate or deepspeed.")] = "torchrun",
+    vary: Annotated[
+        str | None, typer.Option(metavar="KEY=A,B,..", help="Submit a job array with one run per value.")
+    ] = None,
+    singleton: Annotated[bool, typer.Option("--singleton", help="Wait for other jobs of the same name.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=1000, help="Submit a chain of N jobs.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job without submitting it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Submit even if it is predicted not to fit.")] = False,
 ) -> None:
     """Submit a run to Slurm; it saves before its time limit, comes back, and goes on until it is done.
 
@@ -182,7 +188,7 @@ def plan(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig") -> "
         first = error.errors(include_url=False)[0]
         place, value = ".".join(str(part) for part in first["loc"]), str(first["input"])
         raise ConfigError(
-            f"{value[:200]!r} cannot be told to Slurm",
+            f"{value[:200]!r} cannot be passed to Slurm",
             where=place,
             fix="no control characters, % or backslash in paths",
         ) from None
@@ -239,8 +245,8 @@ launch_app = typer.Typer(
 def launch_local_command(
     config: Config,
     overrides: Overrides = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes to start; with GPUs, one for each.")] = 1,
-    port: Annotated[int | None, typer.Option(help="Rendezvous port. None: a free one.")] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes to start; on GPUs, one per GPU.")] = 1,
+    port: Annotated[int | None, typer.Option(help="Rendezvous port. Default: a free port.")] = None,
 ) -> None:
     """Train on this machine with several ranks.
 

@@ -12,17 +12,25 @@ from pretrain.cli.options import Device, Json, ModelPath
 def generate_command(
     model: ModelPath,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, to translate, or with [MASK].")] = None,
-    file: Annotated[str | None, typer.Option(help="Prompts, one a line; - for standard input.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to add. Default: the model's, or 128.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: 0.8 to continue a text.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest only; candidates of a mask.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest of this total probability.")] = None,
+    file: Annotated[str | None, typer.Option(help="Prompts, one per line; - for standard input.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum new tokens. Default: the model's, or 128.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy. Default: 0.8 to continue a text.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens; candidates of a mask.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus sampling: smallest set of this total probability.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives a prompt the same text, in any batch.")] = 0,
-    beams: Annotated[int | None, typer.Option(min=1, help="Search with so many. Default: the model's.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long texts.")] = None,
-    early_stopping: Annotated[str | None, typer.Option(help="With enough texts: true, false or never.")] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Texts for each prompt, with their scores.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are read together.")] = 16,
+    beams: Annotated[int | None, typer.Option(min=1, help="Beams of beam search. Default: the model's.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Length penalty; above 0 favours long texts.")] = None,
+    early_stopping: Annotated[
+        str | None, typer.Option(help="Early stopping of beam search: true, false or never.")
+    ] = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Texts per prompt, with their scores.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 16,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -88,9 +96,11 @@ def export_command(
     dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     family: Annotated[str | None, typer.Option(help="model_type to write. Default: the first that is exact.")] = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Of a LoRA run: the adapters alone, as peft reads them.")
+        bool, typer.Option("--adapter", help="LoRA run: export the adapters alone, in the format of peft.")
     ] = False,
-    check: Annotated[bool, typer.Option(help="Refuse it where transformers gives other scores for it.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Refuse the export if transformers computes other scores from it.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU, whatever trained it.
@@ -118,7 +128,7 @@ def inspect_command(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A shard folder, a run, a checkpoint or a model.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare it with its CRC32.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the parameters.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="List them with the norm of their values.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="List the parameters with their norms.")] = False,
     as_json: Json = False,
 ) -> None:
     """Describe, verify or list a run, a checkpoint, a model folder, a Hugging Face folder, or a shard folder.
@@ -135,11 +145,11 @@ def inspect_command(
 
 def attention_command(
     model: ModelPath,
-    text: Annotated[str, typer.Option(help="What the model reads; with two stacks, the source.")],
-    target: Annotated[str | None, typer.Option(help="What the decoder reads. Default: the model's answer.")] = None,
+    text: Annotated[str, typer.Option(help="Input of the model; with two stacks, the source.")],
+    target: Annotated[str | None, typer.Option(help="Input of the decoder. Default: the model's answer.")] = None,
     out: Annotated[Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = None,
-    layer: Annotated[str, typer.Option(help="Numbers from 0, as in 0,3; or all.")] = "all",
-    head: Annotated[str, typer.Option(help="Numbers from 0, as in 0,3; or all.")] = "all",
+    layer: Annotated[str, typer.Option(help="Indices from 0, such as 0,3; or all.")] = "all",
+    head: Annotated[str, typer.Option(help="Indices from 0, such as 0,3; or all.")] = "all",
     kind: Annotated[str | None, typer.Option(help="self, cross, encoder or decoder. Default: cross, if any.")] = None,
     device: Device = "auto",
     as_json: Json = False,

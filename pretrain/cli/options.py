@@ -10,7 +10,7 @@ import typer
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Values laid over the file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Overrides of the file.")]
 ModelPath = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.")
 ]

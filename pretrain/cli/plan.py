@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 def plan_command(
     config: Config,
     overrides: Overrides = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines. Default: 1.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Default: the most up to 8 that divide.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes. Default: 1.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per node. Default: the most up to 8 that divide the batch.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, b200, cpu, ... Default: h100.")] = None,
-    mfu: Annotated[float | None, typer.Option(min=0.001, max=1.0, help="Assume it, 0 to 1.")] = None,
-    measured: Annotated[Path | None, typer.Option(help="A run whose metrics.jsonl says how fast it was.")] = None,
-    time: Annotated[str | None, typer.Option(help="Limit of a job: 3d, 12h, 2-00:00:00.")] = None,
-    disk_gb_s: Annotated[float, typer.Option(min=0.001, help="GB/s that all ranks write checkpoints at.")] = 2.0,
-    mtbf_node_days: Annotated[float | None, typer.Option(min=0.01, help="Days between failures of a node.")] = None,
+    mfu: Annotated[float | None, typer.Option(min=0.001, max=1.0, help="MFU to assume, 0 to 1.")] = None,
+    measured: Annotated[Path | None, typer.Option(help="Run whose metrics.jsonl has the measured speed.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit of a job: 3d, 12h, 2-00:00:00.")] = None,
+    disk_gb_s: Annotated[float, typer.Option(min=0.001, help="Write bandwidth of all ranks together, GB/s.")] = 2.0,
+    mtbf_node_days: Annotated[
+        float | None, typer.Option(min=0.01, help="Mean days between failures of a node.")
+    ] = None,
     search: Annotated[bool, typer.Option("--search", help="List the layouts that fit, fastest first.")] = False,
     sweep: Annotated[str | None, typer.Option(help="Scaling curve: nodes=1..512.")] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="What `doctor --calibrate` has written. Default: the GPU's own, if there is one."),
+        typer.Option(help="File of `doctor --calibrate`. Default: that of the GPU, if any."),
     ] = None,
     as_json: Json = False,
 ) -> None:

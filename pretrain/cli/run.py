@@ -107,9 +107,9 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
 
 def rollback_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    to: Annotated[int, typer.Option(min=0, help="Step of the checkpoint to go on from.")],
-    skip_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens to leave out from there on.")] = None,
-    skip_samples: Annotated[int | None, typer.Option(min=0, help="The same in rows of the data.")] = None,
+    to: Annotated[int, typer.Option(min=0, help="Step of the checkpoint to continue from.")],
+    skip_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens to skip from there on.")] = None,
+    skip_samples: Annotated[int | None, typer.Option(min=0, help="Rows of the data to skip.")] = None,
     as_json: Json = False,
 ) -> None:
     """Go back to a checkpoint of a run, and leave out the samples that came after it, as after a loss spike.

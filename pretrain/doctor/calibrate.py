@@ -1,4 +1,4 @@
-"""`pretrain doctor --calibrate`: from what was measured to what `plan` reckons with.
+"""`pretrain doctor --calibrate`: measured speeds as constants of `pretrain plan`.
 
 kernels alone, on all ranks at once (measure.py)       shares of the peaks of `plan/gpus.py`
 a few steps of the config, made small, on one rank     efficiency: what a step reaches of what its kernels would take
@@ -31,7 +31,7 @@ _MEASURED_WITHIN_S = 600.0
 
 
 def shape_of(config: RunConfig, device: str) -> KernelShape:
-    """Returns what of a config decides how fast its kernels are. Raises: ConfigError: it has no attention."""
+    """Returns the kernel shape of a config. Raises: ConfigError: recurrent models are not calibrated."""
     model = config.model
     if not isinstance(model, ModelConfig):
         raise ConfigError("model.kind=recurrent is not calibrated", fix="give a config with a Transformer")
@@ -42,11 +42,11 @@ def shape_of(config: RunConfig, device: str) -> KernelShape:
 
 
 def build_calibration(found: dict[str, Any], gpu_name: str | None) -> Calibration:
-    """Turns what was measured into shares of a GPU's data sheet; the efficiency is 1 until steps were timed.
+    """Converts measurements to shares of a GPU's data sheet; the efficiency is 1 until steps are timed.
 
     Args:
-        found: Of `measure`.
-        gpu_name: In `GPUS`. None: by the device's name.
+        found: Result of `measure`.
+        gpu_name: Key of `GPUS`. None: by the name of the device.
 
     Raises:
         ConfigError: The device is not known here.
@@ -94,7 +94,7 @@ def _shares_of_links(found: dict[str, Any], gpu: Gpu) -> tuple[float | None, flo
 
 
 def with_step(calibration: Calibration, predicted_s: float, measured_s: float) -> Calibration:
-    """Returns it with the efficiency of a step, at most 1: launches, Python and small kernels take time too."""
+    """Returns the calibration with the efficiency of a step, at most 1: launches and small kernels take time too."""
     return replace(calibration, efficiency=min(1.0, predicted_s / measured_s))
 
 
@@ -102,7 +102,7 @@ def step_seconds(rows: list[dict[str, Any]]) -> float | None:
     """Returns the seconds of a step in the second half of a short run; None where there are too few rows.
 
     Args:
-        rows: Of metrics.jsonl, one a step; `step_time_s` is the mean over all steps so far.
+        rows: Rows of metrics.jsonl, one a step; `step_time_s` is the mean over all steps so far.
     """
     totals = [(row["step"], row["step"] * row["step_time_s"]) for row in rows if row.get("step_time_s")]
     if len(totals) < 4:
@@ -113,7 +113,7 @@ def step_seconds(rows: list[dict[str, Any]]) -> float | None:
 
 
 def describe(calibration: Calibration, found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns rows of a table: what, as measured, as a share."""
+    """Returns rows of a table: name, measured value, share of the peak."""
     gpu = GPUS[calibration.gpu]
     speed = found["products"][-1]
     rows = [
@@ -137,8 +137,8 @@ def calibrate(
 
     Args:
         asked: Config, ranks, folder for the small run.
-        gpu_name: In `GPUS`. None: by the device's name.
-        tell: Hears what is being done.
+        gpu_name: Key of `GPUS`. None: by the name of the device.
+        tell: Receives progress messages.
 
     Returns:
         The calibration, and what was measured; None on ranks of a job other than 0.

@@ -1,4 +1,4 @@
-"""What the doctor finds: checks, and the report of a host that holds them."""
+"""Checks, and the report of a host with its checks."""
 
 import json
 import socket
@@ -16,14 +16,14 @@ Status = Literal["pass", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: Of it.
+        name: Name of the check.
         status: `pass`; `warn`: it trains, but slower or with less safety than it could; `fail`: it will not train.
         detail: What was found, with its numbers.
-        fix: What to do about it; empty where it passes.
-        exit_code: That a failure ends the command with.
+        fix: Advice; empty if it passes.
+        exit_code: Exit code of the command if it fails.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found on a host.
+    """Result of all checks of a host.
 
     Attributes:
-        host: Its name.
-        checks: In the order in which they are shown.
-        versions: Of packages, and of our own code.
+        host: Host name.
+        checks: Checks in the order of display.
+        versions: Versions of packages, and a digest of our code.
     """
 
     host: str
@@ -63,7 +63,7 @@ def exit_code(checks: Iterable[Check]) -> int:
 
 
 def report_of(facts: dict[str, Any]) -> Report:
-    """Returns a report of its JSON values. Raises: TypeError, LookupError, AttributeError: it is something else."""
+    """Returns a report of its JSON values. Raises: TypeError, LookupError, AttributeError: the values are no report."""
     names = {field.name for field in fields(Check)}
     checks = [Check(**{key: one[key] for key in names & one.keys()}) for one in facts["checks"]]
     return Report(facts["host"], checks, dict(facts["versions"]))
@@ -102,5 +102,5 @@ def show_checks(title: str, checks: Sequence[Check], console: Console) -> None:
 
 
 def _plain(text: str) -> str:
-    """Takes the meaning of brackets away."""
+    """Escapes the markup of rich."""
     return text.replace("[", "\\[")

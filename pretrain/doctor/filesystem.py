@@ -1,4 +1,4 @@
-"""What the file system of a run folder can: what leases, ledgers and checkpoints rely on, tried in a folder of its own.
+"""File system of a run folder: the operations that leases, ledgers and checkpoints rely on, tried in a scratch folder.
 
     rename over a file      checkpoints and records are committed by it
     exclusive hard link     a lease is taken by it; without, an exclusive create, which NFS 2 has not
@@ -42,7 +42,7 @@ def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Che
 
     Args:
         folder: The run's.
-        needed_bytes: Of all its checkpoints at once; 0: not known.
+        needed_bytes: Size of all checkpoints kept at once; 0: unknown.
         is_shared: Whether other nodes must see it too.
     """
     where = nearest_folder(folder)

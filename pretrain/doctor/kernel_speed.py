@@ -1,4 +1,4 @@
-"""What torch makes of the machine: whether it can be imported, sees the GPUs, and what it was built with."""
+"""Measured speed of kernels: matrix products, attention, memory, all-reduce."""
 
 import platform
 import time
@@ -29,7 +29,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """How much is measured: widths and rows of products, bytes of a copy and of a sum over ranks, calls of each."""
+    """Sizes of the measurement: widths and rows of products, bytes of a copy and of an all-reduce, calls of each."""
 
     widths: tuple[int, ...]
     rows: int
@@ -46,15 +46,15 @@ _SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class KernelShape:
-    """What of a config decides how fast its kernels are.
+    """The part of a config that determines the speed of its kernels.
 
     Attributes:
         device: `cuda` or `cpu`.
-        precision: As `engine.precision`.
-        heads: Of attention.
-        head_width: Of each.
-        seq_len: Tokens of a row.
-        causal: The mask.
+        precision: `engine.precision`.
+        heads: Attention heads.
+        head_width: Width of a head.
+        seq_len: Tokens per row.
+        causal: Whether the mask is causal.
     """
 
     device: str
@@ -66,7 +66,7 @@ class KernelShape:
 
 
 def measure_task(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Is `measure` for a rank that `run_ranks` has started."""
+    """Runs `measure` as a rank started by `run_ranks`."""
     return measure(world, KernelShape(**arguments))
 
 

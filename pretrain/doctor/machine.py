@@ -64,7 +64,7 @@ def check_gpus(engine: EngineConfig | None, gpus: list[GpuFound], problem: str, 
     """Sees that there are the GPUs that a config asks for.
 
     Args:
-        engine: Of the config; None: there is none.
+        engine: Engine section of the config; None without a config.
         gpus: That the driver lists.
         problem: Why it does not.
         ranks_here: Ranks of this host; 0: not known.

@@ -1,4 +1,4 @@
-"""How many ranks take part, and where this process stands among them, from whatever has started it.
+"""Number of ranks, and the rank of this process, from the environment of its launcher.
 
 torchrun, accelerate, deepspeed, `pretrain launch`     RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_*
 srun, one task a rank                                  SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
@@ -19,11 +19,11 @@ class JobTopology:
     """Ranks of a job.
 
     Attributes:
-        rank: Of this process.
-        size: Of the job; 0: not known.
-        local_size: Of this host; 0: not known.
-        is_one_host: All ranks are here.
-        is_started: A launcher has started this process as one of them.
+        rank: Rank of this process.
+        size: Ranks of the job; 0: unknown.
+        local_size: Ranks of this host; 0: unknown.
+        is_one_host: Whether all ranks are on this host.
+        is_started: Whether a launcher has started this process as a rank.
     """
 
     rank: int = 0
@@ -37,9 +37,9 @@ def find_place(environment: Mapping[str, str], ranks: int | None, *, is_quick: b
     """Returns this process's place.
 
     Args:
-        environment: Of the process.
-        ranks: What the command line says; in a job it is the ranks of all nodes.
-        is_quick: One process a node looks, whatever Slurm's tasks are: no rank of anything.
+        environment: Environment variables of this process.
+        ranks: Ranks from the command line; in a job, those of all nodes.
+        is_quick: Whether one process per node checks, which is no rank.
     """
     nodes = _number(environment, "SLURM_STEP_NUM_NODES") or _number(environment, "SLURM_NNODES") or 1
     if "WORLD_SIZE" in environment and not is_quick:
@@ -82,7 +82,7 @@ def first_node(nodes: str) -> str:
     """Returns the first name of Slurm's list: `n2` of `n[2-4,7]`, `gpu03` of `gpu[03-05],login`.
 
     Raises:
-        LaunchError: It is no such list.
+        LaunchError: Not a list of nodes.
     """
     found = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
     if found is None:

@@ -1,4 +1,4 @@
-"""What the doctor looks at without torch, on one host, in well under a second.
+"""Checks of one host without torch, in well under a second.
 
     packages -> machine -> network -> file system of the run folder -> data -> wandb
 
@@ -38,9 +38,9 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
     """Looks at this host; about a third of a second.
 
     Args:
-        config: Of the run. None: what does not depend on one.
-        place: Ranks, and those of this host.
-        is_quick: Leaves servers out.
+        config: Config of the run. None: only checks that need none.
+        place: Ranks of the job and of this host.
+        is_quick: Whether to skip servers.
     """
     host, versions = this_host(), own_versions()
     engine = config.engine if config else None

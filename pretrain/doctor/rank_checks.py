@@ -1,4 +1,4 @@
-"""Checks between ranks: whether they meet, run the same versions, see the same files, and how fast they add.
+"""Checks between ranks: rendezvous, equal versions, shared files, speed of an all-reduce.
 
     start_ranks   alone: N processes of this machine are started, and rank 0's findings come back
     meet          in a job of torchrun or srun: this process is a rank already
@@ -42,10 +42,10 @@ def meet(
     """Meets the other ranks and looks at what can be seen together. Collective.
 
     Args:
-        world: Of this process; the environment says where the others are.
-        engine: Of the config; None: there is none.
-        folder: Of the run, or where it will be.
-        report: What this process has found on its host; None: another process of the host has looked.
+        world: Rank of this process; the environment has the address of rank 0.
+        engine: Engine section of the config; None without a config.
+        folder: Run folder, existing or not.
+        report: Report of this host; None if another process of the host has it.
 
     Returns:
         What was found together, and the reports of all hosts; the same on every rank.
@@ -160,7 +160,7 @@ def all_reduce_speed(torch: Any, world: World, device: str, num_bytes: int) -> f
         torch: The module.
         world: Ranks.
         device: `cuda` or `cpu`.
-        num_bytes: Of the tensor.
+        num_bytes: Size of the tensor.
     """
     values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
     seconds = []
@@ -227,7 +227,7 @@ def check_torch(torch: Any, engine: EngineConfig | None, gpus: list[GpuFound]) -
 
     Args:
         torch: The module.
-        engine: Of the config; None: there is none.
+        engine: Engine section of the config; None without a config.
         gpus: That the driver lists.
     """
     device = engine.device if engine else "auto"

@@ -45,8 +45,8 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
     """Runs the stages and the drill; returns the verdicts. Minutes: each run imports torch.
 
     Args:
-        asked: What is tested.
-        tell: Hears what is being done.
+        asked: Options of the trial.
+        tell: Receives progress messages.
     """
     checks, ledgers = [], {}
     for stage in range(4):

@@ -1,4 +1,4 @@
-"""Whether this host can be found and can speak: its name, its addresses, a port of the loopback."""
+"""Checks of the network, the data and wandb."""
 
 import contextlib
 import logging
@@ -99,7 +99,7 @@ def check_data(data: DataConfig, *, is_quick: bool) -> list[Check]:
     """Sees that every source is there, whole by its index, and can be read.
 
     Args:
-        data: Of the config.
+        data: Data section of the config.
         is_quick: Leaves out what is on a server.
     """
     found = []
@@ -149,7 +149,7 @@ def check_wandb(tracking: TrackingConfig | None, *, is_quick: bool) -> Check:
     """Says in what mode Weights & Biases will run, and whether its server answers; it never stops a run.
 
     Args:
-        tracking: Of the config; None: there is none.
+        tracking: Tracking section of the config; None without a config.
         is_quick: Leaves the server out.
     """
     from pretrain.tracking.wandb_tracker import choose_mode

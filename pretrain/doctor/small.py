@@ -1,6 +1,6 @@
-"""A config made small enough to be tried in a minute: fewer blocks where they do not fit, one or two micro-batches.
+"""Small trial runs of a config: fewer layers if they do not fit, two micro-batches a step, a few steps.
 
-What is tried stays the config's own: widths, heads, lengths, micro-batch, objective, optimizer, precision, data.
+Everything else stays that of the config: widths, heads, lengths, micro-batch, objective, optimizer, precision, data.
 """
 
 import os
@@ -17,21 +17,21 @@ from pretrain.plan.state_memory import memory_limit, rank_memory
 from pretrain.plan.work import ParallelLayout, task_of
 
 _SHARE = 0.6
-"""Of the memory that the small run may be predicted to take: it must not fail for want of it."""
+"""Share of the memory that the predicted use of a small run may reach, so that it does not run out."""
 ACCUMULATION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOptions:
-    """What is tried.
+    """A trial: its config and ranks.
 
     Attributes:
-        config: As the user named it.
-        overrides: As well.
-        loaded: Both, resolved.
-        cluster: Ranks, and what they are.
-        folder: For all of it.
-        place: This process's among the ranks of a job, which is tried as a whole; else the ranks are started here.
+        config: Path or name of the config.
+        overrides: Overrides of the command line.
+        loaded: The resolved config.
+        cluster: Nodes, ranks and their device.
+        folder: Folder of all runs of the trial.
+        place: Rank of this process in a job; outside of one, the ranks are started here.
     """
 
     config: str
@@ -45,20 +45,20 @@ class TrialOptions:
 def ask(
     config: str, overrides: list[str], loaded: RunConfig, ranks: int | None, folder: Path | None, place: JobTopology
 ) -> TrialOptions:
-    """Says what is tried: on the ranks of this machine, or of the job that this process is a rank of.
+    """Returns the options of a trial: on ranks of this machine, or of the job that this process belongs to.
 
     Args:
-        config: As the user named it.
-        overrides: As well.
-        loaded: Both, resolved.
-        ranks: None: one a GPU, else two; one where the engine is for one process.
-        folder: None: one of its own beside the run; of all ranks of a job the same.
-        place: Of this process.
+        config: Path or name of the config.
+        overrides: Overrides of the command line.
+        loaded: The resolved config.
+        ranks: Ranks to start. None: one per GPU, else two; one with engine.kind=single.
+        folder: Output folder. None: a new one beside the run, the same for all ranks of a job.
+        place: Rank of this process in a job.
     """
     gpus = [] if loaded.engine.device == "cpu" else ask_driver()[0]
     found = name_of_device(gpus[0].name) if gpus else "cpu"
     gpu = GPUS[found or "h100"]
-    if gpus:  # whatever it is called, its memory is known
+    if gpus:  # a GPU of an unknown name still reports its memory
         gpu = replace(gpu, memory_gib=gpus[0].memory_bytes / 2**30)
     local, nodes = ranks or (1 if loaded.engine.kind == "single" else len(gpus) or 2), 1
     token = secrets.token_hex(6)
@@ -75,9 +75,9 @@ def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[s
     """Returns the layers of each stack with which a ZeRO stage fits comfortably: all of them, or a half, a quarter, ...
 
     Args:
-        config: Of the run.
-        cluster: Ranks, and what they have.
-        zero_stage: The lowest that will be tried.
+        config: Config of the run.
+        cluster: Nodes, ranks and their memory.
+        zero_stage: Lowest ZeRO stage of the trial.
     """
     stacks = {name: getattr(config.model, name) for name in config.stacks}
     layers = {name: int(stack.layers) for name, stack in stacks.items()}
@@ -96,7 +96,7 @@ def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[s
 def small_overrides(
     config: RunConfig, cluster: Cluster, folder: Path, name: str, steps: int, zero_stage: int
 ) -> list[str]:
-    """Returns what is laid over the config of a small run; `engine.zero_stage` is not among it."""
+    """Returns the overrides of a small run, without `engine.zero_stage`."""
     layers = fewer_layers(config, cluster, zero_stage)
     tokens = config.batch.seq_len * config.batch.micro * cluster.size * ACCUMULATION
     full = {stack: int(getattr(config.model, stack).layers) for stack in config.stacks}

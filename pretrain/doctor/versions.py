@@ -1,4 +1,4 @@
-"""What code and which packages a host runs, and which hosts differ in it.
+"""Versions of code and packages of a host, and differences between hosts.
 
 Ranks that run different code are told apart before they train: one rank with another torch gives wrong sums or a hang
 long after the start, and nothing in that hang says why.

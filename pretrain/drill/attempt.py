@@ -1,7 +1,9 @@
-"""Which processes belong to a drill, by /proc: those that carry its mark in their environment, ranks among them.
+"""One attempt at a run of a drill: launched as a user does, killed at its moment, or left to end.
 
-A mark is inherited by whatever a launcher, its ranks and their workers start, and survives the death of a parent, so
-that what is left behind is found wherever it hangs in the tree.
+    launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait until all its processes are gone
+
+Processes are found in /proc by a mark in their environment, which children inherit and which survives the death of a
+parent. The launcher dies with the drill (PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
 """
 
 import os
@@ -56,7 +58,7 @@ def find_ranks(launcher: int, mark: str) -> dict[int, int]:
 
 
 def kill(pids: list[int]) -> None:
-    """Sends SIGKILL to each; one that has just ended is as good."""
+    """Sends SIGKILL to each process that still runs."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -98,15 +100,6 @@ def _children_of(pid: int) -> list[int]:
     return found
 
 
-# One attempt at a run of the drill: launched as a user launches it, and killed at its moment, or
-# left to end.
-#
-#     launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait until everything of it is gone
-#
-# A launcher dies with the drill: the kernel is asked for that, so that not even `kill -9` of the
-# drill leaves anything.
-
-
 POLL_S = 0.004
 
 GONE_WITHIN_S = 10.0
@@ -115,28 +108,28 @@ END_WITHIN_S = 60.0
 
 STEPS_SPREAD = 2
 
-"""Kills in steps fall into so many intervals of checkpoints: before the next commit and after it."""
+"""Checkpoint intervals over which kills in steps are spread: before the next commit and after it."""
 
 SAVE_SPREAD = 2.0
 
-"""Those in a save into so many times the longest save seen: after the commit, it is read again and old ones go."""
+"""Kills in a save are spread over this multiple of the longest save: read-back and retention follow the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """How an attempt ended.
+    """Outcome of an attempt.
 
     Attributes:
-        exit_code: Of the launcher; negative where it was killed.
-        is_killed: Whether the drill killed it: not where what it killed had ended by then, and well.
-        saved: The newest committed step before it, and after it.
-        resumed_from: The step that it went on from; None where it did not get so far.
-        step: The last step that it did; 0: none.
-        first_step_s: From its start to its first step; None where it took none.
-        longest_save_s: From the first file of a checkpoint to its commit.
-        wall_s: From its start to its end.
-        gone_s: From the kill until all its processes were gone.
-        left: Processes that were not, and had to be killed.
+        exit_code: Exit code of the launcher; negative if it was killed.
+        is_killed: Whether the drill killed it, before it ended well by itself.
+        saved: Newest committed step before and after it.
+        resumed_from: Step that it resumed from; None if it did not get that far.
+        step: Last step done; 0: none.
+        first_step_s: Seconds from its start to its first step; None without one.
+        longest_save_s: Seconds from the first file of a checkpoint to its commit.
+        wall_s: Seconds from its start to its end.
+        gone_s: Seconds from the kill until all its processes were gone.
+        left: Command lines of processes that had to be killed at the end.
     """
 
     exit_code: int
@@ -155,16 +148,16 @@ class DrillAttempts:
     """Attempts at the two runs of a drill.
 
     Args:
-        folder: Of the drill.
-        mark: In the environment of all that it starts.
-        num_ranks: Processes of a run.
+        folder: Folder of the drill.
+        mark: Value of PRETRAIN_DRILL in the environment of all its processes.
+        num_ranks: Ranks of a run.
     """
 
     def __init__(self, folder: DrillFolder, mark: str, num_ranks: int) -> None:
         self._folder, self._mark, self._num_ranks = folder, mark, num_ranks
 
     def complete(self, name: str, tell: Callable[[int], None]) -> AttemptOutcome:
-        """Runs `name` to its end; `tell` hears of steps."""
+        """Runs `name` to its end; `tell` receives the step."""
 
         def wait(process: subprocess.Popen[bytes], watch: Watch) -> bool:
             while process.poll() is None:

@@ -1,10 +1,10 @@
 """The drill, start to end.
 
-    golden run, nobody interrupts it     ->  its pace: seconds to the first step, a step, a save
-    killed run, the same config          ->  kill number 0, 1, ... (plan.py), each followed by a start that resumes
+    golden run, uninterrupted            ->  its pace: seconds to the first step, a step, a save
+    killed run, the same config          ->  kill number 0, 1, ... (watch.py), each followed by a start that resumes
     complete the killed run              ->  compare: ledger, weights, moments, what is left behind (verdict.py)
 
-After each kill the state is written down: a drill that was interrupted, or is done in parts, goes on with the next one.
+The state is written after each kill: an interrupted drill, or one that is done in parts, continues with the next.
 """
 
 import secrets
@@ -33,7 +33,7 @@ from pretrain.utils.io import remove_dir, write_file
 
 MAX_MISSES = 3
 KILLED_CODES = {EXIT_RESUME_ME, EXIT_HANG, EXIT_UNAVAILABLE}
-"""Besides signals, what a launcher may end with when a rank is killed: peers that were stopped, or noticed first."""
+"""Exit codes of a launcher after a killed rank, besides signals: peers were stopped, or noticed it first."""
 
 
 def plan_steps(config: RunConfig, kills: int, every_steps: int) -> int:
@@ -54,13 +54,13 @@ class Drill:
     """One drill in its folder.
 
     Args:
-        config: Of the user.
-        folder: For everything that it writes.
-        ranks: Processes of a run.
-        seed: Of the kills.
-        target: What is killed.
-        steps: Of the run.
-        every_steps: Interval of its checkpoints.
+        config: Config of the user.
+        folder: Output folder.
+        ranks: Ranks of a run.
+        seed: Seed of the kills.
+        target: Target of the kills.
+        steps: Steps of a run.
+        every_steps: Checkpoint interval in steps.
 
     Raises:
         ConfigError: The folder holds something else.
@@ -85,7 +85,7 @@ class Drill:
         return len(self._state.kills)
 
     def _config_of(self, config: RunConfig, name: str) -> RunConfig:
-        """The config of a run: shorter, with more checkpoints, the same bits each time, told to nobody."""
+        """Returns the config of a run: shorter, more checkpoints, deterministic, no wandb."""
         settings = self._settings
         changes = {
             "run": config.run.model_copy(update={"dir": str(self._folder.path), "name": name}),
@@ -98,12 +98,12 @@ class Drill:
         return config.model_copy(update=changes)
 
     def run(self, kills: int, at_most: int | None, progress: DrillProgress) -> DrillVerdict | None:
-        """Does what is left to do; returns the verdict, or None where kills are left for another call.
+        """Does the remaining kills; returns the verdict, or None if kills are left for another call.
 
         Args:
-            kills: In all.
-            at_most: Of them, so many now; None: all.
-            progress: Hears of it.
+            kills: Total number of kills.
+            at_most: Kills in this call; None: all.
+            progress: Receives lines and steps.
 
         Raises:
             LaunchError: The uninterrupted run ends with an error.
@@ -153,11 +153,11 @@ class Drill:
         return " | ".join(lines[-3:])
 
     def _note_end(self, ended: AttemptOutcome) -> None:
-        """Notes an attempt that nobody killed; one that did not end well means that the run cannot go on."""
+        """Notes an attempt that was not killed; a failed one means that the run cannot continue."""
         self._state.killed_s += ended.wall_s
         if ended.exit_code != EXIT_OK:
             self._state.is_stuck = True
-            text = f"it cannot go on (exit code {ended.exit_code}): {self._end_of_log(KILLED)}"
+            text = f"it cannot continue (exit code {ended.exit_code}): {self._end_of_log(KILLED)}"
             self._state.problems.append(f"after {self.num_done} kills: {text}")
             self._save()
 
@@ -201,7 +201,7 @@ def _problems(ended: AttemptOutcome) -> list[str]:
     if after < before:
         found.append(f"step {before} was committed before it, {after} is the newest after it")
     if ended.resumed_from is not None and ended.resumed_from != before:
-        found.append(f"step {before} was committed, the attempt went on from {ended.resumed_from}")
+        found.append(f"step {before} was committed, the attempt resumed from {ended.resumed_from}")
     if not ended.is_killed:
         found.append("the run ended before it could be killed")
     elif 0 < ended.exit_code < 128 and ended.exit_code not in KILLED_CODES:
@@ -210,7 +210,7 @@ def _problems(ended: AttemptOutcome) -> list[str]:
 
 
 def _entry(kill: Kill, ended: AttemptOutcome) -> dict[str, object]:
-    """What is kept of a kill."""
+    """Returns the entry of a kill in drill.json."""
     return {
         "number": kill.number,
         "phase": kill.phase,

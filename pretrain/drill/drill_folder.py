@@ -37,7 +37,7 @@ class DrillFolder:
         return self.path / f"{name}.yaml"
 
     def log(self, name: str) -> Path:
-        """What that run printed, all attempts."""
+        """Output of that run, all attempts."""
         return self.path / f"{name}.log"
 
     @property
@@ -52,15 +52,15 @@ class DrillFolder:
 
 @dataclass(frozen=True, slots=True)
 class DrillSettings:
-    """What makes two drills the same.
+    """Settings that identify a drill.
 
     Attributes:
-        config: The resolved config, as text, without what the drill itself sets.
-        ranks: Processes.
-        seed: Of the kills.
-        target: What is killed.
+        config: Resolved config as YAML, without the changes of the drill.
+        ranks: Ranks of a run.
+        seed: Seed of the kills.
+        target: Target of the kills.
         steps: Steps of the run.
-        every_steps: Interval of its checkpoints.
+        every_steps: Checkpoint interval in steps.
     """
 
     config: str
@@ -73,13 +73,13 @@ class DrillSettings:
 
 @dataclass(slots=True)
 class Pace:
-    """What the uninterrupted run took, in seconds; moments of kills are fractions of these.
+    """Durations of the uninterrupted run in seconds; moments of kills are fractions of these.
 
     Attributes:
-        total_s: From its start to its end.
-        start_s: To its first step.
-        step_s: A step, its share of checkpoints with it.
-        save_s: From the first file of a checkpoint to its commit; the longest.
+        total_s: Start to end.
+        start_s: Start to first step.
+        step_s: A step, with its share of checkpoints.
+        save_s: The longest save, from the first file of a checkpoint to its commit.
     """
 
     total_s: float
@@ -90,15 +90,15 @@ class Pace:
 
 @dataclass(slots=True)
 class State:
-    """What is known so far.
+    """Results so far.
 
     Attributes:
-        settings: Of the drill.
+        settings: Settings of the drill.
         pace: None until the uninterrupted run is complete.
-        killed_s: What all attempts of the killed run took.
-        kills: One entry each.
-        problems: What has gone wrong.
-        is_stuck: Whether the killed run ended by itself with an error, so that there is nothing more to kill.
+        killed_s: Seconds of all attempts of the killed run.
+        kills: One entry per kill.
+        problems: Problems found, one line each.
+        is_stuck: Whether the killed run failed by itself, so that nothing is left to kill.
     """
 
     settings: DrillSettings
@@ -109,7 +109,7 @@ class State:
     is_stuck: bool = False
 
     def save(self, folder: DrillFolder) -> None:
-        """Writes it, atomically. Raises: DiskError."""
+        """Writes drill.json atomically. Raises: DiskError."""
         write_json(folder.state, asdict(self))
 
 
@@ -139,13 +139,12 @@ def open_state(folder: DrillFolder, settings: DrillSettings) -> State:
             raise ConfigError(
                 f"this drill was begun with another {name}{shown}",
                 where=str(folder.path),
-                fix="give another --output, or the same settings to go on",
+                fix="give another --output, or the same settings to continue",
             )
     return state
 
 
-# What kills must not leave behind: temporary files, in run folder and TMPDIR, shared memory, and a
-# lease.
+# Leftovers of kills: temporary files in the run folder and TMPDIR, shared memory, leases.
 
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -186,9 +185,9 @@ def list_shared_memory() -> set[str]:
 
 
 def find_shared_memory(before: set[str]) -> list[str]:
-    """Returns what is in /dev/shm and was not `before`, unless a live process uses it: that is somebody else's.
+    """Returns what is in /dev/shm and was not `before`, unless a live process uses it.
 
-    So is what is gone when all processes have been asked: those who used it have ended meanwhile.
+    Names that are gone by the end of the look belong to processes that ended meanwhile.
     """
     new = {str(SHARED_MEMORY / name) for name in list_shared_memory() - before}
     unused = new - _in_use(new) if new else set()

@@ -1,4 +1,4 @@
-"""What a drill has shown: whether the killed run is the run that nobody interrupted, and what the kills cost."""
+"""Verdict of a drill: comparison of the killed run with the uninterrupted one, and the cost of the kills."""
 
 import filecmp
 from collections import Counter
@@ -18,14 +18,14 @@ class DrillVerdict:
     """The facts of a finished drill; durations in seconds.
 
     Attributes:
-        passed: Whether there is no problem at all.
-        problems: What is wrong, one line each.
-        kills: How many were done, and by `phases` and `targets`.
-        steps: Of the run.
-        steps_repeated: Steps that were done again after kills.
-        checkpoints: Committed by the killed run.
-        golden_s: The uninterrupted run.
-        killed_s: The killed run, all attempts.
+        passed: Whether there is no problem.
+        problems: Problems, one line each.
+        kills: Number of kills; `phases` and `targets` have the counts of each kind.
+        steps: Steps of the run.
+        steps_repeated: Steps repeated after kills.
+        checkpoints: Checkpoints of the killed run.
+        golden_s: Duration of the uninterrupted run.
+        killed_s: Duration of the killed run, all attempts.
         restart_s: Median time from a start to its first step.
         gone_s: Longest time from a kill until all processes were gone.
     """
@@ -59,14 +59,14 @@ class DrillVerdict:
         share = f", {self.lost_s / self.kills:.1f} s a kill" if self.kills else ""
         rows = [
             f"kills         {self.kills}" + (f" ({phases}; {targets})" if self.kills else ""),
-            f"steps         {self.steps}, and {self.steps_repeated} done again",
+            f"steps         {self.steps}, and {self.steps_repeated} repeated",
             f"checkpoints   {self.checkpoints} committed",
             f"time          {self.killed_s:.1f} s against {self.golden_s:.1f} s: {self.lost_s:.1f} s lost{share}",
             f"a restart     {self.restart_s:.1f} s to its first step",
             f"after a kill  {self.gone_s:.1f} s at most until all processes were gone",
         ]
         if self.passed:
-            same = "passed: ledger, weights and moments are those of the run that nobody interrupted; nothing is left"
+            same = "passed: ledger, weights and moments are those of the uninterrupted run; nothing is left"
             return [*rows, same]
         return [*rows, f"FAILED: {len(self.problems)} problems", *(f"  {text}" for text in self.problems)]
 
@@ -75,9 +75,9 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
     """Compares the two complete runs.
 
     Args:
-        folder: Of the drill.
-        state: With all kills.
-        left: What is left behind now.
+        folder: Folder of the drill.
+        state: State after all kills.
+        left: Leftovers of the processes.
     """
     problems = [*state.problems, *(f"left behind: {text}" for text in left)]
     problems += [*_compare_ledgers(folder), *_compare_checkpoints(folder)]

@@ -1,4 +1,4 @@
-"""What the drill kills and when: a pure function of (seed, number), so that it can be done in parts, and again."""
+"""Kills of a drill, a pure function of (seed, number), so that it can be repeated and done in parts; its progress."""
 
 import contextlib
 import json
@@ -31,12 +31,12 @@ class Kill:
     """One SIGKILL, or several at once.
 
     Attributes:
-        number: Of the drill, from 0.
-        phase: What the attempt is doing then: it starts, it trains, it saves.
-        moment: How far into that, in [0, 1).
-        jitter: How far into the step, in [0, 1).
+        number: Number of the kill, from 0.
+        phase: Phase of the attempt: start-up, steps or save.
+        moment: Position in the phase, in [0, 1).
+        jitter: Position in the step, in [0, 1).
         target: A rank, the launcher, or all ranks at once.
-        victim: Which rank, in [0, 1) of the number of ranks.
+        victim: Position of the rank among all, in [0, 1).
     """
 
     number: int
@@ -59,9 +59,9 @@ def plan_kill(seed: int, number: int, target: Target = "rank") -> Kill:
     """Returns a kill of the drill with this seed; the same whatever was killed before.
 
     Args:
-        seed: Of the drill.
-        number: Which kill, from 0.
-        target: What is killed; `any` draws one of the three, a rank in two cases of three.
+        seed: Seed of the drill.
+        number: Number of the kill, from 0.
+        target: Target; `any` draws one of the three, a rank in two cases of three.
     """
     rng = random.Random(f"{seed}/{number}")
     (phase,) = rng.choices(PHASES, _PHASE_WEIGHTS)
@@ -70,8 +70,7 @@ def plan_kill(seed: int, number: int, target: Target = "rank") -> Kill:
     return Kill(number, phase, moment, jitter, drawn if target == "any" else target, victim)
 
 
-# What a drill says while it goes on: a bar in a terminal, plain lines anywhere else; all of it on
-# stderr.
+# Progress on stderr: a bar in a terminal, plain lines elsewhere.
 
 
 class DrillProgress:
@@ -86,14 +85,14 @@ class DrillProgress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, what: str, total: int) -> None:
-        """Shows how far `what` is, from now on."""
+        """Starts the bar of `what`."""
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=total)
 
     def reach(self, done: int) -> None:
-        """So much is done."""
+        """Sets the amount done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
 
@@ -117,7 +116,7 @@ def show_progress() -> Iterator[DrillProgress]:
         yield DrillProgress(console, bar)
 
 
-# What a run folder tells while a run goes on: its last step, what is committed, whether it saves.
+# State of a run folder during a run: last step, newest checkpoint, save under way.
 
 
 _TAIL_BYTES = 4096
@@ -142,7 +141,7 @@ def last_row(run: RunDir) -> tuple[int, int]:
 
 
 def attempts(run: RunDir) -> list[dict]:
-    """Returns the attempts that run.json tells of; none where it is not there yet."""
+    """Returns the attempts in run.json; none before it exists."""
     try:
         return list(run.read_record()["attempts"])
     except ConfigError:
@@ -150,13 +149,13 @@ def attempts(run: RunDir) -> list[dict]:
 
 
 class Watch:
-    """One attempt, seen from outside.
+    """Observes one attempt from its run folder.
 
     Attributes:
-        saved: The newest committed step when it began.
-        begun: When that was, of the monotonic clock.
-        first_step_s: Seconds from there to its first step; None before.
-        longest_save_s: Of its saves so far, from the first file to the commit.
+        saved: Newest committed step at the beginning.
+        begun: Monotonic time of the beginning.
+        first_step_s: Seconds from there to the first step; None before.
+        longest_save_s: Longest save so far, from the first file to the commit.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -182,7 +181,7 @@ class Watch:
         return self._is_saving() or newest_step(self._run) > self.saved
 
     def measure(self) -> None:
-        """Notes what there is to see now; called often, it finds how long a save takes."""
+        """Updates the durations; called often, it measures saves."""
         self.step()
         now, saving = time.monotonic(), self._is_saving()
         if saving and self._saving_since is None:
@@ -192,7 +191,7 @@ class Watch:
             self._saving_since = None
 
     def resumed_from(self) -> int | None:
-        """Returns the step that this attempt went on from; None where it did not get so far."""
+        """Returns the step that this attempt resumed from; None if it did not get that far."""
         found = attempts(self._run)[self._attempts :]
         return int(found[-1]["from_step"]) if found and "from_step" in found[-1] else None
 

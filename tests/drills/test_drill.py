@@ -76,7 +76,7 @@ def test_kills_of_ranks_launcher_and_all_at_once_change_nothing(make_run, tmp_pa
     options = ("--ranks", "2", "--every", "3", "--kills", "4", "--steps", "20", "--target", "any", "--seed", "3")
     part = drill(make_run, tmp_path / "drill", *options, "--at-most", "2")
     assert part.code == EXIT_RESUME_ME
-    assert part.stdout == "2 of 4 kills are done; the same command goes on\n"
+    assert part.stdout == "2 of 4 kills are done; the same command continues\n"
     done = drill(make_run, tmp_path / "drill", *options)
     assert done.code == 0, done.stdout + done.stderr
     assert "passed: " in done.stdout

@@ -58,7 +58,7 @@ def test_what_nodes_have_printed_is_compared(tmp_path, capsys):
     assert checks["same versions"]["detail"] == "torch is 2.9.0 on n1, 2.8.0 on n2"
     (tmp_path / "nodes").write_text("srun: error\n")
     assert cli.run(["doctor", "--compare", str(tmp_path / "nodes")]) == 64
-    assert "nodes: holds no report of a node; write there what" in capsys.readouterr().err
+    assert "nodes: contains no report of a node; collect the output" in capsys.readouterr().err
     assert cli.run(["doctor", "--compare", str(tmp_path / "none")]) == 64
     assert "none: cannot be read: No such file" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def test_without_slurm_nothing_is_submitted_and_the_command_says_so(launch):
         (("--partition", "a b"), 64, "--partition: 'a b' is no name of a partition; see `sinfo`"),
         (("--vary", "optim.lr"), 64, "--vary: 'optim.lr' names no values"),
         (("--vary", "optim.lr=1,2", "--jobs", "2"), 64, "--jobs: is not for arrays"),
-        (("run.dir=a%j",), 64, "cannot be told to Slurm; no control characters, % or backslash in paths"),
+        (("run.dir=a%j",), 64, "cannot be passed to Slurm; no control characters, % or backslash in paths"),
         (("data.path=absent",), 65, "absent"),
         (("run.name=a/b",), 64, "run.name"),
     ],

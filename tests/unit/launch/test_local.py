@@ -139,7 +139,7 @@ def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
     assert code == 128 + signal.SIGKILL
     assert errors == (
         f"launch: rank {culprit} on {socket.gethostname()} was killed by SIGKILL (exit code 137): the kernel's "
-        "out-of-memory killer does that (see dmesg), or somebody's kill -9\n"
+        "out-of-memory killer does that (see dmesg), or a user's kill -9\n"
     )
     assert not any(is_running(pid) for pids in job.noted("started").values() for pid in pids)
 

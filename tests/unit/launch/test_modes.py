@@ -188,5 +188,5 @@ def test_the_spec_of_an_element_of_an_array_is_its_own(tmp_path):
 
 def test_outside_of_a_job_there_is_nothing_to_drive():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    with pytest.raises(LaunchError, match="this is no job of Slurm's; submit it with `pretrain launch slurm`"):
+    with pytest.raises(LaunchError, match="not a Slurm job; submit it with `pretrain launch slurm`"):
         read_start(environment)
