@@ -1,4 +1,4 @@
-"""Training objectives by name. A new one: a file that makes its rows, and a line here and in `NEEDS`."""
+"""Training objectives by name. To add one: a file that makes its rows, and a line here and in `NEEDS`."""
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
@@ -25,10 +25,10 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
 
 
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
-    """Returns what makes the rows of a run.
+    """Returns the row maker of a run.
 
     Raises:
-        ConfigError: The tokenizer lacks a token that they need, or objectives are mixed that have different losses.
+        ConfigError: The tokenizer lacks a required token, or mixed objectives have different losses.
     """
     if len({OBJECTIVES[task.kind].build_loss for task in config.tasks}) > 1:
         kinds = ", ".join(dict.fromkeys(task.kind for task in config.tasks))

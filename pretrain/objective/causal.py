@@ -1,11 +1,10 @@
-"""Next-token prediction (Radford et al. 2019), on texts or on what is learned of records.
+"""Next-token prediction (Radford et al. 2019) on texts or records, and prefix language modelling.
 
     tokens [B, T+1]  ->  inputs = tokens[:, :-1], targets = tokens[:, 1:]
     document starts  ->  number of each token's document in its row, position within it, and no loss across the border
 
-A row that starts inside a document starts at position 0 all the same: what it cannot see, it need not count. When no
-row holds a border, documents and positions are None, the dense path of every attention backend; None means exactly
-what the arrays would have said.
+A row that starts inside a document starts at position 0 too. If no document starts inside a row, documents and
+positions are None, which is equivalent and selects the dense path of every attention backend.
 """
 
 from functools import partial
@@ -25,7 +24,7 @@ def build_causal(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def build_supervised(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Of a record only what is learned is a target: responses, not prompts."""
+    """Only tokens in the loss mask of a record are targets: responses, not prompts."""
     return partial(causal_rows, document_mask=context.document_mask, use_loss_mask=True)
 
 
@@ -33,9 +32,8 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: 
     """Makes inputs, targets, positions and document numbers of raw rows; about 2 ns a token.
 
     Args:
-        rows: From the stream.
-        document_mask: Documents do not see each other, and the last token of one does not predict the next one. Off:
-            the row is one text.
+        rows: Raw rows of the stream.
+        document_mask: Documents neither attend to nor predict each other. Off: the row is one text.
         use_loss_mask: Tokens outside the loss mask of the rows are no targets.
     """
     assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
@@ -44,6 +42,7 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: 
     inputs = rows.tokens[:, :-1].astype(np.int64)
     targets = rows.tokens[:, 1:].astype(np.int64)
     num_ignored = 0
+    # None: a row is one document, without arrays of the size of the batch.
     positions = documents = None
     if document_mask and len(rows.starts):
         row, column = np.divmod(rows.starts, width)
@@ -73,16 +72,15 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: 
     )
 
 
-# Prefix language modelling (Raffel et al. 2020, 3.2.1), in one stack: a document's beginning is
-# read in both directions, and the rest predicted from it.
+# Prefix language modelling (Raffel et al. 2020, 3.2.1), in one stack.
 #
-#     document  ->  prefix of 1 .. n-1 tokens, uniformly  ->  bidirectional, no loss;   suffix: causal, learned
+#     document  ->  prefix of 1 .. n-1 tokens, uniformly: bidirectional, no loss;   suffix: causal, with loss
 #
 # With a document mask each document of a row has its own prefix; without, the row is one document.
 
 
 def build_prefix(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Each document of a row is split."""
+    """Each document of a row has a prefix without loss."""
 
     def make(rows: TokenRows | PairRows) -> ModelRows:
         assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
@@ -95,8 +93,8 @@ def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
     """Makes rows whose documents begin with a prefix that has no loss.
 
     Args:
-        rows: From the stream.
-        seed: Of the run.
+        rows: Raw rows of the stream.
+        seed: Seed of the run.
         document_mask: Documents do not see each other.
     """
     whole = causal_rows(rows, document_mask)
@@ -105,7 +103,7 @@ def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
     positions = np.broadcast_to(columns, whole.inputs.shape) if whole.positions is None else whole.positions
     first = columns - positions
     real = real_tokens(rows, seq_len)
-    # The length of a document is one more than the position of its last token, which is the largest.
+    # Lengths of documents, at their first column: the largest position plus 1.
     lengths = np.zeros((num_rows, seq_len), dtype=np.int64)
     row = np.repeat(np.arange(num_rows), seq_len)
     np.maximum.at(lengths, (row, first.ravel()), (positions + 1 if real is None else (positions + 1) * real).ravel())

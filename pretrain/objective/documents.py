@@ -1,4 +1,4 @@
-"""Where documents lie in rows: numbers, positions, and the padding behind them."""
+"""Document numbers, positions and padding of rows."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len
     """Returns positions (int64) and document numbers (int32) [num_rows, seq_len].
 
     Args:
-        row: Of each document start that is not the first of its row, ascending with its column.
-        column: Likewise, in [1, seq_len).
-        num_rows: B.
-        seq_len: T.
+        row: Row of each document start inside a row, ascending with its column.
+        column: Column of each document start, in [1, seq_len).
+        num_rows: Number of rows B.
+        seq_len: Length of a row T.
     """
-    # Both are running sums over the flattened rows, of steps that are special only where a segment (a row or a
-    # document) starts: no temporary of the size of the batch.
+    # Both are cumulative sums over the flattened rows. Positions step by 1 and documents by 0, except where a row or a
+    # document starts: no temporaries of the size of the batch.
     row_starts = np.arange(num_rows) * seq_len
     borders = row * seq_len + column
     starts = np.sort(np.concatenate((row_starts, borders)), kind="stable")
@@ -31,26 +31,26 @@ def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len
 
 
 def inner_starts(rows: TokenRows, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns row and column of the documents that start inside the first `seq_len` columns, not at a row's start."""
+    """Returns row and column of documents that start in columns 1 .. seq_len - 1."""
     row, column = np.divmod(rows.starts, rows.tokens.shape[1])
     inner = (column > 0) & (column < seq_len)
     return row[inner], column[inner]
 
 
 def count_padding(rows: TokenRows, seq_len: int) -> int:
-    """Returns how many of the first `seq_len` columns of all rows are padding."""
+    """Returns the number of padding tokens in the first `seq_len` columns of all rows."""
     return 0 if rows.num_tokens is None else int(np.maximum(seq_len - rows.num_tokens, 0).sum())
 
 
 def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
-    """Returns which of the first `seq_len` columns are not padding, bool [B, seq_len]; None: all."""
+    """Returns the mask of real tokens in the first `seq_len` columns, bool [B, seq_len]; None: no padding."""
     return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]
 
 
 def place_documents(rows: TokenRows, document_mask: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns positions and documents of rows that are read in both directions, whose padding nobody may see.
+    """Returns positions and document numbers of rows for bidirectional attention, where padding must be masked.
 
-    None where each row is one document, without padding.
+    (None, None) if each row is one document without padding.
     """
     num_rows, seq_len = len(rows.tokens), rows.tokens.shape[1] - 1
     row, column = inner_starts(rows, seq_len)

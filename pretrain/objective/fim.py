@@ -1,11 +1,11 @@
-"""Fill in the middle (Bavarian et al. 2022): documents are cut in three, and the middle is learned last.
+"""Fill in the middle (Bavarian et al. 2022): documents are cut in three parts, and the middle is moved to the end.
 
     PSM   <prefix> prefix <suffix> suffix <middle> middle        the paper's joint form of 3.1, on tokens
     SPM   <prefix> <suffix> suffix <middle> prefix middle
 
-Documents, not rows, are rearranged, each with some probability; the end-of-document token stays at the end. A row is
-read shorter than the model's by the special tokens of `max_documents` documents (config/lengths.py): nothing is
-cropped, and what a row does not need of that room is padding.
+Documents, not rows, are rearranged, each with probability `rate`; the end-of-document token stays at the end. A raw row
+is shorter than a model row by the special tokens of `max_documents` documents (config/lengths.py): nothing is cropped,
+and unused room is padding.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pretrain.rows import ModelRows, PairRows, TokenRows
 from pretrain.utils.rng import draw_uniform
 
 LEAST_TOKENS = 3
-"""Of a document that is rearranged, its end left out: one each for prefix, middle and suffix."""
+"""Least length of a rearranged document, without its end: one token each for prefix, middle and suffix."""
 
 
 def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -43,13 +43,13 @@ def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Documents as far as they lie in a row, one after another; the first token of the next row is one by itself.
+    """Parts of documents within a row, in order; the last column, target of the row's last token, is its own piece.
 
     Attributes:
-        row: int64 [pieces].
-        first: int64 [pieces]: column at which it begins.
-        size: int64 [pieces]: its tokens.
-        begins: bool [pieces]: it is the beginning of a document.
+        row: int64 [pieces]: row of the piece.
+        first: int64 [pieces]: first column.
+        size: int64 [pieces]: number of tokens.
+        begins: bool [pieces]: the piece is the beginning of a document.
     """
 
     row: np.ndarray
@@ -63,10 +63,10 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """What becomes of each piece.
+    """Rearrangement of each piece.
 
     Attributes:
-        moved: bool [pieces].
+        moved: bool [pieces]: the piece is rearranged.
         cuts: int64 [3, pieces]: offsets at which middle, suffix and end begin.
         shifts: int64 [4, pieces]: how far prefix, middle, suffix and end move within the piece.
         marks: int64 [3, pieces]: offsets of the three special tokens.
@@ -82,12 +82,12 @@ class _Moves:
 
 
 def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: RowContext) -> TokenRows:
-    """Returns rows with room for three tokens more for each of `config.max_documents`.
+    """Returns rows that are wider by three tokens for each of `config.max_documents`.
 
-    The token after a row, the target of its last one, goes on being that, unless the last document was rearranged.
+    The last column stays the target of the row's last token, unless the last document was rearranged.
 
     Args:
-        rows: From the stream, `context.lengths.row` + 1 tokens wide.
+        rows: Raw rows of the stream, `context.lengths.row` + 1 tokens wide.
         config: Rates.
         marks: Ids that begin prefix, suffix and middle, [3].
         context: Seed, lengths, end-of-document token.
@@ -98,7 +98,7 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     is_needed = ~((pieces.first == context.lengths.row) & np.append(False, moves.moved[:-1]))
     pieces, moves = pieces.select(is_needed), moves.select(is_needed)
 
-    # Each piece is pushed on by the special tokens of those before it in its row.
+    # Each piece is shifted by the special tokens of the pieces before it in its row.
     base = pieces.row * width + pieces.first + 3 * _sum_before(moves.moved, pieces.row)
     piece = np.repeat(np.arange(len(base)), pieces.size)
     offset = _sum_before(np.ones_like(piece), piece)
@@ -122,26 +122,28 @@ def _find_pieces(rows: TokenRows, row_len: int) -> _Pieces:
     inner_row, inner_column = inner_starts(rows, row_len)
     row = np.concatenate((np.arange(num_rows), inner_row, np.arange(num_rows)))
     column = np.concatenate((np.zeros(num_rows, dtype=np.int64), inner_column, np.full(num_rows, row_len)))
-    places = np.sort((row * width + column)[column < real[row]])
-    row, first = np.divmod(places, width)
+    borders = np.sort((row * width + column)[column < real[row]])
+    row, first = np.divmod(borders, width)
     is_last = np.diff(row, append=-1) != 0
     end = np.where(is_last, real[row], np.roll(first, -1))
-    return _Pieces(row, first, end - first, np.isin(places, rows.starts))
+    return _Pieces(row, first, end - first, np.isin(borders, rows.starts))
 
 
 def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: RowContext) -> _Moves:
-    """Draws which pieces are rearranged, and how: each of the three parts has at least one token."""
+    """Draws the pieces to rearrange, and their cuts: each of the three parts has at least one token."""
     number = _sum_before(np.ones_like(pieces.row), pieces.row)
     drawn = draw_uniform("fim", context.seed, rows.sample_ids, 4 * (int(number.max(initial=0)) + 1))
-    whether, left, right, which = drawn.reshape(len(drawn), -1, 4)[pieces.row, number].T
+    chance, left, right, which = drawn.reshape(len(drawn), -1, 4)[pieces.row, number].T
     ends = rows.tokens[pieces.row, pieces.first + pieces.size - 1] == context.vocabulary.eos
     movable = pieces.size - ends
-    wanted = (whether < config.rate) & (movable >= LEAST_TOKENS)
+    wanted = (chance < config.rate) & (movable >= LEAST_TOKENS)
     moved = wanted & (_sum_before(wanted, pieces.row) < config.max_documents)
-    # Two different cuts among the places between tokens.
-    one, other = (left * (movable - 1)).astype(np.int64), (right * (movable - 2)).astype(np.int64)
+    # Two different cuts, uniform among the borders between tokens.
+    one = (left * (movable - 1)).astype(np.int64)
+    other = (right * (movable - 2)).astype(np.int64)
     other += other >= one
-    low, high = np.minimum(one, other) + 1, np.maximum(one, other) + 1
+    low = np.minimum(one, other) + 1
+    high = np.maximum(one, other) + 1
     num_suffix, zero, three = movable - high, np.zeros_like(low), np.full_like(low, 3)
     psm = (zero + 1, num_suffix + 3, 2 - (high - low), three), (zero, low + 1, low + num_suffix + 2)
     spm = (num_suffix + 3, num_suffix + 3, 2 - high, three), (zero, zero + 1, num_suffix + 2)
@@ -150,7 +152,7 @@ def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: Ro
 
 
 def _sum_before(values: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Returns the sum of the values before each that are of its row. `row`: ascending, as long as `values`."""
+    """Returns, for each value, the sum of the values before it in its row. `row`: ascending, as long as `values`."""
     before = np.cumsum(values) - values
     (first,) = np.nonzero(np.diff(row, prepend=-1))
     return before - np.repeat(before[first], np.diff(first, append=len(row)))

@@ -1,9 +1,9 @@
-"""Masked language modelling (Devlin et al. 2019, 3.1): some tokens are hidden, and predicted from both sides.
+"""Masked language modelling (Devlin et al. 2019, 3.1), and labels of documents or words.
 
-    ordinary tokens  --drawn, by token or by word-->  predicted  -->  mask token, another token, or left as they are
+    ordinary tokens  --drawn, by token or by word-->  targets  -->  mask token, random token, or unchanged
 
-The draw is independent for each token (or word), so that the rate is exact on average. The head is computed at the
-predicted positions only.
+The draw is independent for each token (or word): the rate is exact on average only. The head is computed at the target
+positions only.
 """
 
 from functools import partial
@@ -36,14 +36,14 @@ def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
 def masked_rows(
     rows: TokenRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
 ) -> ModelRows:
-    """Hides tokens of raw rows.
+    """Masks tokens of raw rows.
 
     Args:
-        rows: From the stream; their last column belongs to other rows and is not read.
+        rows: Raw rows of the stream; their last column belongs to other rows and is not read.
         config: Rate and replacements.
-        vocabulary: With `mask`; with `find_words` for whole words.
-        seed: Of the run.
-        document_mask: Documents do not see each other.
+        vocabulary: With `mask`; for whole words with `find_words`.
+        seed: Seed of the run.
+        document_mask: Documents do not attend to each other.
     """
     seq_len = rows.tokens.shape[1] - 1
     tokens = rows.tokens[:, :-1].astype(np.int64)
@@ -51,9 +51,9 @@ def masked_rows(
     target_positions = np.flatnonzero(chosen)
     (ordinary,) = np.nonzero(~vocabulary.special)
     fate, other = (draw_uniform(f"masked {name}", seed, rows.sample_ids, seq_len)[chosen] for name in ("fate", "other"))
-    hidden = np.where(fate < config.random, ordinary[(other * len(ordinary)).astype(np.int64)], vocabulary.mask)
+    replaced = np.where(fate < config.random, ordinary[(other * len(ordinary)).astype(np.int64)], vocabulary.mask)
     inputs = tokens.copy()
-    inputs[chosen] = np.where(fate >= 1 - config.keep, tokens[chosen], hidden)
+    inputs[chosen] = np.where(fate >= 1 - config.keep, tokens[chosen], replaced)
     positions, documents = place_documents(rows, document_mask)
     return ModelRows(
         inputs=inputs,
@@ -70,7 +70,7 @@ def masked_rows(
 def _draw_chosen(
     rows: TokenRows, tokens: np.ndarray, config: MaskedConfig, vocabulary: Vocabulary, seed: int
 ) -> np.ndarray:
-    """Returns which tokens are predicted, bool [B, T]."""
+    """Draws the tokens to predict, bool [B, T]."""
     seq_len = tokens.shape[1]
     number = draw_uniform("masked", seed, rows.sample_ids, seq_len)
     candidates = ~vocabulary.special[tokens]
@@ -78,26 +78,25 @@ def _draw_chosen(
     if real is not None:
         candidates &= real
     if config.whole_words:
-        assert vocabulary.find_words is not None, "asked for when the vocabulary is read"
+        assert vocabulary.find_words is not None, "built with the vocabulary for whole_words"
         apart = np.zeros(tokens.shape, dtype=bool)
         apart[inner_starts(rows, seq_len)] = True
         begins = vocabulary.find_words(tokens, apart)
+        # All tokens of a word share the number of its ordinal.
         number = np.take_along_axis(number, np.cumsum(begins, axis=1) - 1, axis=1)
     return candidates & (number < config.rate)
 
 
-# Labels of documents (Devlin et al. 2019, 4.1) or of words (5.3), predicted by an encoder that
-# reads all of a text.
+# Labels of documents (Devlin et al. 2019, 4.1) or of words (5.3), predicted by an encoder.
 #
 #     tokens [B, T+1]  ->  inputs, the last column dropped
-#     labels [B, T+1]  ->  targets: a document's is at its first token, a word's at the first token of the word
+#     labels [B, T+1]  ->  targets, at the first token of a document or of a word
 #
-# Documents do not see each other, and each begins at position 0, so that packing changes nothing.
-# The head is computed only at positions that have a label.
+# Documents do not attend to each other, and each begins at position 0: packing does not change scores.
 
 
 def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Labels of whole documents, or of words: the data say where they are."""
+    """Labels of documents or of words, at the positions given by the data."""
     return partial(label_rows, document_mask=context.document_mask)
 
 
@@ -105,8 +104,8 @@ def label_rows(rows: TokenRows | PairRows, document_mask: bool) -> ModelRows:
     """Makes inputs and targets of labelled rows.
 
     Args:
-        rows: From the stream.
-        document_mask: Documents do not see each other.
+        rows: Raw rows of the stream, with labels.
+        document_mask: Documents do not attend to each other.
     """
     assert isinstance(rows, TokenRows) and rows.labels is not None, "the data are labelled"
     seq_len = rows.tokens.shape[1] - 1

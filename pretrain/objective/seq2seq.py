@@ -1,9 +1,9 @@
 """Sequence to sequence: a decoder predicts each target of a pair after reading its source (Sutskever et al. 2014).
 
     source tokens [B, S+1]  ->  encoder inputs, the last column dropped
-    target tokens [B, T+1]  ->  targets; inputs are the same shifted by one behind a start token (teacher forcing)
+    target tokens [B, T+1]  ->  targets; inputs are the targets shifted by one after a start token (teacher forcing)
 
-Document n of a target row sees document n of its source row, and no other.
+Document n of a target row attends to document n of its source row only.
 """
 
 from functools import partial
@@ -18,12 +18,12 @@ from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRo
 
 
 def build_seq2seq(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Pairs, one or several a row. Raises: ConfigError: There is no token that a decoder reads first."""
+    """Pairs, one or several a row. Raises: ConfigError: The tokenizer has no decoder start token."""
     return partial(pair_rows, start_id=start_of(context))
 
 
 def start_of(context: RowContext) -> int:
-    """Returns what a decoder reads first. Raises: ConfigError: The tokenizer has no token for it."""
+    """Returns the decoder start token. Raises: ConfigError: The tokenizer has none."""
     if context.vocabulary.start is None:
         raise ConfigError(
             "the tokenizer has no token that a decoder reads first",
@@ -33,15 +33,15 @@ def start_of(context: RowContext) -> int:
 
 
 def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
-    """Makes what an encoder-decoder takes.
+    """Makes rows of an encoder-decoder.
 
     Args:
-        rows: Pairs from the stream.
-        start_id: What the decoder reads before a target's first token.
+        rows: Raw pairs of the stream.
+        start_id: Decoder start token, before the first token of each target.
 
     Returns:
-        Rows whose inputs are `start_id` and all tokens of a document but its last, and whose targets are all tokens;
-        padding has none.
+        Rows with `start_id` and all tokens of a document but the last as inputs, and all its tokens as targets; padding
+        has no target.
     """
     assert isinstance(rows, PairRows), "texts have no source"
     tokens = rows.target.tokens

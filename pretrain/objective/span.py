@@ -1,7 +1,15 @@
-"""Which tokens of a row span corruption takes out: `random_spans_noise_mask` of Raffel et al. 2020, for many rows.
+"""Span corruption (Raffel et al. 2020, 3.1.4), for an encoder and a decoder.
 
-row tokens  =  kept, noise, kept, noise, ...      num_spans of each, all at least one token long, noise last
-lengths of the kept, and of the noise, are uniform among the ways of cutting them so
+    row      Thank you for inviting me to your party last week
+    source   Thank you <X> me to your party <Y> </s>             the kept tokens, a sentinel for each span
+    target   <X> for inviting <Y> last week </s>                 the spans, each after its sentinel
+
+All rows of a run have the same lengths (config/lengths.py), without padding or cropping. A denoiser that is a prefix
+language model removes the end of a row, without a sentinel.
+
+With a document mask, source and target of a document attend to each other only, and sentinels restart in each document.
+A span across a border belongs to the first document, and its tokens of the next document have no loss. Rows that are
+not full (the last of a validation split, damaged ones) end with a document of padding, number -1.
 """
 
 from dataclasses import dataclass
@@ -19,7 +27,11 @@ from pretrain.utils.rng import draw_uniform
 
 
 def draw_noise(found: Corruption, row_len: int, seed: int, sample_ids: np.ndarray) -> np.ndarray:
-    """Returns which tokens are taken out, bool [B, row_len]; exactly `num_noise` a row, in `num_spans` spans."""
+    """Draws the tokens to remove, bool [B, row_len]: exactly `num_noise` a row, in `num_spans` spans.
+
+    As `random_spans_noise_mask` of Raffel et al. 2020, for many rows: kept, noise, kept, noise, ..., at least one token
+    each, lengths uniform among all such partitions.
+    """
     kept = _cut(row_len - found.num_noise, found.num_spans, "kept spans", seed, sample_ids)
     noise = _cut(found.num_noise, found.num_spans, "noise spans", seed, sample_ids)
     lengths = np.stack((kept, noise), axis=2).reshape(len(sample_ids), -1)
@@ -28,39 +40,23 @@ def draw_noise(found: Corruption, row_len: int, seed: int, sample_ids: np.ndarra
 
 
 def _cut(count: int, parts: int, purpose: str, seed: int, sample_ids: np.ndarray) -> np.ndarray:
-    """Returns lengths [B, parts], each at least 1, that add up to `count`; all such are equally likely."""
+    """Draws lengths [B, parts], each at least 1, with sum `count`; all such are equally likely."""
     numbers = draw_uniform(purpose, seed, sample_ids, count - 1)
     cuts = np.sort(np.argsort(numbers, axis=1, kind="stable")[:, : parts - 1], axis=1) + 1
     ends = np.concatenate((cuts, np.full((len(sample_ids), 1), count)), axis=1)
     return np.diff(ends, axis=1, prepend=0)
 
 
-# Span corruption (Raffel et al. 2020, 3.1.4), for an encoder and a decoder.
-#
-#     row      Thank you for inviting me to your party last week
-#     source   Thank you <X> me to your party <Y> </s>             what is left, a sentinel for each span
-#     target   <X> for inviting <Y> last week </s>                 the spans, each behind its sentinel
-#
-# Every row of a run has the same lengths (config/lengths.py): nothing is padding, nothing is
-# cropped. A denoiser that is a prefix language model takes out the end of a row, and puts no
-# sentinel.
-#
-# With a document mask source and target of a document see each other only, and its sentinels begin
-# anew. A span that reaches into the next document is the first one's, and what it holds of the next
-# has no loss. Rows that are not full (the last of a validation split, damaged ones) end with a
-# document of padding, number -1.
-
-
 @dataclass(frozen=True, slots=True)
 class CorruptedRows:
-    """Rows whose spans were taken out.
+    """Rows with spans removed.
 
     Attributes:
-        source: int64 [B, S]: what is left.
-        target: int64 [B, T]: what was taken out.
+        source: int64 [B, S]: kept tokens and sentinels.
+        target: int64 [B, T]: removed spans, each after its sentinel.
         source_documents: int32 [B, S]: number of each token's document in its row; -1: padding.
-        target_documents: int32 [B, T]: of each token's span.
-        lost: bool [B, T]: tokens without a loss: padding, and those of another document than their span's.
+        target_documents: int32 [B, T]: document of each token's span.
+        lost: bool [B, T]: tokens without loss: padding, and tokens of another document than their span.
     """
 
     source: np.ndarray
@@ -71,12 +67,12 @@ class CorruptedRows:
 
     @property
     def num_padding(self) -> int:
-        """Tokens that are padding."""
+        """Number of padding tokens in source and target."""
         return int((self.source_documents < 0).sum()) + int((self.target_documents < 0).sum())
 
 
 def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Raises: ConfigError: The tokenizer has too few sentinels, or no token that a decoder reads first."""
+    """Raises: ConfigError: The tokenizer has too few sentinels, or no decoder start token."""
     check_tokens(config.span, context)
     start_id = start_of(context)
 
@@ -88,12 +84,13 @@ def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def check_tokens(span: SpanConfig, context: RowContext) -> None:
-    """Raises: ConfigError: Corrupting a row needs more sentinels than the tokenizer has, or a mode that it lacks."""
-    needed, there = corruption_of(context.lengths.row, span).num_spans, len(context.vocabulary.sentinels)
-    if not _is_prefix(span) and needed > there:
+    """Raises: ConfigError: The tokenizer has too few sentinels for a row, or lacks the mode token."""
+    needed = corruption_of(context.lengths.row, span).num_spans
+    available = len(context.vocabulary.sentinels)
+    if not _is_prefix(span) and needed > available:
         raise ConfigError(
             f"rows of {context.lengths.row} tokens lose {needed} spans (density={span.density}, "
-            f"mean_length={span.mean_length}), and the tokenizer has {there} sentinels",
+            f"mean_length={span.mean_length}), and the tokenizer has {available} sentinels",
             fix=f"prepare with tokenizer.roles=t5 and tokenizer.sentinels={needed} or more, raise mean_length, or "
             f"lower batch.seq_len",
         )
@@ -105,23 +102,27 @@ def check_tokens(span: SpanConfig, context: RowContext) -> None:
 
 
 def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> CorruptedRows:
-    """Takes spans out of the first `context.lengths.row` tokens of each row.
+    """Removes spans from the first `context.lengths.row` tokens of each row.
 
-    The same for a row whatever rows are beside it: noise depends on the seed and its sample id.
+    The noise of a row depends on the seed and its sample id only, not on the other rows.
     """
-    row_len, num_rows = context.lengths.row, len(rows.tokens)
-    tokens, documents = rows.tokens[:, :row_len].astype(np.int64), _number(rows, row_len, context.document_mask)
+    row_len = context.lengths.row
+    num_rows = len(rows.tokens)
+    tokens = rows.tokens[:, :row_len].astype(np.int64)
+    documents = _number(rows, row_len, context.document_mask)
     found = corruption_of(row_len, span)
     if _is_prefix(span):
         noise = np.tile(np.arange(row_len) >= row_len - found.num_noise, (num_rows, 1))
     else:
         noise = draw_noise(found, row_len, context.seed, rows.sample_ids)
-    begin = np.nonzero(noise & ~np.roll(noise, 1, axis=1))[1].reshape(num_rows, -1)  # a row begins with what is kept
+    begin = np.nonzero(noise & ~np.roll(noise, 1, axis=1))[1].reshape(num_rows, -1)  # a row begins with a kept token
     of_span = _at(documents, begin)
     marked = begin[:, :0] if _is_prefix(span) else begin
     marks = _sentinels(of_span, context.vocabulary.sentinels)[:, : marked.shape[1]]
 
-    left, left_tokens = ~noise, tokens.copy()
+    # A sentinel takes the place of the first token of its span in the source.
+    left = ~noise
+    left_tokens = tokens.copy()
     np.put_along_axis(left, marked, True, axis=1)
     np.put_along_axis(left_tokens, marked, marks, axis=1)
     out, out_documents, own = _taken(tokens, documents, noise, marked, marks, of_span)
@@ -142,13 +143,13 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
 
 
 def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) -> ModelRows:
-    """Returns rows of an encoder, and of a decoder that begins each document with `start_id`."""
+    """Returns rows of an encoder and a decoder; each document of the decoder begins with `start_id`."""
     inputs = np.empty_like(found.target)
     inputs[:, 1:] = found.target[:, :-1]
     inputs[_begins(found.target_documents)] = start_id
     positions = documents = None
     source = SourceRows(found.source)
-    # The end of a source is of the last document, so that there are several in the source wherever there are any.
+    # The end token of a source belongs to the last document: if a row has several documents, its source has, too.
     if found.source_documents.any():
         positions, documents = _positions(found.target_documents), found.target_documents
         source = SourceRows(found.source, _positions(found.source_documents), found.source_documents)
@@ -173,7 +174,7 @@ def _num_modes(span: SpanConfig) -> int:
 
 
 def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
-    """Returns the number of each token's document in its row, int32; one document where they see each other."""
+    """Returns the number of each token's document in its row, int32; 0 for all without a document mask."""
     documents = np.zeros((len(rows.tokens), row_len), dtype=np.int32)
     if document_mask:
         documents = number_documents(*inner_starts(rows, row_len), len(rows.tokens), row_len)[1]
@@ -196,14 +197,14 @@ def _taken(
     marks: np.ndarray,
     of_span: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns what was taken out, each span behind its sentinel; the document of its span; and its own.
+    """Returns the removed tokens with sentinels, the document of each token's span, and the document of each token.
 
     Args:
-        tokens: [B, W], as are `documents` and `noise`.
-        documents: Of each token.
-        noise: What is taken out.
+        tokens: int64 [B, W]: the row.
+        documents: int32 [B, W]: document of each token.
+        noise: bool [B, W]: tokens to remove.
         marked: Columns of spans that have a sentinel.
-        marks: The sentinels.
+        marks: Sentinels of these spans.
         of_span: Document of each span.
     """
     num_rows, num_marks = marked.shape
@@ -223,13 +224,13 @@ def _at(values: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _begins(documents: np.ndarray) -> np.ndarray:
-    """Returns where documents begin; a row does with one."""
+    """Returns the mask of document starts; the first column is one."""
     begins = np.ones(documents.shape, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return begins
 
 
 def _positions(documents: np.ndarray) -> np.ndarray:
-    """Returns the place of each token in its document, int64."""
+    """Returns the position of each token in its document, int64."""
     columns = np.arange(documents.shape[1])
     return columns - np.maximum.accumulate(np.where(_begins(documents), columns, 0), axis=1)

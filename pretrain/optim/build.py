@@ -1,9 +1,6 @@
-"""Adafactor (Shazeer and Stern 2018), with which T5 was trained: `optim.kind: adafactor`.
+"""Builds the optimizer of `optim.kind` (AdamW, Adafactor, Muon), and computes the size of its state.
 
-The variance of a matrix's gradient is kept as its row and column means: R + C numbers instead of R x C. There is no
-first moment. The step of a matrix is relative to its own root mean square, so `optim.lr` is a fraction: T5's is
-`lr: 1e-2` under `schedule: {kind: inverse_sqrt, hold_steps: 10000}`, with no decay. The paper bounds that fraction by
-1 / sqrt(step), and so does torch: an `lr` of 1e-2 that is held for longer than 10,000 steps meets the bound there.
+Gradient clipping, skipped steps and loss scaling belong to the engine.
 """
 
 import math
@@ -18,9 +15,15 @@ from pretrain.errors import LaunchError
 from pretrain.optim.groups import ParameterGroup
 from pretrain.optim.matrices import WholeGroup, WholeOptimizer
 
-_ROOT_FLOOR = 1e-18
+# Adafactor (Shazeer and Stern 2018), the optimizer of T5.
+#
+# The variance of a matrix's gradient is stored as its row and column means: R + C numbers instead of R x C, without a
+# first moment. The step of a matrix is relative to its own root mean square, so `optim.lr` is a fraction: T5's is
+# `lr: 1e-2` under `schedule: {kind: inverse_sqrt, hold_steps: 10000}`, without decay. The paper and torch bound that
+# fraction by 1 / sqrt(step): an `lr` of 1e-2 for more than 10,000 steps reaches the bound.
 
-"""torch's epsilon 1. It bounds the root of the variance from below, and the mean of the row factors as well.
+_ROOT_FLOOR = 1e-18
+"""torch's epsilon 1: lower bound of the root of the variance and of the mean of the row factors.
 
 torch's default, 1e-7, is as large as the gradients of a big model; the paper's 1e-30 becomes 0 when torch squares it.
 """
@@ -29,8 +32,7 @@ torch's default, 1e-7, is as large as the gradients of a big model; the paper's 
 def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
     """Builds torch's Adafactor over all parameters.
 
-    State, once a first step has been taken: a row and a column of variances a matrix, one variance an element of a
-    vector.
+    State after the first step: row and column variances of each matrix, one variance for each element of a vector.
     """
     options = config.adafactor
     whole = [
@@ -52,17 +54,14 @@ def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: t
     return WholeOptimizer(whole, None)
 
 
-# Muon for the hidden matrices, AdamW for the rest: `optim.kind: muon`.
+# Muon for the hidden matrices, AdamW for the rest.
 #
-# Muon (Jordan et al. 2024) moves a matrix by its momentum with all singular values made equal, by a
-# few Newton-Schulz iterations in bf16. That means something for a matrix between two hidden states,
-# and not for a look-up table, an output head, a norm or a bias: these take AdamW, at `optim.lr`. A
-# fused weight is stepped matrix by matrix (`blocks.py`).
-
+# Muon (Jordan et al. 2024) updates a matrix by its momentum with all singular values set equal, by Newton-Schulz
+# iterations in bf16. That fits a matrix between two hidden states, but not an embedding, an output head, a norm or a
+# bias: these are updated by AdamW, at `optim.lr`. Fused weights are updated matrix by matrix (`block_rows`).
 
 HEAD_PART = "head"
-
-"""Part of parameter names that marks what belongs to the output head."""
+"""Part of the parameter names of the output head."""
 
 
 def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
@@ -78,7 +77,7 @@ def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]
 def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
     """Builds torch's Muon over the decaying matrices of the stacks, and AdamW over everything else.
 
-    State, once a first step has been taken: one momentum a matrix, two moments for each other parameter.
+    State after the first step: one momentum for each matrix, two moments for each other parameter.
 
     Raises:
         LaunchError: This torch has no Muon.
@@ -108,22 +107,17 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)
 
 
-# From decay groups to a torch optimizer.
-#
-# Not here: clipping, skipping of non-finite steps, and loss scaling, which are the engine's.
-
-
 def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     """Builds AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CUDA and on CPU.
 
     On one CPU core the fused kernel is 3 times as fast as torch's loop for many small tensors, 8 times for one of 20M.
 
-    State, once a first step has been taken: two moments a parameter, in the parameter's shape and dtype.
+    State after the first step: two moments for each parameter, in its shape and dtype.
 
     Args:
-        groups: From `group_parameters`. Each becomes one torch group, and keeps its name under the key `name`.
-        config: Peak learning rate, betas, eps, and the decay of the groups that decay.
-        device: Where the parameters are when the optimizer runs.
+        groups: Result of `group_parameters`. Each becomes one torch group, with its name under the key `name`.
+        config: Peak learning rate, betas, eps, and weight decay of the groups that decay.
+        device: Device of the parameters when the optimizer runs.
     """
     torch_groups = [
         {
@@ -144,22 +138,20 @@ def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch
 
 
 def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Builds the optimizer that `config.kind` names, by the registry of this folder."""
-
+    """Builds the optimizer of `config.kind`."""
     return OPTIMIZERS[config.kind](groups, config, device)
 
 
-# How much state an optimizer is going to keep, known before there is any: for the room that
-# checkpoints take.
+# Size of the optimizer state, computed before it exists: for the disk space of checkpoints.
 
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """What an optimizer keeps, step counts aside.
+    """State of an optimizer, without step counts.
 
     Attributes:
-        elements: fp32 numbers.
-        tensors: That they are saved in, by a rank that has all.
+        elements: Number of fp32 elements.
+        tensors: Number of tensors, where one rank has all.
     """
 
     elements: int
@@ -170,8 +162,8 @@ def state_size(groups: Sequence[ParameterGroup], kind: str) -> StateSize:
     """Returns the size of the state of an optimizer over some groups.
 
     Args:
-        groups: Of all that is trained.
-        kind: `optim.kind`; one that is not known here counts as AdamW.
+        groups: Groups of all trained parameters.
+        kind: `optim.kind`; an unknown kind counts as AdamW.
     """
     sizes = list(_SIZES.get(kind, _adamw)(groups))
     return StateSize(sum(sizes), len(sizes))

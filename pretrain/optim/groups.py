@@ -1,30 +1,27 @@
-"""The matrices that a fused weight is made of. An optimizer that reads a matrix as one must see these, not the fusion.
-
-A layer that runs queries, keys and values as one product, or a gate and what it gates, still has several matrices, each
-with its own spectrum, rows and columns. Muon's author found it better to take queries, keys and values apart (Jordan et
-al. 2024), and Adafactor's factors (Shazeer and Stern 2018) were those of separate matrices in T5.
-"""
+"""Parameter groups: weight decay for matrices only, learning rates by depth, and the matrices of fused weights."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
-_HALVES = frozenset({"key_value", "gate_up"})
+# Fused weights (queries, keys and values; gate and up) consist of several matrices, each with its own spectrum, rows
+# and columns. An optimizer over whole matrices steps them separately: Muon's author found it better (Jordan et al.
+# 2024), and T5's Adafactor factors (Shazeer and Stern 2018) were those of separate matrices.
 
-"""Layers whose rows are two matrices of equal height."""
+_HALVES = frozenset({"key_value", "gate_up"})
+"""Layers whose weight consists of two matrices of equal height."""
 
 _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
-
 """Matrices in each weight of torch's recurrent modules."""
 
 
 def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the rows of each matrix of a parameter, from the top; one number where it is not fused.
+    """Returns the number of rows of each matrix of a parameter, from the top; one number if it is not fused.
 
     Args:
-        model: The model, its parameters in their true shapes.
-        name: Of a parameter.
+        model: The model, before an engine partitions its parameters.
+        name: Name of the parameter.
     """
     parameter = model.get_parameter(name)
     rows = parameter.shape[0] if parameter.ndim else 1
@@ -43,22 +40,15 @@ def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
     return blocks
 
 
-# Which parameters decay: matrices do; norms, biases and embeddings do not. And which are trained
-# slower.
-#
-# Decay pulls a matrix towards zero against a loss that hardly sees its scale. It has no such use
-# for a gain or a shift, and it would shrink the embedding of a rare token between the few steps
-# that train it. An output head that shares the embedding's weight is one parameter with it, and
-# does not decay either. A table of learned positions is an embedding.
-
+# Weight decay applies to matrices, but not to norms, biases and embeddings: it is of no use for a gain or a shift, and
+# would shrink the embedding of a rare token between the few steps that update it. A tied output head is the embedding's
+# parameter and does not decay either; a table of learned positions counts as an embedding.
 
 EMBEDDING_PARTS = frozenset({"embedding", "position"})
-
-"""Parts of parameter names that mark a look-up table whose module is not nn.Embedding."""
+"""Parts of the parameter names of look-up tables whose module is not nn.Embedding."""
 
 _ABOVE = frozenset({"head", "pooler"})
-
-"""First parts of the names of what reads the last block."""
+"""First part of the parameter names of modules above the last block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +57,11 @@ class ParameterGroup:
 
     Attributes:
         name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`.
-        decays: Whether `optim.weight_decay` applies.
-        names: Name of each parameter, in the order in which the model registers them.
+        decays: `optim.weight_decay` applies.
+        names: Name of each parameter, in the order of registration in the model.
         parameters: The parameters, in the same order.
-        blocks: Of each, the shapes of the matrices that it fuses along its rows; its own shape where it is one.
-        lr_ratio: Its learning rate over that of the others.
+        blocks: Shapes of the matrices of each parameter, along its rows; its own shape if it is not fused.
+        lr_ratio: Factor of the learning rate, from `layer_decay`.
     """
 
     name: str
@@ -82,7 +72,7 @@ class ParameterGroup:
     lr_ratio: float = 1.0
 
     def select(self, name: str, wanted: Callable[[str, tuple[tuple[int, ...], ...]], bool]) -> "ParameterGroup":
-        """Returns the group of those parameters whose name and blocks are `wanted`, in order."""
+        """Returns a group of the parameters for which `wanted(name, blocks)` is true, in order."""
         kept = [number for number, key in enumerate(self.names) if wanted(key, self.blocks[number])]
         return ParameterGroup(
             name=name,
@@ -95,10 +85,10 @@ class ParameterGroup:
 
 
 def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
-    """Returns how many blocks lie below each parameter, counted from 1, and what the head has.
+    """Returns the depth of each parameter, and that of the head.
 
-    What is below the first block has 0: embeddings, positions, the norm of the input. A decoder's blocks lie above
-    those of its encoder. Norms of an output have the depth of what is above them.
+    Blocks count from 1; embeddings, positions and the input norm have depth 0. Blocks of a decoder come after those of
+    its encoder. An output norm has the depth of the module above it.
     """
     found, top = dict[str, int](), 0
     names = list(names)
@@ -116,16 +106,15 @@ def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list
     """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
     A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns it, and no part of its
-    dotted name is in EMBEDDING_PARTS. The order is that of registration: the same for every process that builds the
-    same model. Frozen parameters are in no group. Call it while parameters have their true shapes, before an engine
-    partitions them.
+    dotted name is in EMBEDDING_PARTS. The order is that of registration, the same in every process. Frozen parameters
+    are in no group. Call it before an engine partitions the parameters.
 
     Args:
         model: Any module; shared parameters count once, under their first name.
-        layer_decay: The rate of a block over that of the block above it. None: one rate, and at most two groups.
+        layer_decay: Learning rate of a block relative to the block above it. None: one rate, at most two groups.
 
     Returns:
-        The groups that are not empty, the decaying one first; under `layer_decay` from below, two a depth.
+        The groups that are not empty, the decaying one first; with `layer_decay` by depth, two for each.
     """
     embeddings = {
         id(parameter)

@@ -1,8 +1,16 @@
-"""Brings the parts of cut matrices to the ranks that work on them, and the results back.
+"""Steps torch optimizers over whole matrices (Muon, Adafactor) on masters that are flattened and sharded over ranks.
+
+Muon sets the singular values of a matrix's update equal, Adafactor's variance is a row times a column: neither works on
+the flat pieces of ZeRO. So, in each step:
+
+    matrices that are whole on this rank   ->  stepped in place, as views
+    matrices that are sharded              ->  gathered on one rank each, stepped there, and sent back
+    parameters of other groups             ->  AdamW, on the tensors of the engine
 
     keepers -- weight and gradient, all-to-all -->  owners: step whole matrices  -- weight, all-to-all --> keepers
 
-A round moves a bounded number of elements, so that what is whole at any time is small beside the model.
+The update rule is torch's class, unchanged, with its own state on the owner of a matrix. Without a sharding engine,
+every matrix is whole on every rank, and nothing is sent.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +24,11 @@ from pretrain.optim.pieces import BlockPart, MatrixBlock, Span, WeightPiece, blo
 from pretrain.types import Fragment
 
 ROUND_ELEMENTS = 2**24
-
-"""Elements that a rank works on in a round, about: 128 MiB of gradients and weights."""
+"""Elements of a rank in one exchange, about: 128 MiB of gradients and weights."""
 
 
 def cut_into_rounds(blocks: Sequence[list[BlockPart]], num_ranks: int) -> list[list[BlockPart]]:
-    """Groups the parts of blocks so that each group holds no more than a round should, but at least one block."""
+    """Groups the parts of blocks into rounds of bounded size, each of at least one block."""
     rounds: list[list[BlockPart]] = []
     size = 0
     for parts in blocks:
@@ -35,12 +42,12 @@ def cut_into_rounds(blocks: Sequence[list[BlockPart]], num_ranks: int) -> list[l
 
 
 class Round:
-    """One exchange of parts of cut matrices. Its calls are collective.
+    """One exchange of the parts of sharded matrices. Its calls are collective.
 
     Args:
-        parts: Of the blocks of this round, on every rank.
-        rank: This one.
-        num_ranks: How many there are.
+        parts: Parts of the blocks of this round, of every rank.
+        rank: This rank.
+        num_ranks: Number of ranks.
     """
 
     def __init__(self, parts: list[BlockPart], rank: int, num_ranks: int) -> None:
@@ -55,10 +62,10 @@ class Round:
 
         Args:
             master: fp32; this rank's parts are read from it and from its gradient, and written back to it.
-            step: Called with {block: (weight, gradient)}, whole, of this rank's blocks; it changes the weights.
+            step: Called with {block: (weight, gradient)} of this rank's blocks; modifies the weights in place.
         """
         weights, gradients = master.data.view(-1), master.grad
-        assert gradients is not None, "an engine that cuts parameters gives every tensor a gradient"
+        assert gradients is not None, "a sharding engine gives every tensor a gradient"
         whole = self._gather(gradients.view(-1), weights)
         step(whole)
         flat = [whole[p.block][0].view(-1)[p.first : p.first + p.length] for p in self._worked_on]
@@ -87,21 +94,6 @@ class Round:
         return received
 
 
-# Steps torch optimizers that read a matrix as one, on masters that may be flattened, cut and spread
-# over ranks.
-#
-#   torch's Muon divides a matrix's update by its singular values, Adafactor's variance is a row times a column: neither
-#   can run on the flat pieces that ZeRO keeps. So, in each step:
-#
-#   matrices that lie whole on this rank   ->  stepped in place, as views
-#   matrices that ranks share              ->  brought to one rank each, stepped there, sent back (exchange.py)
-#   parameters of other groups             ->  AdamW, on whatever the engine keeps
-#
-# The rule itself is torch's class, unchanged, with its own state. The state of a matrix lies with
-# the rank that works on it. Without an engine that cuts parameters, every matrix lies whole on
-# every rank, and nothing is sent.
-
-
 MakeRule = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -110,10 +102,10 @@ class WholeGroup:
     """Parameters whose matrices are stepped whole.
 
     Attributes:
-        group: The parameters, and the matrices that each is made of.
-        make: Returns the torch optimizer over matrices of this group.
+        group: Parameters and the matrices of each.
+        make: Builds the torch optimizer over matrices of this group.
         lr: Peak learning rate.
-        lr_ratio: `lr` over `optim.lr`, which the schedule is laid on.
+        lr_ratio: `lr` over `optim.lr`, to which the schedule applies.
     """
 
     group: ParameterGroup
@@ -125,12 +117,12 @@ class WholeGroup:
 class WholeOptimizer(torch.optim.Optimizer):
     """AdamW for some groups, and for others a torch optimizer over whole matrices.
 
-    Does nothing to the matrices until `place` has said where they are: an engine that cuts parameters up takes a step
-    of zeros before it is done.
+    Leaves the matrices unchanged until `place` has registered them: a sharding engine takes a step of zeros while it
+    is built.
 
     Args:
-        groups: Stepped whole.
-        elementwise: Over all other parameters, or None where there are none.
+        groups: Groups of whole matrices.
+        elementwise: Optimizer of all other parameters; None if there are none.
     """
 
     def __init__(self, groups: Sequence[WholeGroup], elementwise: torch.optim.Optimizer | None) -> None:
@@ -138,7 +130,7 @@ class WholeOptimizer(torch.optim.Optimizer):
             {"params": list(g.group.parameters), "lr": g.lr, "lr_ratio": g.lr_ratio, "name": g.group.name}
             for g in groups
         ]
-        # The dicts of the elementwise optimizer are shared: an engine exchanges the parameters in them.
+        # The dicts of the elementwise optimizer are shared: an engine replaces the parameters in them.
         super().__init__([*own, *(elementwise.param_groups if elementwise else [])], {})
         self._elementwise = elementwise
         if elementwise is not None:
@@ -150,13 +142,13 @@ class WholeOptimizer(torch.optim.Optimizer):
     def place(
         self, masters: Sequence[Tensor], pieces: Sequence[WeightPiece], ranks: Sequence[Sequence[Span]], rank: int
     ) -> None:
-        """Says where the masters are.
+        """Registers where the masters are.
 
         Args:
-            masters: Every tensor that an engine steps, by slot; it may hold no piece on this rank.
-            pieces: On this rank.
-            ranks: The spans of the pieces of every rank that shares them; only this one where each keeps all.
-            rank: This one's place in `ranks`.
+            masters: Every tensor that the engine steps, by slot, with or without a piece on this rank.
+            pieces: Pieces on this rank.
+            ranks: Spans of the pieces of every rank; of this rank only, if every rank has all.
+            rank: Index of this rank in `ranks`.
         """
         for name, group in self._groups.items():
             members = dict(zip(group.group.names, group.group.blocks, strict=True))
@@ -170,12 +162,12 @@ class WholeOptimizer(torch.optim.Optimizer):
             self._masters |= {id(master) for master in own.values()}
 
     def takes_whole(self, master: Tensor) -> bool:
-        """Returns whether a master holds matrices that are stepped whole; their state is in `fragments`."""
+        """Tells whether a master contains matrices that are stepped whole; their state is in `fragments`."""
         return id(master) in self._masters
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Steps every group; collective where ranks share matrices."""
+        """Steps every group; collective if matrices are sharded."""
         assert closure is None
         for group in self.param_groups:
             if group["name"] not in self._groups:
@@ -186,7 +178,7 @@ class WholeOptimizer(torch.optim.Optimizer):
                 self._rules[group["name"]].step(group["params"], group["lr"])
 
     def fragments(self) -> Iterator[Fragment]:
-        """Yields the state of the matrices that this rank works on, made where there is none yet."""
+        """Yields the state of the matrices that this rank owns, and creates missing state."""
         for rule in self._rules.values():
             yield from rule.fragments()
 
@@ -197,7 +189,7 @@ class WholeOptimizer(torch.optim.Optimizer):
 
 
 class _Rule:
-    """A torch optimizer over the matrices that one rank works on."""
+    """A torch optimizer over the matrices that one rank owns."""
 
     def __init__(
         self,
@@ -224,7 +216,7 @@ class _Rule:
             for slot, blocks in cut.items()
         }
         device = next(iter(masters.values())).device
-        # Between steps a handle holds nothing; the optimizer knows a matrix, and its state, by it.
+        # A handle identifies a matrix and its state in the optimizer; between steps it is empty.
         self._handles = {
             parts[0].block: nn.Parameter(torch.empty(0, *parts[0].block.shape[1:], device=device), requires_grad=False)
             for parts in planned
@@ -263,7 +255,7 @@ class _Rule:
         handle.data = handle.data.new_empty(0, *handle.shape[1:])
 
     def fragments(self) -> Iterator[Fragment]:
-        """Yields the state of each matrix. What has its shape is saved as a piece of the parameter's."""
+        """Yields the state of each matrix; a tensor of its size as a piece of the parameter's state."""
         if self._optimizer is None:
             return
         for block, handle in self._handles.items():
@@ -280,7 +272,7 @@ class _Rule:
 
     @torch.no_grad()
     def _create_state(self, block: MatrixBlock) -> None:
-        """Lets the optimizer make the state of a matrix, in a step of zeros."""
+        """Makes the optimizer create the state of a matrix, by a step of zeros."""
         handle = self._handles[block]
         zeros = torch.zeros(block.shape, device=handle.device)
         self._step_whole({block: (zeros, torch.zeros_like(zeros))}, 0.0)

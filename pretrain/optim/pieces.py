@@ -1,10 +1,9 @@
-"""Who works on which matrix, where the ranks each keep pieces of it. Pure arithmetic, the same on every rank.
+"""Plans which rank owns (steps) which matrix, given the pieces of every rank. Pure, and the same on every rank.
 
-    pieces of every rank  ->  for each matrix an owner  ->  parts: (matrix, keeper, owner, where it lies)
+    pieces of every rank  ->  an owner for each matrix  ->  parts: (matrix, keeper, owner, position)
 
-A matrix of which one rank keeps all is worked on where it lies. Of the others, the rank that keeps half of one or more
-works on it, or else the one with the least to do: at ZeRO 1 and 2, which cut a long row of parameters, few matrices
-are cut; at ZeRO 3 all are, and the work is spread evenly.
+The owner of a matrix is the rank that has at least half of it, otherwise the rank with the least work. ZeRO 1 and 2
+shard a long concatenation of parameters, so that few matrices are split; ZeRO 3 splits all of them.
 """
 
 from collections.abc import Sequence
@@ -38,9 +37,9 @@ class WeightPiece:
     """A piece of a parameter's fp32 master weight, as it lies on this rank.
 
     Attributes:
-        span: What of which parameter, and where in the tensor.
-        shape: Of the whole parameter.
-        master: The tensor that the optimizer steps: a parameter, or many of them flattened and cut.
+        span: Position in the parameter and in the tensor.
+        shape: Shape of the whole parameter.
+        master: Tensor that the optimizer steps: a parameter, or a partition of many, flattened.
     """
 
     span: Span
@@ -55,13 +54,13 @@ class WeightPiece:
 
 @dataclass(frozen=True, slots=True)
 class MatrixBlock:
-    """A matrix, or a vector, that an optimizer reads as one.
+    """A matrix or vector that an optimizer steps as a whole.
 
     Attributes:
-        name: Parameter that it is a part of.
-        number: Which part.
+        name: Parameter that contains it.
+        number: Index in the parameter.
         offset: First element in the flattened parameter.
-        shape: Its own.
+        shape: Shape of the block.
     """
 
     name: str
@@ -77,12 +76,12 @@ class MatrixBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """What one rank keeps of a block.
+    """The part of a block on one rank.
 
     Attributes:
         block: The block.
-        keeper: Rank that keeps this part.
-        owner: Rank that works on the block.
+        keeper: Rank that stores this part.
+        owner: Rank that steps the block.
         start: First element in the keeper's flattened tensor.
         first: First element in the flattened block.
         length: Number of elements.
@@ -97,7 +96,7 @@ class BlockPart:
 
 
 def blocks_of(name: str, shapes: Sequence[tuple[int, ...]]) -> list[MatrixBlock]:
-    """Returns the blocks of a parameter that is made of matrices of these shapes, one below the other."""
+    """Returns the blocks of a parameter, given the shapes of its matrices from the top."""
     blocks, offset = [], 0
     for number, shape in enumerate(shapes):
         blocks.append(MatrixBlock(name, number, offset, shape))
@@ -110,7 +109,7 @@ def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -
 
     Args:
         blocks: In the same order on every rank.
-        ranks: What each rank keeps. Together they keep every element of every block once.
+        ranks: Spans of each rank; together they cover every element of every block once.
     """
     spans: dict[str, list[tuple[int, Span]]] = {}
     for rank, kept in enumerate(ranks):
@@ -125,7 +124,7 @@ def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -
             length = min(span.offset + span.length, block.offset + block.length) - first
             if length > 0:
                 kept_parts.append((rank, span.start + first - span.offset, first - block.offset, length))
-        assert sum(length for *_, length in kept_parts) == block.length, f"{block} is not all there"
+        assert sum(length for *_, length in kept_parts) == block.length, f"{block} is incomplete"
         keeper, *_, most = max(kept_parts, key=lambda part: (part[3], -part[0]))
         owner = keeper if 2 * most >= block.length else min(range(len(load)), key=lambda rank: (load[rank], rank))
         load[owner] += block.length

@@ -1,11 +1,11 @@
-"""The learning rate over the steps, each shape a pure function of the step: there is no state to save.
+"""Learning rate schedules, pure functions of the step without state.
 
-    cosine, linear   warm-up, then a fall to min_ratio at the end
+    cosine, linear   warm-up, then decay to min_ratio at the end
     constant         warm-up, then the peak
-    inverse_sqrt     warm-up, the peak for `hold`, then down with 1 / sqrt(step), without an end
-    wsd              warm-up, the peak, and a fall over the last `cooldown` steps
+    inverse_sqrt     warm-up, the peak for `hold`, then 1 / sqrt(step), without an end
+    wsd              warm-up, the peak, and decay over the last `cooldown` steps
 
-Not here: setting it on an optimizer. The loop multiplies `optim.lr` by the factor before each step.
+The training loop multiplies `optim.lr` by the factor before each step.
 """
 
 import math
@@ -14,22 +14,21 @@ from pretrain.config.optim import ScheduleConfig
 
 
 def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) -> float:
-    """Returns the learning rate of a step, over the peak.
+    """Returns the learning rate of a step relative to the peak.
 
-    Steps are numbered by how many came before: step 0 is the first. Warm-up rises linearly from 0 *before* it, so
-    that step 0 has factor 1 / warmup_steps (not 0, which would waste the step) and step warmup_steps - 1 has 1. From
-    there to the end (`decay_steps`, or `total_steps`) the factor falls to `min_ratio`, and stays there.
+    Step 0 is the first. Warm-up is linear: step 0 has factor 1 / warmup_steps (0 would waste the step), and step
+    warmup_steps - 1 has factor 1. From there to the end (`decay_steps`, or `total_steps`) the factor decays to
+    `min_ratio`, and stays there.
 
     Args:
-        step: At least 0; may lie beyond the end.
-        schedule: Shape, its positions in steps (`ScheduleConfig.in_steps`). Its end lies after its warm-up (checked
-            with the config).
-        total_steps: Steps of the run; the end of the schedule where it names none.
+        step: At least 0; may be beyond the end.
+        schedule: Schedule with positions in steps (`ScheduleConfig.in_steps`); its end is after its warm-up.
+        total_steps: Steps of the run; the end of a schedule without `decay_steps`.
 
     Returns:
         A factor in (0, 1] during warm-up, and in [min_ratio, 1] after it.
     """
-    assert schedule is schedule.in_steps(1), "positions by token are turned into steps first"
+    assert schedule is schedule.in_steps(1), "convert positions by token to steps first"
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
@@ -58,7 +57,7 @@ def _inverse_sqrt(number: int, schedule: ScheduleConfig) -> float:
 
 
 def _remaining(progress: float, schedule: ScheduleConfig) -> float:
-    """How much of the way from the peak to the end is left, from 1 to 0, after `progress` of the time."""
+    """Returns the remaining share of the decay, from 1 to 0, at `progress` from 0 to 1."""
     if schedule.kind == "cosine":
         # SGDR without restarts (Loshchilov and Hutter 2017, eq. 5).
         return 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -83,7 +83,7 @@ def test_evenly_cut_matrices_are_spread_over_the_ranks():
 
 
 def test_a_parameter_that_is_not_all_there_is_noticed():
-    with pytest.raises(AssertionError, match="not all there"):
+    with pytest.raises(AssertionError, match="is incomplete"):
         plan_parts([MatrixBlock("p", 0, 0, (2, 3))], [[Span("p", 0, 0, 0, 5)]])
 
 

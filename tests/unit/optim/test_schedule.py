@@ -162,5 +162,5 @@ def test_positions_by_token_are_those_by_step_rounded_up(warmup, decay, tokens_p
 
 
 def test_a_schedule_by_token_asks_for_tokens_per_step():
-    with pytest.raises(AssertionError, match="turned into steps first"):
+    with pytest.raises(AssertionError, match="to steps first"):
         learning_rate_factor(0, ScheduleConfig(warmup_tokens=100), 10)
