@@ -1,7 +1,7 @@
 """`model:` -- one or two Transformer stacks, embeddings and a head.
 
-One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ only in these values: a preset
-(`config/presets/`) is plain data over them, and nothing in `model/` asks for a family's name.
+One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ only in these values:
+a preset (`config/presets/`) is plain data over them, and no code in `model/` depends on a family.
 """
 
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from pretrain.config.base import OnResume, Section
 
 
 class RotaryScaling(Section):
-    """Rotary frequencies changed to read further than a model was first trained."""
+    """Scaling of rotary frequencies, for sequences longer than those of the original training."""
 
     kind: Annotated[Literal["linear", "llama3"], OnResume.ALLOW]
     """`linear`: divide every frequency (Chen et al. 2023). `llama3`: divide low frequencies, keep
@@ -102,29 +102,31 @@ class StackConfig(Section):
 
     @property
     def num_kv_heads(self) -> int:
-        """Key-value heads K, the default filled in."""
+        """Key-value heads K, with the default."""
         return self.kv_heads or self.heads
 
     @property
     def per_head_width(self) -> int:
-        """Head width H, the default filled in."""
+        """Head width H, with the default."""
         return self.head_width or self.width // self.heads
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Whether query, key and value projections have a bias, the default filled in."""
+        """Whether query, key and value projections have a bias, with the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def attention_weight_dropout(self) -> float:
-        """Dropout on attention weights, the default filled in."""
+        """Dropout on attention weights, with the default."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Window of each layer; None where it sees everything."""
-        every = self.global_every
-        return tuple(None if every is not None and i % every == 0 else self.window for i in range(self.layers))
+        """Window of each layer; None: all keys."""
+        windows = [self.window] * self.layers
+        if self.global_every is not None:
+            windows[:: self.global_every] = [None] * len(windows[:: self.global_every])
+        return tuple(windows)
 
     @model_validator(mode="after")
     def _check(self) -> "StackConfig":
@@ -147,7 +149,7 @@ class StackConfig(Section):
 
 
 class HeadConfig(Section):
-    """What reads the last hidden states."""
+    """Output layer on the last hidden states."""
 
     kind: Annotated[Literal["lm", "labels", "none"], OnResume.NEVER] = "lm"
     """Output layer: `lm` scores the vocabulary, `labels` scores labels, `none` returns the hidden
@@ -179,7 +181,7 @@ class HeadConfig(Section):
 
 
 class SpecialTokens(Section):
-    """Ids of the tokens that mean something to training or decoding. None: the model has no such token."""
+    """Ids of special tokens. None: taken from the tokenizer of the data, which may have none."""
 
     pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
     """Id of the padding token."""
@@ -194,7 +196,7 @@ class SpecialTokens(Section):
 
 
 class ModelConfig(Section):
-    """The model: its stacks, and what surrounds them."""
+    """Stacks, embeddings and head of the model."""
 
     kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
     """`transformer`, or `recurrent`, which has the other keys of this section."""
@@ -237,31 +239,31 @@ class ModelConfig(Section):
     @property
     def padded_vocab_size(self) -> int:
         """Rows V of the embedding table. `vocab_size` must be known."""
-        assert self.vocab_size is not None, "vocab_size is filled in from the tokenizer before the model is built"
+        assert self.vocab_size is not None, "fit_config fills in vocab_size"
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def num_scores(self) -> int:
-        """What the head tells apart: ids or labels. `head.labels`, or `vocab_size`, must be known."""
+        """Number of classes of the head: ids or labels. `head.labels` or `vocab_size` must be known."""
         if self.head.kind == "labels":
-            assert self.head.labels, "labels are filled in from the data before the model is built"
+            assert self.head.labels, "fit_config fills in the labels"
             return len(self.head.labels)
-        assert self.vocab_size is not None, "vocab_size is filled in from the tokenizer before the model is built"
+        assert self.vocab_size is not None, "fit_config fills in vocab_size"
         return self.vocab_size
 
     @property
     def num_head_rows(self) -> int:
-        """Rows of the head's weight: as `num_scores`, the vocabulary padded."""
+        """Rows of the weight of the head: `num_scores`, with a padded vocabulary."""
         return self.num_scores if self.head.kind == "labels" else self.padded_vocab_size
 
     @property
     def shape(self) -> str:
-        """Stacks that the model has: `encoder`, `decoder`, or `encoder+decoder`."""
+        """Stacks of the model: `encoder`, `decoder`, or `encoder+decoder`."""
         return "+".join(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
 
     @property
     def last_stack(self) -> StackConfig:
-        """The stack whose output the head reads: the decoder where there is one."""
+        """Stack before the head: the decoder, if there is one."""
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack
@@ -270,11 +272,9 @@ class ModelConfig(Section):
     def _check(self) -> "ModelConfig":
         if self.encoder is None and self.decoder is None:
             raise ValueError("needs an encoder, a decoder, or a preset that has one")
-        if self.encoder is not None and self.decoder is not None and self.encoder.width != self.decoder.width:
-            raise ValueError(
-                f"encoder.width={self.encoder.width} must equal decoder.width={self.decoder.width}: "
-                "they share embeddings"
-            )
+        widths = [stack.width for stack in (self.encoder, self.decoder) if stack is not None]
+        if len(set(widths)) == 2:
+            raise ValueError(f"encoder.width={widths[0]} must equal decoder.width={widths[1]}: they share embeddings")
         if self.head.kind != "lm" and self.tied_embeddings:
             raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {self.head.kind}; set it to false")
         if self.head.kind == "labels" and self.decoder is not None:

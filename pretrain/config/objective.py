@@ -1,4 +1,4 @@
-"""`objective:` -- what is predicted from what, which model shape and which data that needs, and how it changes rows."""
+"""`objective:` -- training objectives, and the model shapes and data that each needs."""
 
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -10,13 +10,13 @@ from pretrain.config.base import OnResume, Section, check_name
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an objective needs.
+    """Requirements of an objective.
 
     Attributes:
-        shapes: Stacks of the model: `encoder`, `decoder`, `encoder+decoder`.
-        data: Kinds of documents: `text`, `pairs`, `records`, `classes`, `tags`.
-        whole_rows: Rows must be full, which `data.packing=concat` makes.
-        head: Kind of the model's head.
+        shapes: Permitted stacks of the model: `encoder`, `decoder`, `encoder+decoder`.
+        data: Permitted kinds of documents: `text`, `pairs`, `records`, `classes`, `tags`.
+        whole_rows: Whether rows must be full, as with `data.packing=concat`.
+        head: Required kind of the head.
     """
 
     shapes: tuple[str, ...]
@@ -37,7 +37,7 @@ NEEDS: dict[str, Needs] = {
     "classify": Needs(("encoder",), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
 }
-"""By `objective.kind`. Modules under `extend` may add."""
+"""Requirements by `objective.kind`. Modules under `extend` may add entries."""
 
 
 class MaskedConfig(Section):
@@ -56,7 +56,7 @@ class MaskedConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.random + self.keep > 1:
-            raise ValueError(f"random={self.random} and keep={self.keep} are more than all predicted tokens")
+            raise ValueError(f"random={self.random} and keep={self.keep} must sum to at most 1")
         return self
 
 
@@ -70,7 +70,7 @@ class SpanConfig(Section):
 
 
 class DenoiserConfig(SpanConfig):
-    """One of UL2's denoisers."""
+    """Denoiser of UL2."""
 
     mode: Annotated[str | None, OnResume.ALLOW] = None
     """Special token that the source begins with. None: no such token."""
@@ -116,7 +116,7 @@ class FimConfig(Section):
 
 
 SECTIONS = ("masked", "span", "ul2", "fim")
-"""Of `TaskConfig`: each has a meaning with the kind of its name."""
+"""Sections of `TaskConfig`, each of which is read by the kind of its name."""
 
 
 class TaskConfig(Section):
@@ -143,11 +143,11 @@ class TaskConfig(Section):
     def _check_sections(self) -> Self:
         for name in SECTIONS:
             if name != self.kind and self.differs(name):
-                raise ValueError(f"{name} has no meaning with kind={self.kind}; leave it out")
+                raise ValueError(f"{name} does not go with kind={self.kind}; leave it out")
         return self
 
     def differs(self, name: str) -> bool:
-        """Returns whether a section says something else than its defaults."""
+        """Returns whether a field differs from its default."""
         return bool(getattr(self, name) != TaskConfig.model_fields[name].default)
 
 
@@ -159,7 +159,7 @@ class MixedTaskConfig(TaskConfig):
 
 
 class ObjectiveConfig(TaskConfig):
-    """The training objective, or several: each row is of one of them, drawn by (seed, sample id)."""
+    """Training objective, or several, one of which is drawn for each row by (seed, sample id)."""
 
     mixture: list[MixedTaskConfig] = Field(default_factory=list)
     """Several weighted objectives, instead of `kind` and its section."""
@@ -172,29 +172,30 @@ class ObjectiveConfig(TaskConfig):
 
     @property
     def tasks(self) -> list[TaskConfig]:
-        """The objectives: those of the mixture, or the one."""
+        """Objectives of the mixture, or the only one."""
         return [*self.mixture] or [self]
 
     @property
     def weights(self) -> list[float]:
-        """Of the objectives, any scale."""
+        """Weights of the objectives, at any scale."""
         return [task.weight for task in self.mixture] or [1.0]
 
     @property
     def sees_prompts_whole(self) -> bool:
-        """Whether a decoder learns to continue what it has read in both directions, whatever row it gets."""
+        """Whether a decoder always reads prompts with bidirectional attention."""
         return all(task.kind in ("prefix", "ul2") for task in self.tasks)
 
     @property
     def head_share(self) -> float:
-        """Expected share of the positions at which the head is computed: few where all objectives are masked.
+        """Expected share of the positions at which the head is computed.
 
-        Where documents are classified it is one a document, which counts as none.
+        The masked share for masked objectives; 0 for classification, with its one position a document.
         """
         if any(task.kind not in ("masked", "classify") for task in self.tasks):
             return 1.0
         rates = [task.masked.rate if task.kind == "masked" else 0.0 for task in self.tasks]
-        return sum(weight * rate for weight, rate in zip(self.weights, rates, strict=True)) / sum(self.weights)
+        weighted = [weight * rate for weight, rate in zip(self.weights, rates, strict=True)]
+        return sum(weighted) / sum(self.weights)
 
     @model_validator(mode="after")
     def _check_mixture(self) -> Self:

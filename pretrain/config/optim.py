@@ -1,4 +1,4 @@
-"""`optim.schedule:` -- the learning rate over the steps, with its positions given by step or by token."""
+"""`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,17 +7,16 @@ from pydantic import Field, field_validator, model_validator
 from pretrain.config.base import OnResume, Section, check_name
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
-
+"""Positions of a schedule, each of which is given in steps or in tokens."""
 _ONLY_OF = {"cooldown": "wsd", "hold": "inverse_sqrt"}
-
 _ENDLESS = ("constant", "inverse_sqrt")
 
 
 class ScheduleConfig(Section):
     """Learning rate as a pure function of the step.
 
-    Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. Tokens are those of whole batches,
-    `batch.global_tokens` a step, and the position is the first step that has them all.
+    Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. A number of
+    tokens is rounded up to whole steps of `batch.global_tokens`.
     """
 
     kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
@@ -49,7 +48,8 @@ class ScheduleConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> "ScheduleConfig":
         for name in _POSITIONS:
-            steps, tokens = getattr(self, f"{name}_steps"), getattr(self, f"{name}_tokens")
+            steps = getattr(self, f"{name}_steps")
+            tokens = getattr(self, f"{name}_tokens")
             if steps and tokens:
                 raise ValueError(
                     f"{name}_steps={steps} and {name}_tokens={tokens} say the same thing; keep one of them"
@@ -82,34 +82,32 @@ class ScheduleConfig(Section):
         return self.model_copy(update=changes) if changes else self
 
     def check_run(self, total_steps: int, tokens_per_step: int) -> None:
-        """Checks that the schedule fits a run. Raises: ValueError, that names keys from the root of the config."""
+        """Checks that the schedule fits a run. Raises: ValueError, with keys from the root."""
         steps = self.in_steps(tokens_per_step)
         end = steps.decay_steps or total_steps
         if end <= steps.warmup_steps:
-            unit, value = ("steps", self.warmup_steps) if self.warmup_tokens is None else ("tokens", self.warmup_tokens)
+            unit = "steps" if self.warmup_tokens is None else "tokens"
+            value = getattr(self, f"warmup_{unit}")
             raise ValueError(
-                f"optim.schedule.warmup_{unit}={value} must be less than the {end} steps of the schedule; "
-                f"lower it or raise train.steps"
+                f"optim.schedule.warmup_{unit}={value} must be less than the {end} steps of the "
+                f"schedule; lower it or raise train.steps"
             )
         cooldown = steps.cooldown_steps or 0
         if steps.warmup_steps + cooldown > end:
             unit = "steps" if self.cooldown_tokens is None else "tokens"
             raise ValueError(
-                f"the warm-up of {steps.warmup_steps} steps and the cooldown of {cooldown} are longer than the {end} "
-                f"steps of the schedule; lower optim.schedule.cooldown_{unit} or raise train.steps"
+                f"the warm-up of {steps.warmup_steps} steps and the cooldown of {cooldown} are "
+                f"longer than the {end} steps of the schedule; lower "
+                f"optim.schedule.cooldown_{unit} or raise train.steps"
             )
 
 
-# `optim:` -- optimizer, decay, clipping and the learning-rate schedule.
-
-
 OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
-
-"""Names of `OPTIMIZERS` in `optim/`. Modules under `extend` may add."""
+"""Keys of `OPTIMIZERS` in `optim/`. Modules under `extend` may add entries."""
 
 
 class MuonConfig(Section):
-    """`optim.muon` -- Muon (Jordan et al. 2024) on hidden matrices; all else takes AdamW, by the keys of `optim`."""
+    """Muon (Jordan et al. 2024) on hidden matrices; AdamW by the keys of `optim` on the rest."""
 
     lr: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
     """Peak learning rate of hidden matrices. It follows the same schedule as `optim.lr`."""
@@ -128,7 +126,7 @@ class MuonConfig(Section):
 
 
 class AdafactorConfig(Section):
-    """`optim.adafactor` -- Adafactor (Shazeer and Stern 2018)."""
+    """Adafactor (Shazeer and Stern 2018)."""
 
     decay_rate: Annotated[float, OnResume.WARN] = Field(default=0.8, gt=0, le=1)
     """Exponent of the variance decay, which is 1 - n^-decay_rate at step n."""

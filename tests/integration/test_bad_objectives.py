@@ -43,11 +43,11 @@ REFUSED = {
     "a rate of all": (["objective.masked.rate=1.5"], ["objective.masked.rate=1.5", "less than 1"]),
     "shares of more than all": (
         ["objective.masked.random=0.7", "objective.masked.keep=0.4"],
-        ["objective.masked", "random=0.7 and keep=0.4 are more than all predicted tokens"],
+        ["objective.masked", "random=0.7 and keep=0.4 must sum to at most 1"],
     ),
     "options of another objective": (
         ["objective={kind: masked, span: {density: 0.3}}"],
-        ["span has no meaning with kind=masked", "leave it out"],
+        ["span does not go with kind=masked", "leave it out"],
     ),
     "a kind beside a mixture": (
         ["objective={kind: masked, mixture: [{kind: masked, weight: 1}]}"],

@@ -230,5 +230,5 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
 
 
 def test_shares_of_more_than_all_are_refused():
-    with pytest.raises(ValueError, match=r"random=0.6 and keep=0.5 are more than all predicted tokens"):
+    with pytest.raises(ValueError, match=r"random=0.6 and keep=0.5 must sum to at most 1"):
         TaskConfig.model_validate({"kind": "masked", "masked": {"random": 0.6, "keep": 0.5}})
