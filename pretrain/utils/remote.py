@@ -223,7 +223,8 @@ class RemoteStream:
 
     Attributes:
         num_bytes: Size of the whole file; None where the server does not say.
-        has_range: The server honoured the range; otherwise it sends the whole file, and the first bytes are dropped.
+        has_range: The server honoured the range; otherwise it sends the whole file, and the bytes
+            before `start` are dropped.
     """
 
     def __init__(
@@ -285,9 +286,11 @@ def open_url(url: str, start: int = 0, stop: int | None = None, size: int | None
         if place is None or int(place[1]) != start:
             response.close()
             raise ConnectionError("the server answers with another range than the one asked for")
-        range_end, num_bytes = int(place[2]) + 1, None if place[3] == "*" else int(place[3])
+        range_end = int(place[2]) + 1
+        num_bytes = None if place[3] == "*" else int(place[3])
     else:
-        range_end, num_bytes = None, _content_length(response)
+        range_end = None
+        num_bytes = _content_length(response)
     return RemoteStream(response, lambda most: response.read1(min(most, PIECE_BYTES)), num_bytes, start, range_end)
 
 
@@ -304,7 +307,8 @@ def stat_url(url: str) -> dict[str, Any]:
     if response is None or _content_length(response) is None:
         response = _request(url, "GET", {})  # a server that knows no HEAD
     response.close()
-    return {"type": "file", "size": _content_length(response), **response.headers}
+    versions = {key: response.headers.get(key) for key in ("ETag", "Last-Modified")}
+    return {"type": "file", "size": _content_length(response), **versions}
 
 
 def version_of(facts: Mapping[str, Any]) -> str:
@@ -339,6 +343,7 @@ def _opener() -> urllib.request.OpenerDirector:
         urllib.request.HTTPRedirectHandler(),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.UnknownHandler(),
     ):
         opener.add_handler(handler)
     return opener

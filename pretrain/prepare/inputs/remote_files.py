@@ -179,8 +179,10 @@ class RemoteInputFile(io.RawIOBase):
     def _fetch(self, start: int, stop: int) -> bytes:
         """Returns the bytes [start, stop). Raises: the errors of the network."""
         if self._stream is None or not self._stream.skip_to(start):
+            # Every http request is a connection: the second block in a row asks for the rest of the file.
+            is_sequential = self._stream is not None and self._stream.position == start
             self._drop()
-            self._stream = open_url(self._file.path, start, stop, self._file.size)
+            self._stream = open_url(self._file.path, start, None if is_sequential else stop, self._file.size)
         data = bytearray()
         try:
             while len(data) < stop - start:
