@@ -1,10 +1,17 @@
-"""Rows of similar length in one batch: the order of samples, regrouped, for rows that are padded and not packed.
+"""Rows of whole documents: the samples are bins, in the order of `SampleOrder`, or one document each, by length.
+
+    position  --SampleOrder over bins-->  sample j  -->  epoch j div N, place j mod N  --bisect-->  shard, bin
+    bin       -->  its pieces, copied side by side; the rest of the row is a document of padding
+
+Padding is the end-of-document token, in a document of its own, which no other token sees and which has no loss. Rows
+that are padded and not packed are regrouped, with similar lengths in one batch:
 
     groups       of GROUP_BATCHES global batches: the samples at [g W, (g + 1) W) of the order below, W = batches x rows
     in a group   sorted by length, cut into batches, the batches permuted by (seed, g)
 
-A group holds what it held, so every sample still comes exactly once an epoch, and any position is found by one group.
-The number of rows of a global batch is part of the order; world size and micro-batch are not.
+A group keeps its samples, so every sample still comes exactly once an epoch, and any position is found by one group.
+The number of rows of a global batch is part of the order; world size and micro-batch are not. There is no state but
+caches. Not here: the documents of a bin (`bins.py`).
 """
 
 from bisect import bisect_right
@@ -23,18 +30,18 @@ from pretrain.shards.index import LABELLED
 from pretrain.shards.reader import ShardReader, ShardSet
 
 GROUP_BATCHES = 64
-
 GROUPS_KEPT = 2
+EPOCHS_KEPT = 4
 
 
 class BucketOrder:
     """Maps positions of the run to samples.
 
     Args:
-        order: The order that is regrouped.
-        lengths_of: Returns the length of each of some samples, int64.
+        order: Order to regroup.
+        lengths_of: Returns the lengths of samples, int64.
         batch_rows: Rows of a global batch.
-        seed: Of the permutation of batches.
+        seed: Seed of the permutation of batches.
     """
 
     def __init__(
@@ -61,19 +68,6 @@ class BucketOrder:
         return by_length[rank_bits(random_bits("buckets", (self._seed, number), GROUP_BATCHES))].reshape(-1)
 
 
-# Rows of whole documents: the samples are bins, in the order of `SampleOrder`.
-#
-#     position  --SampleOrder over bins-->  sample j  -->  epoch j div N, place j mod N  --bisect-->  shard, bin
-#     bin       -->  its pieces, copied side by side; what is left of the row is a document of padding
-#
-# Padding is the end-of-document token, in a document of its own, which no other token sees and
-# which has no loss. Like `TokenStream` this holds no state but caches. Not here: which documents
-# share a bin (bins.py).
-
-
-EPOCHS_KEPT = 4
-
-
 class BinStream:
     """The samples of one split, packed: of texts, labelled or not, of records, or of pairs."""
 
@@ -92,18 +86,17 @@ class BinStream:
         """Makes the bins that are not there yet.
 
         Args:
-            shards: The split.
+            shards: Shards of the split.
             seq_len: Tokens of a row, T.
-            source_len: Pairs: tokens of a source row, S. None: not pairs.
-            seed: Of the order, as are `lanes` and `block_samples`.
-            lanes: See order.py.
-            block_samples: See order.py.
-            bucket_rows: One document a row, and rows of similar length together in global batches of so many. None:
-                packed.
-            damage: What is done about rows that cannot be read. None: they are errors.
+            source_len: Tokens of a source row of pairs, S. None: not pairs.
+            seed: Seed of the sample order.
+            lanes: Lanes of the sample order (`order.py`).
+            block_samples: Places of a lane that are shuffled together (`order.py`).
+            bucket_rows: Rows of a global batch of padded documents of similar length. None: packed.
+            damage: Policy for unreadable rows. None: they are errors.
 
         Raises:
-            DataError: No document fits a row; or bins are still to be made, of lengths that are damaged.
+            DataError: No document fits a row; or the lengths of documents are damaged.
         """
         self._damage = damage or DamagePolicy()
         self._reader = self._damage.reader(shards)
@@ -184,7 +177,7 @@ class BinStream:
                         writer.copy(row, shard, document, offset)
             except DataError as error:
                 self._damage.skip(error, self.shards, int(samples[row]))
-                for writer in writers:  # a pair without its other side teaches nothing
+                for writer in writers:  # a pair without its other side has no loss
                     writer.clear(row)
         rows = targets.finish(samples)
         return rows if sources is None else PairRows(sources.finish(samples), rows)
@@ -226,7 +219,7 @@ class _RowWriter:
         self._filled[row] = at + size
 
     def clear(self, row: int) -> None:
-        """Takes back all of a row, the last that was written: it is padding."""
+        """Makes padding of the last row that was written."""
         width = self._tokens.shape[1]
         self._tokens[row] = self._shards.index.eos_id
         if self._loss_mask is not None:

@@ -4,7 +4,7 @@
       -> longest first, each into the fullest bin that has room -> Bins, in the order in which they were opened
 
 A bin is a sample, of one shard. The bins are a pure function of the lengths and T: they are made once a shard and
-length, and cached (`bin_store.py`). Pairs fill two rows at once, source and target, with the same documents. Not here:
+length, and cached. Pairs fill two rows at once, source and target, with the same documents. Not here:
 tokens, and the order in which bins are trained on.
 """
 
@@ -25,8 +25,7 @@ from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardSet
 from pretrain.utils.io import make_dir, write_file
 
 OPEN_PAIRS = 64
-
-"""Bins of pairs that are kept open: a pair goes to the best of these."""
+"""Open bins of pairs: a pair goes to the best of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +156,14 @@ def _group(placed: np.ndarray, document: np.ndarray, offset: np.ndarray, length:
     return Bins(starts, document[order], offset[order], length[order])
 
 
-# The bins of a shard folder, made once for each shard and row length and kept beside the index.
+# The bins of a shard folder, cached for each shard and row length:
 #
-#     DIR/bins/SHA256-1024.safetensors        SHA256: the first 16 digits of the shard's; another shard, another file
+#     DIR/bins/SHA256-1024.safetensors        SHA256: the first 16 digits of the shard's hash
 #     DIR/bins/SHA256-256x256.safetensors     pairs: source x target
 #
-# A file that is missing or does not fit its shard is made again, from the lengths of the shard's
-# documents: no shard is read or fetched for it. Any number of processes may do this at once: they
-# make the same bytes, each begins somewhere else, and takes what the others have made by then. So
-# the ranks of a node share the work, and none waits for another.
+# A file that is missing or does not fit its shard is made again, from the lengths of the shard's documents: no shard is
+# read or fetched for it. Any number of processes may do so at once: they make the same bytes, each begins at another
+# shard and takes the files of the others, so that the ranks of a node share the work without waiting.
 
 
 BINS_DIR = "bins"

@@ -1,11 +1,18 @@
-"""Positions that a run leaves out: ranges of the data order that are jumped over, as if it had never had them.
+"""Skipped samples: ranges of positions that a run jumps over, and rows that cannot be read.
 
-    place     0, 1, 2, ...                       the samples that are trained on, counted
-    position  0, 1, 2, ..., from-1, to, to+1     where they lie in the order (order.py); from .. to-1 are never read
+    place     0, 1, 2, ...                       count of the samples that are trained on
+    position  0, 1, 2, ..., from-1, to, to+1     their position in the order (order.py); from .. to-1 are never read
 
-A rollback after a loss spike goes on behind the samples that were before it (Chowdhery et al. 2022, PaLM, section 5.1).
-The two numbers count up together, so every other sample still comes exactly once, on any number of ranks; the cursor
-of a run stays a position, which means the same under whatever ranges are added later.
+A rollback after a loss spike continues behind the samples of the spike (Chowdhery et al. 2022, PaLM, section 5.1).
+Every other sample still comes exactly once, on any number of ranks; the cursor of a run stays a position, with the same
+meaning under ranges that are added later.
+
+    DataError while a row is read  ->  stop: raised again
+                                   ->  skip: the row keeps its place and its sample id, and has no targets; one warning
+                                       for each damaged member, each row counted
+    the loop, with the sum over the ranks  ->  check: beyond the limit an error, on all ranks at the same step
+
+Order and number of rows are those without damage, on every rank.
 """
 
 import logging
@@ -37,7 +44,7 @@ class SkipRanges:
         return SkipRanges(tuple(merged))
 
     def place_of(self, position: int) -> int:
-        """Returns how many samples are trained on before a position."""
+        """Returns the place of a position: the samples that are trained on before it."""
         return position - sum(min(end, position) - first for first, end in self.ranges if first < position)
 
     def position_of(self, place: int) -> int:
@@ -70,19 +77,6 @@ def _checked(pair: Sequence[Any]) -> tuple[int, int]:
 NO_SKIPS = SkipRanges()
 
 
-# What is done about rows whose bytes are damaged: stop, or leave them without targets, up to a
-# limit.
-#
-#   DataError while a row is read  ->  stop: raised again
-#                                  ->  skip: the row keeps its place and its sample id, and has no targets; each damaged
-#                                      member is warned about once, each row counted
-#   the loop, with the sum over the ranks  ->  check: beyond the limit an error, on all ranks at the same step
-#
-# The order and the number of rows are what they would be without damage, on every rank.
-# Deliberately not here: what an index can tell before a run starts (index/), and the sum over the
-# ranks.
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -98,36 +92,27 @@ class DamagePolicy:
         self._skips, self._limit = on_error == "skip", max_skipped_rows
         self._lock = threading.Lock()
         self._rows: set[tuple[str, int]] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     @property
     def num_skipped_rows(self) -> int:
-        """Rows that were skipped so far, each counted once however often it was read."""
+        """Number of skipped rows, each counted once."""
         return len(self._rows)
 
     def skip(self, error: DataError, shards: ShardSet, sample: int) -> None:
-        """Books a row that cannot be read.
-
-        Args:
-            error: Why.
-            shards: It is one of these.
-            sample: Its number.
-
-        Raises:
-            DataError: `error`, where damage stops the run.
-        """
+        """Counts a sample of `shards` that cannot be read. Raises: DataError: `error`, where damage stops the run."""
         if not self._skips or isinstance(error, UnavailableError):
             raise error
         folder = str(shards.folder)
         with self._lock:
             self._rows.add((folder, sample))
-            is_new = (folder, str(error)) not in self._told
-            self._told.add((folder, str(error)))
+            is_new = (folder, str(error)) not in self._warned
+            self._warned.add((folder, str(error)))
         if is_new:
             _log.warning("rows are skipped in %s: %s", folder, error)
 
     def check(self, num_rows: int) -> None:
-        """Raises: DataError: All ranks together have skipped `num_rows`, which are more than may be."""
+        """Checks the rows that all ranks have skipped against the limit. Raises: DataError."""
         if num_rows > self._limit:
             raise DataError(
                 f"{num_rows} rows cannot be read, more than data.max_skipped_rows={self._limit}",
@@ -135,8 +120,10 @@ class DamagePolicy:
             )
 
     def reader(self, shards: ShardSet) -> Callable[[int], ShardReader]:
-        """Returns what opens a shard by its number. Where that fetches it and rows are skipped, only one row waits for
-        a shard that cannot be had."""
+        """Returns a function that opens a shard by its number.
+
+        Where rows are skipped and shards are fetched, an unavailable shard is waited for once, not for each row.
+        """
         if not (self._skips and shards.store.fetches):
             return shards.reader
         failed: dict[int, DataError] = {}
@@ -156,6 +143,6 @@ class DamagePolicy:
 
 
 def count_skipped(rows: TokenRows | PairRows) -> int:
-    """Returns how many rows of a training batch were skipped: no other has not a single token."""
+    """Returns the number of skipped rows of a training batch: those without a single token."""
     target = rows.target if isinstance(rows, PairRows) else rows
     return 0 if target.num_tokens is None else int((target.num_tokens == 0).sum())

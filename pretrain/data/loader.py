@@ -1,4 +1,12 @@
-"""Rows without the columns that are padding in all of them."""
+"""Batches for the model: the rows of this rank, assembled ahead of time.
+
+    step at position p  -->  global batch = positions [p, p + rows), without skipped ones (damage.py)
+    rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
+    stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
+
+The cursor of a run is one integer, the position of the next step that was not trained; it is the trainer's, and steps
+prefetched beyond it are dropped. Not here: state to save, and any order of its own (`order.py`).
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,17 +80,6 @@ def join64(high: float, low: float) -> int:
     return ((int(high) << 32) + int(low)) % 2**64
 
 
-# Batches for the model: which rows this rank reads, assembled ahead of time.
-#
-#     step at position p  -->  global batch = positions [p, p + rows), but for those that the run skips (skips.py)
-#     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
-#     stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
-#
-# The cursor of a run is one integer, the position of the next step that was not trained; it is the
-# trainer's, and what was prefetched beyond it is forgotten. Deliberately not here: state to save,
-# and any order of its own (order.py).
-
-
 RowMaker = Callable[[TokenRows | PairRows], ModelRows]
 
 """Makes of rows what a model reads and predicts: an objective's part."""
@@ -145,10 +142,10 @@ class StepBatch:
     """One optimizer step of one rank.
 
     Attributes:
-        position: Of the first row of the global batch.
+        position: Position of the first row of the global batch.
         next_position: The cursor once this step is trained.
-        micro_batches: To accumulate over.
-        counts: Of this rank's rows.
+        micro_batches: Batches to accumulate over.
+        counts: Counters of this rank's rows.
     """
 
     position: int
@@ -186,7 +183,7 @@ class TrainLoader:
         Args:
             stream: The training split.
             make_rows: The objective's.
-            plan: How a global batch is cut.
+            plan: Cut of a global batch into ranks and micro-batches.
             rank: This rank.
             world_size: Ranks.
             start_position: The cursor: `next_position` of the last step trained.
@@ -286,8 +283,8 @@ class ValidationLoader:
             rank: This rank.
             world_size: Ranks.
             max_tokens: Only the first tokens of the split. None: all.
-            crop: As TrainLoader.
-            pin_memory: As TrainLoader.
+            crop: Leave out the columns that are padding in all rows of a batch.
+            pin_memory: Pin the tensors, for asynchronous copies to a GPU.
         """
         self._stream, self._micro, self._rank, self._world_size = stream, micro, rank, world_size
         self._max_tokens = max_tokens

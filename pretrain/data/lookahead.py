@@ -1,11 +1,11 @@
-"""Which shards the next samples are in: the order in which a remote folder is fetched.
+"""Lookahead over the shards of the next samples: the order in which a remote folder is fetched.
 
-    position -> its block of places (order.py) -> for each lane, what it reads from there on -> the shards of that
+    position -> its block of places (order.py) -> for each lane, its reads from there on -> their shards
              -> those of this block, which are read at the same time, then the others, by the block that needs them
     offset   -> the shards of the fixed order from there on                                         (validation)
 
-Told to the store whenever reading enters another block or another shard; a local folder is told nothing. Deliberately
-not here: fetching (remote/) and reading (stream.py).
+The store gets the list whenever reading enters another block or another shard; a local folder gets none. Not here:
+fetching (`shards/`) and reading (`stream.py`).
 """
 
 import threading
@@ -26,39 +26,33 @@ class Lookahead:
     """Follows the reads of one stream. Safe to use from several threads, which may be some samples apart."""
 
     def __init__(self, store: ShardStore, split: SplitIndex, reader: str) -> None:
-        """Says nothing yet.
-
-        Args:
-            store: Where the shards are.
-            split: Their index.
-            reader: Name of the stream, unlike that of another on the same store.
-        """
+        """Starts without a list; `reader` is a name of the stream that is unique on the store."""
         self._store, self._split, self._reader = store, split, reader
         self._lock = threading.Lock()
         self._last: list[tuple[int, ...]] = []
 
     def follow(self, order: SampleOrder, layout: Callable[[int], Layout], position: int, *, overlap: int = 1) -> None:
-        """Samples from `position` on are about to be read; see `shards_ahead`. Raises: DataError: see `upcoming`."""
+        """Announces reads from `position` on; see `shards_ahead`. Raises: DataError: see `upcoming`."""
         block = block_of(order, position)
         if self._enters(block):
-            self._tell(*shards_ahead(order, layout, block, overlap=overlap))
+            self._announce(*shards_ahead(order, layout, block, overlap=overlap))
 
     def follow_fixed(self, layout: Layout, start: int, end: int, total: int) -> None:
-        """What lies from `start` to `end` of a layout is about to be read, and more, up to `total`."""
+        """Announces reads from `start` to `end` of a layout, and later ones up to `total`."""
         shards, starts = layout
         first, last, final = (bisect_right(starts, place) - 1 for place in (start, min(end, total) - 1, total - 1))
         if start < total and self._enters((first,)):
-            self._tell(shards[first : min(last + AHEAD_SHARDS, final) + 1], last - first + 1)
+            self._announce(shards[first : min(last + AHEAD_SHARDS, final) + 1], last - first + 1)
 
     def _enters(self, place: tuple[int, ...]) -> bool:
-        """Returns whether a place is new; a thread that is still in the last one but one changes nothing."""
+        """Returns True for a new place; a thread that is still in the last one but one changes nothing."""
         with self._lock:
             if place in self._last:
                 return False
             self._last = [*self._last[-1:], place]
             return True
 
-    def _tell(self, shards: list[int], at_once: int) -> None:
+    def _announce(self, shards: list[int], at_once: int) -> None:
         names = [self._split.shards[shard].name for shard in shards]
         self._store.upcoming(names, at_once=at_once, reader=self._reader)
 
@@ -77,16 +71,16 @@ def shards_ahead(
     overlap: int = 1,
     ahead: int = AHEAD_SHARDS,
 ) -> tuple[list[int], int]:
-    """Returns the shards that a block and those after it read, in the order of need, and how many the block reads.
+    """Returns the shards of a block and of those after it, in the order of need, and the number of the block's shards.
 
-    Costs O(lanes x ahead), whatever the size of the data.
+    Costs O(lanes x ahead), independent of the size of the data.
 
     Args:
-        order: Of the run.
-        layout: Of an epoch.
-        block: See `block_of`.
-        overlap: What a sample reads beyond its own: one token, the last target; of bins, nothing.
-        ahead: So many shards beyond those of the block; fewer only where this epoch and the next have no more.
+        order: Sample order of the run.
+        layout: Layout by epoch.
+        block: Block, by `block_of`.
+        overlap: Tokens that a sample reads beyond its own: 1, the last target; of bins, 0.
+        ahead: Number of shards beyond those of the block; fewer where this epoch and the next have no more.
     """
     epoch, number = block
     needs = _needs(order, layout, epoch, number, overlap, ahead)

@@ -1,13 +1,21 @@
-"""What each source of a mixture is due at every point of a run, and who comes next: exact, in whole numbers.
+"""The order of a mixture: the source of each sample of a run, exact at every point, in whole numbers.
 
-    shares(t)     the sum of a source's share of each of the first t samples: straight lines, bent at milestones
+    shares(t)     sum of a source's share of each of the first t samples: straight lines, bent at milestones
     a sample      the k-th of a source may come as soon as shares > k - 1, and is due where shares reach k
     deal          of the samples that may come, the one that is due first; of equals, that of the first source
 
-Then every source has had more than its shares less one, and fewer than its shares plus one, at every point. There is
-such a sequence whatever the shares (Tijdeman 1980): the samples that may only come in places i to j are never more than
-these places, and so (Hall) all find one, for which it is enough to take the most urgent first. That looks ahead: what
-is due behind a milestone goes by the weights that hold there.
+So every source is within one sample of its shares at every point. Such a sequence exists for any shares (Tijdeman
+1980): the samples that may only come in places i to j are never more than these places, and so (Hall) all find one, if
+the most urgent goes first. That looks ahead: due places behind a milestone follow the weights there.
+
+    period        whole numbers q_k that sum to P: source k gets q_k of every P samples
+    stretches     the order repeats after P samples; samples before that, and up to P samples before a milestone, which
+                  look beyond it, are in a table
+    position i    its stretch, and the place in that: its source, and how often that source came before
+
+The n-th sample of a source is arithmetic: there is no state to save. A source that does not repeat ends at the last
+position up to which its shares are at most its samples; a milestone there gives its weight to the others. Not here:
+the samples of a source (`stream.py`).
 """
 
 from bisect import bisect_right
@@ -25,21 +33,18 @@ NEVER = inf
 
 
 def rates_of(weights: Sequence[float]) -> list[Fraction]:
-    """Returns the share of one sample that each source has, by weights: the decimals that they are written as.
-
-    They sum to 1, or are all 0 where no source has a weight.
-    """
+    """Returns the share of each source in one sample, by weights as decimals; all 0 where no source has a weight."""
     parts = [Fraction(str(weight)) for weight in weights]
     total = sum(parts) or Fraction(1)
     return [part / total for part in parts]
 
 
 class MixtureShares:
-    """The shares of all sources, by the samples before.
+    """The shares of all sources, by position.
 
     Args:
         starts: First position of each stretch of weights, ascending from 0.
-        rates: Of each stretch, the share of one sample that each source has; they sum to 1.
+        rates: Share of each source in one sample, for each stretch; they sum to 1.
     """
 
     def __init__(self, starts: Sequence[int], rates: Sequence[Sequence[Fraction]]) -> None:
@@ -48,16 +53,16 @@ class MixtureShares:
         for row, start, stop in zip(self._rates, self._starts, self._starts[1:], strict=False):
             total = [before + rate * (stop - start) for before, rate in zip(self._totals[-1], row, strict=True)]
             self._totals.append(total)
-        # Whole numbers from here on: places are told in units of 1 / scale, of which each is a multiple.
+        # Whole numbers from here on: each place is a multiple of 1 / scale.
         self._scale = lcm(*(rate.numerator for row in self._rates for rate in row if rate)) * lcm(
             *(total.denominator for row in self._totals for total in row)
         )
         self._lines = [self._lines_of(source) for source in range(self.num_sources)]
 
     def _lines_of(self, source: int) -> list[tuple[int, int, float, float]]:
-        """Returns (base, step, last due, last opening) of each stretch in which the source does not rest.
+        """Returns (base, step, last due, last opening) of each stretch in which the source has a weight.
 
-        Its shares reach k at `base + k * step`; there up to the k `last due`, and beyond k up to `last opening`.
+        Its shares reach k at `base + k * step`, for k up to `last due`, and exceed k there up to `last opening`.
         """
         lines: list[tuple[int, int, float, float]] = []
         for number, (start, rates) in enumerate(zip(self._starts, self._rates, strict=True)):
@@ -75,7 +80,7 @@ class MixtureShares:
 
     @property
     def num_sources(self) -> int:
-        """How many."""
+        """Number of sources."""
         return len(self._rates[0])
 
     def at(self, position: int) -> list[Fraction]:
@@ -85,14 +90,14 @@ class MixtureShares:
         return [total + rate * past for total, rate in zip(self._totals[number], self._rates[number], strict=True)]
 
     def due(self, source: int, count: int) -> float:
-        """Returns where the shares of a source reach `count`, in units of 1 / scale; NEVER if it rests to the end."""
+        """Returns the place where the shares of a source reach `count`, in units of 1 / scale; or NEVER."""
         for base, step, last, _ in self._lines[source]:
             if count <= last:
                 return base + count * step
         return NEVER
 
     def opening(self, source: int, count: int) -> float:
-        """Returns how many samples there are when the shares first are more than `count`; or NEVER."""
+        """Returns the number of samples after which the shares first exceed `count`; or NEVER."""
         for base, step, _, last in self._lines[source]:
             if count <= last:
                 return (base + count * step) // self._scale + 1
@@ -103,10 +108,10 @@ def deal(shares: MixtureShares, given: Sequence[int], start: int, stop: int) -> 
     """Returns the source of each sample from `start` up to `stop`, int64 [stop - start].
 
     Args:
-        shares: What is due.
-        given: Samples that each source has had before `start`, as `deal` has given them.
+        shares: Shares of all sources.
+        given: Samples of each source before `start`, by `deal`.
         start: First position.
-        stop: The one after the last.
+        stop: Position after the last.
     """
     had, sources = list(given), range(shares.num_sources)
     due = [shares.due(source, had[source] + 1) for source in sources]
@@ -120,31 +125,14 @@ def deal(shares: MixtureShares, given: Sequence[int], start: int, stop: int) -> 
     return order
 
 
-# Which source each sample of a run comes from: a pure function of the weights, exact at every
-# point.
-#
-#     weights        -> whole numbers q_k that sum to P: source k gets q_k of every P samples
-#     deal           -> after any i samples, source k has had its shares of these to within one (mixture_due.py)
-#     stretches      -> the order repeats after P samples; what stands before, and up to P samples before a milestone,
-#                       which look beyond it, are written out
-#     position i     -> its stretch, and the place in that: its source, and how often that source came before
-#
-# So the n-th sample of a source is arithmetic, whatever came before: there is nothing to save.
-# Deliberately not here: what a source's samples are (stream.py), and its epochs: those follow from
-# the count.
-
-
 MAX_PERIOD = 1_000_000
 
 
 def period_counts(weights: Sequence[float]) -> list[int]:
-    """Returns how many samples of each source make one period.
-
-    Args:
-        weights: Taken as the decimals that they are written as: 0.1 is a tenth. One is above 0. Need not sum to one.
+    """Returns the samples of each source in one period; weights are decimals and need not sum to one.
 
     Raises:
-        ConfigError: They need a period beyond `MAX_PERIOD`.
+        ConfigError: The period is beyond `MAX_PERIOD`.
     """
     shares = rates_of(weights)
     period = lcm(*(share.denominator for share in shares))
@@ -166,8 +154,8 @@ class MixtureOrder:
         """Fixes the order.
 
         Args:
-            segments: (first position, weights) of each piece of the run, the first at 0, ascending. A weight may be 0:
-                the source rests, but for one sample that it may still be due.
+            segments: (first position, weights) of each piece of the run, the first at 0, ascending. A source of weight
+                0 has at most one sample, which is still due.
 
         Raises:
             ConfigError: Weights that repeat too late.
@@ -196,7 +184,7 @@ class MixtureOrder:
             self._add_stretch(position, stop)
 
     def _ahead(self, position: int) -> tuple[int, ...]:
-        """Returns what the order from here on depends on: whether each source has had its next sample."""
+        """Returns the state that the order from here on depends on: 1 for a source that has had its next sample."""
         had = self._had(position)
         return tuple(count - floor(share) for count, share in zip(had, self._shares.at(position), strict=True))
 
@@ -208,7 +196,7 @@ class MixtureOrder:
         self._put(start, np.array(had), deal(self._shares, had, start, stop))
 
     def _repeat_from(self, number: int, position: int, stop: int | None) -> int:
-        """Makes one stretch of those from `number` on, up to `position`; returns where it ends, at most `stop`."""
+        """Merges the stretches from `number` on, up to `position`; returns its end, at most `stop`."""
         start, before = self._starts[number], self._stretches[number][0]
         order = np.concatenate([stretch[1] for stretch in self._stretches[number:]])
         del self._starts[number:], self._stretches[number:]
@@ -222,7 +210,7 @@ class MixtureOrder:
         self._stretches.append((before, order, picked.cumsum(axis=0)))
 
     def counts(self, position: int) -> np.ndarray:
-        """Returns how many samples of each source the first `position` samples of the run hold, int64 [sources]."""
+        """Returns the samples of each source among the first `position` samples of the run, int64 [sources]."""
         number = bisect_right(self._starts, position) - 1
         return self._counts_in(number, position - self._starts[number])
 
@@ -247,18 +235,7 @@ class MixtureOrder:
         return sources, places
 
 
-# Where the sources of a mixture that do not repeat end: from there on the others share what was
-# theirs.
-#
-#     weights by milestone, samples of each source  ->  the same weights, with a milestone more at each end
-#
-# A source ends at the last position up to which its shares (mixture_due.py) are no more than its
-# samples, so it gives all of them but for one at most. That is known before the run begins, and so
-# the order stays a pure function of the config.
-
-
 Segment = tuple[int, list[float]]
-
 """First position, and weight of each source from there on."""
 
 
@@ -266,9 +243,9 @@ class FiniteMixture(NamedTuple):
     """A mixture whose sources end.
 
     Attributes:
-        segments: Weights of each stretch, 0 for what has ended.
-        ends: First position from which on a source rests for good, by its number; of those that end.
-        end: First position for which there is no source any more; None: there always is one.
+        segments: Weights of each stretch, 0 for sources that have ended.
+        ends: End position of each source that ends, by its number.
+        end: First position without any source; None: there always is one.
     """
 
     segments: list[Segment]
@@ -277,7 +254,7 @@ class FiniteMixture(NamedTuple):
 
 
 def end_sources(segments: Sequence[tuple[int, Sequence[float]]], supplies: Mapping[int, int]) -> FiniteMixture:
-    """Lets sources rest from where they end.
+    """Sets the weights of sources to 0 from their ends on.
 
     Args:
         segments: (first position, weights) of each stretch, the first at 0, ascending.
@@ -294,14 +271,14 @@ def end_sources(segments: Sequence[tuple[int, Sequence[float]]], supplies: Mappi
         source = min(known, key=lambda one: (known[one], one))
         ends[source] = known[source]
         found = _rest(found, source, known[source])
-        # Behind a gap that no source fills, nothing is ever read.
+        # No position behind a gap without sources is ever read.
         found = found[: next((n + 1 for n, (_, weights) in enumerate(found) if not any(weights)), len(found))]
     *rest, (last, weights) = found
     return FiniteMixture(found, ends, None) if any(weights) else FiniteMixture(rest, ends, last)
 
 
 def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:
-    """Returns the segments with a source at rest from `position` on."""
+    """Returns the segments with weight 0 of a source from `position` on."""
     starts = sorted({position, *(start for start, _ in segments)})
     found: list[Segment] = []
     for start in starts:

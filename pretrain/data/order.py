@@ -38,7 +38,7 @@ def random_bits(purpose: str, key: tuple[int, ...], count: int) -> np.ndarray:
 def rank_bits(bits: np.ndarray) -> np.ndarray:
     """Returns the argsort of random uint64 along the last axis, int64, the same under any sorting algorithm.
 
-    The low bits are replaced by the index, so that all keys differ and no sort has a tie to break its own way.
+    The low bits are replaced by the index, so that all keys differ and no sort meets a tie.
     """
     width = bits.shape[-1]
     low = np.uint64((1 << (width - 1).bit_length()) - 1)
@@ -65,8 +65,8 @@ class SampleOrder:
         Args:
             num_tokens: Tokens an epoch, N, at least 1.
             seq_len: Tokens a sample, T.
-            seed: Of the shuffles.
-            lanes: L.
+            seed: Seed of the shuffles.
+            lanes: Number of lanes, L.
             block_samples: Places of a lane that are shuffled together.
         """
         assert min(num_tokens, seq_len, lanes, block_samples) >= 1 and seed >= 0

@@ -1,10 +1,10 @@
-"""Work done ahead on background threads, handed out in order.
+"""Prefetching on background threads, with results in order.
 
     make(0), make(1), ...  up to `depth` ahead of the consumer  -->  take() returns them by index
 
 The order of results is the order of indices, whichever thread is faster. numpy copies, CRC32 and page faults release
-the interpreter lock, so threads do; there are no worker processes to start, to feed or to leave behind. A wait ends
-when a stop is asked for: a disk or server that hangs must not keep a run from saving.
+the interpreter lock, so threads do; there are no worker processes. A wait ends at a stop request: a
+hanging disk or server must not keep a run from saving.
 """
 
 import time
@@ -43,7 +43,7 @@ class Prefetcher(Generic[Item]):
             stop: Ends a wait for a thread when it returns True.
         """
         self.wait_s = 0.0
-        """Time that `take` has waited, seconds: above zero means that the consumer is faster than the threads."""
+        """Seconds that `take` has waited: above zero if the consumer is faster than the threads."""
         self._make, self._total, self._next, self._stop = make, total, 0, stop
         self._is_stuck = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
@@ -52,11 +52,11 @@ class Prefetcher(Generic[Item]):
             self._submit()
 
     def take(self) -> Item:
-        """Returns the next item; what `make` raised for it is raised here, and ends the work.
+        """Returns the next item; an exception of `make` is raised here, and ends the work.
 
         Raises:
             StopIteration: There are no more, or it was closed.
-            WaitStoppedError: A stop was asked for while it was waited for.
+            WaitStoppedError: A stop was requested during the wait.
         """
         if not self._queue:
             raise StopIteration
@@ -71,7 +71,7 @@ class Prefetcher(Generic[Item]):
         return item
 
     def close(self) -> None:
-        """Drops what was not taken and joins the threads, unless one did not answer; harmless the second time."""
+        """Drops the remaining items and joins the threads, unless one is stuck. Idempotent."""
         self._queue.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=not self._is_stuck, cancel_futures=True)

@@ -28,8 +28,7 @@ from pretrain.shards.remote_store import open_store
 from pretrain.shards.store import ShardStore
 
 SOURCE_BITS = 12
-
-"""Bits of a sample id that tell its source, below the sign: up to 4,096 sources of 2**51 samples each."""
+"""Bits of a sample id with its source, below the sign: up to 4,096 sources of 2**51 samples each."""
 
 
 class SampleSource(Protocol):
@@ -105,7 +104,7 @@ def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
 
     num_tokens = [part.num_tokens for part in parts]
     if any(numbers is not None for numbers in num_tokens):
-        # A part with a row that was skipped tells them; one that is whole need not.
+        # Only a part with skipped rows has counts; a complete one has full rows.
         whole = [np.full(len(part.tokens), width) for part in parts]
         num_tokens = [every if numbers is None else numbers for numbers, every in zip(num_tokens, whole, strict=True)]
     return TokenRows(
@@ -118,38 +117,29 @@ def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
     )
 
 
-# From the sources of a run to one stream of rows: packed as the config says, and mixed where there
-# are several.
-#
-#     Dataset -> a stream for each source -> SourceStreams.read(positions) -> rows
-#                                         -> SourceStreams.epochs(position) -> how often each source has been read
-#
-# The position of a run counts samples of all sources. Not here: batches and ranks (loader.py).
-
-
 TOO_LONG = {
     "pairs": "pairs are longer than batch.source_len or batch.seq_len, and left out",
-    "records": "records are longer than batch.seq_len, and cut: the rest is learned without its prompt",
-    "classes": "texts are longer than batch.seq_len, and cut: only their beginning is learned from",
+    "records": "records are longer than batch.seq_len, and cut: the rest is trained on without its prompt",
+    "classes": "texts are longer than batch.seq_len, and cut: only their beginning is trained on",
     "tags": "texts are longer than batch.seq_len, and cut",
 }
 
-"""What becomes of documents that are longer than a row, by kind; a plain text goes on in the next."""
+"""Treatment of documents that are longer than a row, by kind; a plain text continues in the next row."""
 
 
 class SourceStreams:
-    """The training samples of a run.
+    """The training samples of a run, from all sources; a position counts samples of all of them.
 
     Args:
-        dataset: The sources.
-        stores: Where the shards of each are.
-        data: How they are packed, ordered and mixed.
-        lengths: Of rows.
+        dataset: Sources.
+        stores: Shard store of each source.
+        data: Packing, order and mixture.
+        lengths: Lengths of rows.
         batch_rows: Rows of a global batch.
-        seed: Of the order.
+        seed: Seed of the sample order.
 
     Attributes:
-        damage: Counts the rows that this rank could not read.
+        damage: Counter of the rows that this rank could not read.
 
     Raises:
         ConfigError: Weights that repeat too late, or a packing that the kind of data does not have.
@@ -189,7 +179,7 @@ class SourceStreams:
         return self._streams[0].read(positions) if self._mixture is None else self._mixture.read(positions)
 
     def epochs(self, position: int) -> dict[str, float]:
-        """Returns how many epochs of each source the samples before a position are."""
+        """Returns the epochs of each source before a position."""
         counts = self._counts(position).tolist()
         return {
             source.name: count / self._samples_per_epoch(stream)
@@ -197,7 +187,7 @@ class SourceStreams:
         }
 
     def too_long(self) -> list[str]:
-        """Says of each source whose documents belong together how many of them do not fit a row, where any do not."""
+        """Returns a message for each source with documents that do not fit a row."""
         return [
             f"{source.name}: {stream.num_too_long:,} of {source.index.splits['train'].num_documents:,} {TOO_LONG[kind]}"
             for source, stream in zip(self._dataset.sources, self._streams, strict=True)
@@ -205,16 +195,12 @@ class SourceStreams:
         ]
 
     def ends(self, num_samples: int) -> dict[str, int]:
-        """Returns after how many samples of the run each source ends, of those that do within `num_samples`."""
+        """Returns the end position of each source that ends within `num_samples` samples of the run."""
         found = sorted(self._ending.ends.items(), key=lambda item: item[1])
         return {self._dataset.sources[number].name: end for number, end in found if end < num_samples}
 
     def check_supply(self, num_samples: int) -> None:
-        """Refuses a run of so many samples for which sources that do not repeat are not enough.
-
-        Raises:
-            ConfigError: Names the samples after which the last one ends.
-        """
+        """Checks that sources suffice for a run of `num_samples`. Raises: ConfigError."""
         end = self._ending.end
         if end is not None and num_samples > end:
             raise ConfigError(
@@ -232,19 +218,19 @@ class SourceStreams:
 
 
 def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
-    """Opens where the shards of each source are; an address through the cache of this machine.
+    """Opens the shard store of each source; an address through the cache of this machine.
 
     Raises:
-        DataError: There is no such data, or it is not as its index says.
+        DataError: Missing data, or other data than in its index.
         DiskError: The cache cannot be used.
-        LaunchError: A package that reads such addresses is missing.
+        LaunchError: A package for such addresses is missing.
     """
     cache_dir, cache_bytes = Path(data.cache_dir).expanduser(), int(data.cache_gib * 2**30)
     return [open_store(path, cache_dir, cache_bytes, stop=stop) for path in data.paths]
 
 
 def check_packing(index: DataIndex, data: DataConfig) -> None:
-    """Raises: ConfigError: The kind of data cannot be packed so."""
+    """Checks the packing of a kind of data. Raises: ConfigError."""
     if data.packing == "concat" and index.kind != "text":
         raise ConfigError(
             f"data.packing=concat cuts documents, which {index.kind} must not be", fix="use data.packing=bins"

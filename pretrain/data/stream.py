@@ -46,15 +46,15 @@ class TokenStream:
         """Opens no shard yet.
 
         Args:
-            folder: The shard folder, or the store that has it.
-            index: Its index.
+            folder: Shard folder, or its store.
+            index: Index of the folder.
             split: Name of the split.
             seq_len: Tokens a sample, T.
-            seed: Of the order, as are `lanes` and `block_samples`; windows do not depend on them.
-            lanes: See order.py.
-            block_samples: See order.py.
-            max_open_shards: Mapped files kept; each also holds a file descriptor.
-            damage: What is done about rows that cannot be read. None: they are errors.
+            seed: Seed of the sample order; windows do not depend on it.
+            lanes: Lanes of the sample order (`order.py`).
+            block_samples: Places of a lane that are shuffled together (`order.py`).
+            max_open_shards: Mapped files to keep, each with a file descriptor.
+            damage: Policy for unreadable rows. None: they are errors.
 
         Raises:
             DataError: There is no such split, or it is empty.
@@ -95,7 +95,7 @@ class TokenStream:
         return -(-(num_tokens - 1) // self.seq_len)
 
     def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows:
-        """Reads windows of the fixed order; what lies past the end is padded with the end-of-document token.
+        """Reads windows of the fixed order; rows past the end are padded with the end-of-document token.
 
         Raises:
             DataError: A shard is missing or damaged; names shard and member.

@@ -1,1 +1,1 @@
-"""What a run will need, by arithmetic alone: parameters, FLOPs, memory. Imports no torch."""
+"""Needs of a run by arithmetic alone: parameters, FLOPs, memory, time. Imports no torch."""

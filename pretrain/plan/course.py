@@ -14,7 +14,7 @@ MTBF_NODE_DAYS = 154.0
 2.34 on RSC-2). Llama 3's 419 in 54 days on 2,048 nodes are 264 node-days each (Llama Team 2024, 3.3.4)."""
 
 _HEADER_BYTES = 160
-"""Of a piece in the header of its file, and of a parameter in the manifest (`checkpoint/preflight.py`)."""
+"""Bytes of a piece in the header of its file, and of a parameter in the manifest."""
 
 START_S = 300.0
 """From a failure to the next step, besides lost work: scheduler, imports, loading."""

@@ -85,7 +85,7 @@ def engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]:
     modes = ("none",) if isinstance(task.model, RecurrentConfig) else ("none", "selective", "full")
     for stage in stages:
         places: list[tuple[str, str]] = [("none", "none")]
-        # Optimizers over whole matrices are refused on the host (config/training_rules.py).
+        # Optimizers over whole matrices are refused on the host (`config/run.py`).
         if stage and task.optimizer == "adamw":
             places += [("cpu", "none"), *([("cpu", "cpu")] if stage == 3 else [])]
         for optimizer, params in places:

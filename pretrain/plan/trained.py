@@ -115,7 +115,7 @@ def _plan_adapters(shapes: dict[str, Shape], finetune: FinetuneConfig, *, new_he
 
 
 def _is_hidden(name: str, shape: Shape) -> bool:
-    """True for a parameter that Muon steps (`optim/muon.py` asks the built model)."""
+    """True for a parameter that Muon steps (`optim/build.py` asks the built model)."""
     return len(shape) == 2 and _OUTSIDE.isdisjoint(name.split("."))
 
 

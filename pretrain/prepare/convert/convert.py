@@ -1,9 +1,18 @@
-"""The proof that a conversion lost nothing: one hash of all tokens in the source's order, before and after.
+"""`pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising again.
 
-    before    sha256 over the tokens of the files as they are, uint32 little-endian; documents play no part
-    after     the same over the shards on disk, dealt back into the source's order, tokens that were appended left out
+    plan_job                        headers, sizes and tables are checked before anything is written (convert_job.py)
+    lock, claim the folder          prepare.json: the identity of the folder; another one is refused
+    tokenizer.json                  the one that made the tokens, as it was given
+    parts, over processes           each its own shards and record (convert_part.py); finished ones are kept
+    conversion.json                 the hash of all tokens of the source equals that of the shards
+    statistics.json, data_card.md   (prepare/statistics.py)
+    index.json                      last: merges the records in part order
 
-Without appended tokens and with nothing held out, `after` is the hash of the train shards, one after another.
+The hash is a proof that no token was lost. Before: sha256 over the tokens of the files, uint32 little-endian. After:
+the same over the shards on disk, in the source's order, without appended tokens.
+
+A killed conversion is continued by the same command, and gives the same bytes. An unusable source ends it with one line
+and removes its output. Memory of a process: one chunk, one document, one member.
 """
 
 import hashlib
@@ -38,12 +47,7 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class TokenHash:
-    """What tokens come to.
-
-    Attributes:
-        num_tokens: How many.
-        sha256: Over them in order, uint32 little-endian, in hex.
-    """
+    """Number and hash of tokens: sha256 over them in order, uint32 little-endian, in hex."""
 
     num_tokens: int
     sha256: str
@@ -116,23 +120,6 @@ class _Cursor:
             self._bounds, count = self._bounds[taken:], count - taken
 
 
-# `pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising
-# again.
-#
-#     plan_job                        headers, sizes and tables are checked before anything is written (job.py)
-#     lock, claim the folder          prepare.json: what this folder is made from; another identity is refused
-#     tokenizer.json                  the one that made the tokens, as it was given
-#     parts, over processes           each its own shards and record (part.py, pool.py); finished ones are kept
-#     conversion.json                 the hash of all tokens of the source equals that of the shards (proof.py)
-#     statistics.json, data_card.md   what came of it (data/statistics.py)
-#     index.json                      last: merges the records in part order
-#
-# A conversion that is killed anywhere is continued by the same command, and gives the same bytes. A
-# source that cannot be used ends it with one line and takes back what was written. Memory of a
-# process, whatever the size of the source: one chunk, one document, one member. Not here: how
-# tokens of others lie in files (the formats), and tokenizing.
-
-
 CONVERSION_NAME = "conversion.json"
 
 _log = logging.getLogger(__name__)
@@ -146,20 +133,20 @@ def convert_tokens(
     Throughput is about 30,000 documents a second and core; the proof reads the source and the shards once more.
 
     Args:
-        options: What to convert.
-        progress: Called as it goes on.
-        processes: Workers, one core each; None: one a core. No effect on the output.
+        options: Source, tokenizer and output.
+        progress: Progress callback.
+        processes: Worker processes; None: one a core. No effect on the output.
 
     Returns:
-        The index. The token hash is logged, and stands in conversion.json.
+        The index. The token hash is logged, and written to conversion.json.
 
     Raises:
-        ConfigError: Options that cannot be, or that differ from those the folder was begun with.
-        DataError: A source or a tokenizer that is missing, damaged, empty, or not what the folder was begun with; a
-            token outside the vocabulary; or a worker was killed.
+        ConfigError: Invalid options, or others than those the folder was begun with.
+        DataError: A source or a tokenizer that is missing, damaged, empty, or another than that the folder was begun
+            with; a token outside the vocabulary; or a worker was killed.
         LaunchError: A tokenizer that cannot be fetched.
         LockedError: Another process writes the folder.
-        DiskError: The disk refused. What is finished is kept: the same command continues.
+        DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
     if processes is not None and processes < 1:
         raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")

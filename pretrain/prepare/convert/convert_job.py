@@ -1,4 +1,4 @@
-"""What a conversion is asked to do, checked before anything is written: the source, its cut into parts, its splits."""
+"""The job of a conversion, checked before anything is written: the source, its cut into parts, its splits."""
 
 import hashlib
 import re
@@ -25,23 +25,23 @@ _VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What to convert, and how.
+    """Options of a conversion.
 
     Attributes:
-        output: The shard folder.
-        kind: A key of `FORMATS`.
+        output: Shard folder.
+        kind: Key of `FORMATS`.
         source: Files, folders and globs of this machine.
-        tokenizer: The tokenizer that made the tokens: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
-        eos_id: The end-of-document token. None: the tokenizer's.
-        split: `hash:F`: by the hash of a document's tokens. `files`: what is in files, or folders, named val, valid or
-            validation is held out. `auto`: `files` where there are such and others, or else `hash:0.01`.
+        tokenizer: Tokenizer that made the tokens: a tokenizer.json, a folder of Hugging Face, or a name on its hub.
+        eos_id: End-of-document token. None: the tokenizer's.
+        split: `hash:F`: by the hash of a document's tokens. `files`: files, or folders, named val, valid or validation
+            are held out. `auto`: `files` where there are such and others, else `hash:0.01`.
         seed: Salt of the hash split.
-        append_eos: Documents that do not end with `eos_id` get it.
+        append_eos: True: documents that do not end with `eos_id` get it.
         boundaries: See ReadOptions.
         dtype: See ReadOptions.
         column: See ReadOptions.
         shard_tokens: A part starts a new shard at this many tokens.
-        part_bytes: Bytes of the source in one unit of work. None: by its size.
+        part_bytes: Bytes of the source in one unit of work. None: chosen by its size.
     """
 
     output: Path
@@ -61,17 +61,17 @@ class ConvertOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConvertJob:
-    """A checked source and the work that it means.
+    """A checked source and its plan.
 
     Attributes:
-        options: As given.
-        tokenizer: Content of its tokenizer.json.
-        files: The source, in order.
-        parts: Its cut into units of work.
-        splits: Split of each file whose name decides, by path.
+        options: Options of the conversion.
+        tokenizer: Content of the tokenizer.json.
+        files: Files of the source, in order.
+        parts: Units of work.
+        splits: Split by path, of files with a split in their name.
         rule: Split of the documents of the other files.
-        read: How tokens are read.
-        identity: What the bytes of the output depend on, beside the source.
+        read: Options of the format's reader.
+        identity: Identity of the output without its source.
     """
 
     options: ConvertOptions

@@ -1,4 +1,11 @@
-"""How many bytes of text tokens stand for: what bits per byte needs, and a source without its text does not say."""
+"""Converts one part of the source into shards and a record: the unit of work and of restart.
+
+    documents of the part -> split (by file, or by the hash of the tokens) -> SPLIT/part-00007-0000.tar, ...
+      -> parts/part-00007.json, written last: with it the part is done, without it the part has not happened
+
+The record has the fields of `prepare/part.py`, and the runs: the splits of the source's documents, in order, from which
+the proof restores that order. The bytes are a pure function of the source and the settings.
+"""
 
 import json
 from collections.abc import Mapping
@@ -20,12 +27,11 @@ from pretrain.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
 from pretrain.utils.io import write_json
 
 DECODE_TOKENS = 2**16
-
-"""Decoded at once: an encoding takes a hundred bytes a token."""
+"""Tokens that are decoded at once: an encoding takes a hundred bytes a token."""
 
 
 class TextBytes:
-    """Counts the UTF-8 bytes that tokens decode to, special tokens left out.
+    """Counts the UTF-8 bytes of tokens, for bits per byte; special tokens have none.
 
     Exact, a look-up a token, for byte-level tokenizers. Others decode: a few million tokens a second, and a byte more
     or less where a document of over DECODE_TOKENS is decoded in pieces.
@@ -36,7 +42,7 @@ class TextBytes:
         self._bytes = _byte_table(tokenizer) if _is_byte_level(tokenizer) else None
 
     def count(self, tokens: np.ndarray) -> int:
-        """Returns the bytes of one document, 1-D."""
+        """Returns the bytes of one document's tokens."""
         if self._bytes is not None:
             return int(self._bytes[tokens].sum())
         pieces = (tokens[start : start + DECODE_TOKENS] for start in range(0, len(tokens), DECODE_TOKENS))
@@ -61,31 +67,21 @@ def _byte_table(tokenizer: Tokenizer) -> np.ndarray:
     return table
 
 
-# One part of the source -> its shards and its record: the unit of work and of restart.
-#
-#     documents of the part -> split (by file, or by the hash of the tokens) -> SPLIT/part-00007-0000.tar, ...
-#       -> parts/part-00007.json, written last: with it the part is done, without it the part has not happened
-#
-# The record has, beside what `data/part.py` records, the runs: how the documents of the source were
-# dealt out, in order. With them the source's order is found again in the shards (proof.py). The
-# bytes are a pure function of the source and the settings.
-
-
 REPORT_DOCUMENTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionSettings:
-    """What every part of one conversion shares: the task of the pool (pool.py).
+    """The task of converting parts.
 
     Attributes:
-        folder: The shard folder.
-        tokenizer_path: Its tokenizer.json.
-        files: The source, by path.
-        splits: Split of each file whose name decides, by path.
+        folder: Shard folder.
+        tokenizer_path: File of the tokenizer.
+        files: Files of the source, by path.
+        splits: Split by path, of files with a split in their name.
         rule: Split of the documents of other files.
-        eos: The end-of-document token, an array of one in the dtype of the shards.
-        append_eos: It is appended to documents that do not end with it.
+        eos: End-of-document token, an array of one in the dtype of the shards.
+        append_eos: True: documents that do not end with `eos` get it.
         shard_tokens: A shard is closed at the first document end at or past this many tokens.
     """
 
@@ -146,15 +142,8 @@ def write_part(
 ) -> None:
     """Writes one part's documents into shards and commits its record.
 
-    Args:
-        settings: Of the conversion.
-        text_bytes: Counts the text of tokens.
-        tokenizer_sha256: Of the tokenizer, hex; entered in the record.
-        part: Which.
-        report: Called as it goes on.
-
     Raises:
-        DataError: The source cannot be used.
+        DataError: The source is unusable.
         DiskError: The disk refused. Like every other exception, it leaves no record and no temporary file.
     """
     record = PartRecord(tokenizer_sha256, {name: SplitRecord() for name in SPLITS})

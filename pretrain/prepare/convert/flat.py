@@ -24,8 +24,7 @@ from pretrain.tokenizer import token_dtype
 PROBE_TOKENS = 4096
 
 MIN_PROBE_HALVES = 64
-
-"""Fewer can be anything."""
+"""Fewer are no evidence of a dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,12 @@ class FlatFile:
     """A TokenFile that is one array.
 
     Attributes:
-        file: The file.
-        dtype: Of the array.
+        file: File of the array.
+        dtype: Data type of the array.
         offset: Byte at which it begins.
-        num_tokens: Its length.
-        at_start: A document begins at `eos_id`, not after it.
-        options: How it is read.
+        num_tokens: Length of the array.
+        at_start: True: a document begins at `eos_id`, not after it.
+        options: Options of the reader.
     """
 
     file: InputFile
@@ -79,11 +78,11 @@ def open_flat(
     """Returns the array that fills a file from byte `offset` on.
 
     Args:
-        file: The file.
-        dtype: Of its tokens.
-        options: How it is read; its `boundaries`, unless `auto`, count for more than `at_start`.
-        offset: Bytes of header.
-        at_start: What `auto` means here.
+        file: File of the array.
+        dtype: Data type of its tokens.
+        options: Options of the reader; `boundaries` other than `auto` override `at_start`.
+        offset: Bytes of the header.
+        at_start: Meaning of `boundaries=auto`: True: a document begins at `eos_id`.
 
     Raises:
         ConfigError: Boundaries of samples.
@@ -133,7 +132,7 @@ def refuse_wider(file: InputFile, options: ReadOptions) -> None:
 # nanoGPT, llm.c and modded-nanogpt: one `.bin` of tokens a file.
 #
 #     nanoGPT              uint16 from the first byte on; the end-of-document token closes a document
-#     llm.c and kin        256 int32 of header (magic, version, number of tokens), then uint16 or uint32; the
+#     llm.c, modded       256 int32 of header (magic, version, number of tokens), then uint16 or uint32; the
 #                          end-of-document token opens a document
 #
 # Layout as written by nanoGPT's data/*/prepare.py and llm.c's dev/data/data_common.py.

@@ -1,4 +1,4 @@
-"""The index.json of a folder of MosaicML MDS shards: which shards, and where the tokens are in a sample.
+"""MosaicML MDS: the index.json of a folder of shards, and the tokens of its samples.
 
     {"version": 2, "shards": [{"format": "mds", "samples": N, "compression": null | "zstd:3", "column_names": [...],
       "column_encodings": [...], "column_sizes": [bytes or null, ...], "raw_data": {"basename", "bytes", "hashes"},
@@ -39,21 +39,14 @@ INDEX_NAME = "index.json"
 COMPRESSIONS = {"zstd": "zstd", "gz": "gzip"}
 
 FOUNDRY_DTYPE = "int64"
-
-"""What LLM Foundry writes into a column of bytes, which does not say it."""
+"""Data type of LLM Foundry's columns of bytes, which have none in the index."""
 
 _NDARRAY = re.compile(r"ndarray(?::(\w+)(?::([\d,]+))?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of the index.
-
-    Attributes:
-        path: Where it is.
-        num_bytes: Its size.
-        hashes: Hex digests of it by the name of the algorithm.
-    """
+    """A file of the index, its size, and its hex digests by algorithm."""
 
     path: Path
     num_bytes: int
@@ -62,13 +55,13 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """Where the tokens are in a sample, and how they are written.
+    """The column of tokens in a sample, and its encoding.
 
     Attributes:
-        number: Among the columns.
-        sizes: Bytes of every column; None: they stand at the head of each sample, as uint32.
-        dtype: Of the tokens. None: a byte before them says it (ndarray).
-        has_shape: Their shape stands before them (ndarray).
+        number: Number of the column.
+        sizes: Bytes of every column; None: a uint32 at the head of each sample.
+        dtype: Data type of the tokens. None: by a byte before them (ndarray).
+        has_shape: True: their shape is written before them (ndarray).
     """
 
     number: int
@@ -82,12 +75,12 @@ class MdsEntry:
     """One shard of the index.
 
     Attributes:
-        index: The index.json.
-        raw: The shard.
-        stored: What of it is compressed, or None.
+        index: File of the index.
+        raw: Uncompressed shard.
+        stored: Compressed shard, or None.
         compression: `zstd`, `gzip` or none.
-        num_samples: Samples.
-        column: Where their tokens are.
+        num_samples: Number of samples.
+        column: Column of the tokens.
     """
 
     index: Path
@@ -189,10 +182,10 @@ class MdsFile:
     """A TokenFile that is one shard, as it is stored.
 
     Attributes:
-        file: The shard, compressed where only that is there.
-        companions: The index.
-        entry: What the index says of it.
-        options: How it is read.
+        file: Shard, compressed where only that exists.
+        companions: File of the index.
+        entry: Entry of the index.
+        options: Options of the reader.
     """
 
     file: InputFile

@@ -1,10 +1,10 @@
-"""The .idx of a Megatron dataset: where sequences and documents lie in the .bin beside it.
+"""Megatron-LM (and GPT-NeoX, Megatron-DeepSpeed): tokens in NAME.bin, sequences and documents in NAME.idx.
 
     MMIDIDX 0 0 | version 1, u64 | dtype code, u8 | sequences S, u64 | documents D + 1, u64
     lengths, int32 [S], in tokens | pointers, int64 [S], in bytes | documents, int64 [D + 1], in sequences
 
-Little-endian; layout as in megatron/core/datasets/indexed_dataset.py. The arrays are mapped, never held: an index is
-larger than memory before the tokens are many.
+Little-endian; layout as in megatron/core/datasets/indexed_dataset.py. A document is one or
+more sequences (sentences), one after another in the .bin. The arrays are mapped: an index may exceed the memory.
 """
 
 from bisect import bisect_right
@@ -37,10 +37,10 @@ class MegatronIndex:
     """An index, mapped.
 
     Attributes:
-        path: The .idx.
-        dtype: Of the tokens.
-        lengths: int32 [S].
-        pointers: int64 [S].
+        path: Path of the .idx.
+        dtype: Data type of the tokens.
+        lengths: int32 [S]: tokens of each sequence.
+        pointers: int64 [S]: byte offset of each sequence.
         document_starts: int64 [D + 1]: the first sequence of each document, and S.
     """
 
@@ -54,8 +54,8 @@ class MegatronIndex:
         """Returns where documents end in (position, position + length], in tokens, an empty one where the last one did.
 
         Args:
-            position: Of the first token.
-            length: In tokens.
+            position: Position of the first token.
+            length: Number of tokens.
             document: No document before this number ends past `position`.
 
         Returns:
@@ -149,22 +149,15 @@ def map_index(path: Path) -> MegatronIndex:
     return MegatronIndex(path, dtype, lengths.view("<i4"), pointers.view("<i8"), starts.view("<i8"))
 
 
-# Megatron-LM (and GPT-NeoX, Megatron-DeepSpeed): tokens in NAME.bin, where documents lie in
-# NAME.idx.
-#
-# A document is one or more sequences (sentences), one after another in the .bin. Layout: see
-# megatron_index.py.
-
-
 @dataclass(frozen=True, slots=True)
 class MegatronFile:
     """A TokenFile that is a pair of .bin and .idx.
 
     Attributes:
-        file: The .bin.
-        companions: The .idx.
-        dtype: Of the tokens.
-        options: How it is read.
+        file: File of the tokens, .bin.
+        companions: File of the index, .idx.
+        dtype: Data type of the tokens.
+        options: Options of the reader.
     """
 
     file: InputFile

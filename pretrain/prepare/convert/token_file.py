@@ -1,4 +1,12 @@
-"""Which files a source of tokens names: files, folders and globs of this machine, in a fixed order."""
+"""The interface of a format of another system: files of tokens in order, and their documents.
+
+    find_files                    files, folders and globs of this machine, in a fixed order
+    TokenFile.tokens()            all tokens, in order, in chunks
+    TokenFile.documents(a, b)     the documents that begin in bytes [a, b) of the file, whole
+
+The documents of slices that partition a file are, one after another, its tokens. A document ends with its file. All
+tokens pass through `check_tokens`, which gives them the dtype of the shards and checks them against the vocabulary.
+"""
 
 import glob
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,20 +59,8 @@ def _expand(source: str, suffix: str) -> list[Path]:
     return [file for file in found if file.name.endswith(suffix)]
 
 
-# What a format of another system is to a conversion: files of tokens in order, and where documents
-# lie in them.
-#
-#     TokenFile.tokens()            all tokens, in order, in chunks
-#     TokenFile.documents(a, b)     the documents that begin in bytes [a, b) of the file, whole
-#
-# The documents of slices that partition a file are, one after another, its tokens. A document ends
-# with its file. Whatever a format reads passes through `check_tokens`: it comes out in the dtype of
-# the shards, inside the vocabulary.
-
-
 CHUNK_TOKENS = 2**20
-
-"""Read at once: what bounds memory, beside the document and the member that are being put together."""
+"""Tokens that are read at once, which bounds memory, with one document and one member."""
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 
@@ -73,15 +69,15 @@ BOUNDARIES = ("auto", "end", "start", "sample")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How the tokens of a source are read.
+    """Options of a format's reader.
 
     Attributes:
         vocab_size: Entries of the tokenizer: every token is below it.
-        eos_id: The token that ends, or starts, a document where the format has no table of documents.
-        dtype: Of tokens whose file does not say it. None: what the format's own tools assume.
-        boundaries: Where a document begins in a format without a table of documents: after `eos_id` (`end`), at it
-            (`start`), or with every sample (`sample`; mds). `auto`: as the format's own tools write them.
-        column: Field of a sample that holds the tokens (mds).
+        eos_id: Token that ends, or starts, a document where the format has no table of documents.
+        dtype: Data type of tokens whose file has none. None: that of the format's own tools.
+        boundaries: Beginning of a document in a format without a table of documents: after `eos_id` (`end`), at it
+            (`start`), or every sample (`sample`; mds). `auto`: that of the format's own tools.
+        column: Field of a sample with the tokens (mds).
     """
 
     vocab_size: int
@@ -104,7 +100,7 @@ class ReadOptions:
 
     @property
     def shard_dtype(self) -> np.dtype:
-        """The dtype that tokens are handed on in."""
+        """Data type of tokens in the shards."""
         return np.dtype(token_dtype(self.vocab_size)).newbyteorder("<")
 
 
@@ -170,9 +166,6 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
-
-
-# Chunks of tokens and the positions at which documents begin -> documents.
 
 
 Chunk = tuple[int, np.ndarray, np.ndarray]
