@@ -1,4 +1,4 @@
-"""Tokens as labels of a picture: white space made visible, long ones cut, and nothing that no font can draw."""
+"""Picture of attention maps, and tokens as its labels: white space visible, long ones cut, only what a font has."""
 
 import functools
 import unicodedata
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
 
 SPACE = "\u2423"
-
 """The open box: how a space is written where it has to be seen."""
 
 SENTENCEPIECE_SPACE = "\u2581"
-
 """How the pieces of sentencepiece spell a space."""
 
 ELLIPSIS = "\u2026"
@@ -59,15 +57,12 @@ FONTS = (
     "FreeSans",
     "Unifont",
 )
-
 """Tried in this order for each character; the first and `DejaVu Sans` come with matplotlib."""
 
 REPLACEMENT = "\ufffd"
-
 """What bytes that are not whole characters decode to."""
 
 MOST_PARTS = 8
-
 """Tokens that are looked at for the rest of a character; it has at most four bytes, but tokens may straddle two."""
 
 
@@ -165,17 +160,14 @@ def _visible(character: str, drawable: Callable[[str], bool]) -> str:
 DPI = 150
 
 COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
-
 """White to dark blue in equal steps of CIELAB lightness, 100 to 16: equal lengths of the colour bar look equal."""
 
 GAMMA = 0.5
-
 """Colours follow the square root of a weight: over sixty tokens an even spread is 0.017, and still is to be seen."""
 
 FORBIDDEN_FACE, FORBIDDEN_HATCH, GRID, SMALL_PRINT = "#e4e4e4", "#c4c4c4", "#e9e9e9", "#606060"
 
 MAX_NUMBERED_TOKENS = 16
-
 """One map of at most this many tokens a side has its weights written in its cells."""
 
 

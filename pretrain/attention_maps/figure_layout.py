@@ -1,4 +1,4 @@
-"""Where everything in a picture of attention maps goes, in inches; pure arithmetic.
+"""Layout of a picture of attention maps, in inches; pure arithmetic.
 
     section   heading
               title  title  title        one panel a head, one row a layer; a row of cells is a query, a column a key
@@ -51,7 +51,7 @@ class SectionSize:
         queries: T.
         keys: S.
         query_columns: Width of the longest label of a query, in columns of a monospaced font.
-        key_columns: The same of a key.
+        key_columns: Columns of the widest label of a key.
     """
 
     rows: int

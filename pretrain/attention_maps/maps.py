@@ -1,4 +1,4 @@
-"""What the heads of a model attend to: one forward with the reference kernel, whose weights are kept.
+"""Attention maps of a model's heads: one forward with the reference kernel, whose weights are kept.
 
     record_attention(model, batch)           ->  one AttentionMap a layer and kind, in the order of the forward
     choose_heads(maps, kind, layers, heads)  ->  the heads that were asked for, one row a layer
@@ -135,7 +135,7 @@ def choose_heads(
         maps: All that there are.
         kind: One of `KINDS`; None: `cross` where there is any, else `self`.
         layers: Numbers from 0, upwards; None: all.
-        heads: The same.
+        heads: Numbers from 0, upwards; None: all.
         most: Where numbers are None: so many at most, evenly spread. None: no limit.
 
     Raises:

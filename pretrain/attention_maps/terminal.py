@@ -34,7 +34,7 @@ class AttentionRequest:
             greedily, at most twice as many tokens as the text has, and a few.
         kind: `self`, `cross`, `encoder`, `decoder`, or None: `cross` where there is any, else `self`.
         layers: `all`, or numbers from 0 with commas between.
-        heads: The same.
+        heads: `all`, or numbers from 0 with commas between.
         out: Picture to write: .png, .svg or .pdf. None: none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How far a command that reads a shard folder is: a bar on a terminal, nothing elsewhere."""
+"""Progress of a command that reads a shard folder: a bar on a terminal, nothing elsewhere."""
 
 import contextlib
 import threading

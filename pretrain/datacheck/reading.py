@@ -1,4 +1,4 @@
-"""What is read exactly once: an epoch of a split in the order of training, or a split in its fixed order.
+"""Plans of what is read exactly once: an epoch in the order of training, or a split in its fixed order.
 
     a shard folder, an order  ->  Course: how many rows there are, how a rank opens them, which tokens each row owns
 
@@ -73,7 +73,7 @@ class Order:
         packing: One of `PACKINGS`. None: what suits the kind of data.
         lanes: See data/order.py.
         block_samples: See data/order.py.
-        seed: Of the order.
+        seed: Seed of the sample order.
     """
 
     seq_len: int = 1024
@@ -111,7 +111,7 @@ class ReadingPlan:
         num_rows: After so many rows all of them have come; where these are more, the others are of the next epoch.
         batch_rows: Rows of a global batch.
         num_tokens: Tokens of the split that lie in rows; of pairs, target tokens.
-        token_sum: Of these, less than 2**64 (data_hash.py).
+        token_sum: Sum over these tokens, less than 2**64 (hash.py).
         num_left_out: Pairs that are longer than a row, and in none.
         open: Opens it as a rank does that has just started; what comes back reads rows by position.
         owned: Which columns a row owns.
@@ -145,7 +145,7 @@ def train_course(
         path: What the user calls it.
         order: How it is read.
         world_sizes: Numbers of ranks that will read it.
-        token_sum: Of the split.
+        token_sum: Token sum of the split.
 
     Raises:
         ConfigError: A packing that the kind of data does not have.
@@ -211,7 +211,7 @@ def validation_course(
 def _fitting(shards: ShardSet, order: Order, token_sum: int) -> tuple[int, int, int]:
     """Returns how many pairs do not fit a row, and tokens and token sum of the split without their targets.
 
-    Told by the lengths of documents, whatever the stream says.
+    Computed from the lengths of documents, independently of the stream.
     """
     room, source_room = order.seq_len, order.source_len or order.seq_len
     num_left_out, num_tokens, sums = 0, shards.split.num_tokens, TokenSums(shards.index.vocab_size)

@@ -1,7 +1,7 @@
 """Reads a course as the ranks of a run would, some of them killed on the way, and keeps account of every sample.
 
     world size, rows a step  ->  step by step, rank by rank, micro-batch by micro-batch, as data/loader.py cuts them
-    at some steps            ->  all that was opened or read ahead is dropped; the cursor alone goes on
+    at some steps            ->  all that was opened or read ahead is dropped; only the cursor is kept
     each part                ->  sample ids, hashes, owned tokens  ->  Reading: sums, and whether each came exactly once
 
 Deliberately not here: processes. A rank holds nothing between two reads that another could miss, so one thread after
@@ -42,8 +42,8 @@ class Reading:
         num_rows: Rows read.
         num_samples: Samples of the course that came.
         num_tokens: Tokens that they own.
-        token_sum: Of these (data_hash.py).
-        hashes: Of the rows.
+        token_sum: Sum over these tokens (hash.py).
+        hashes: Hashes of the rows.
         seconds: It took.
     """
 

@@ -1,11 +1,11 @@
-"""Whether the files of a shard folder are what its index says, byte for byte.
+"""Byte-for-byte check of the files of a shard folder against its index.
 
     sidecars      -> CRC32 and shape; offsets, counts and lengths of documents as in the index and in the members
     each member   -> CRC32 of every array; ids below the vocabulary; document starts that ascend from 0
     each tar      -> sha256 of the whole
 
-All damage is told at once: of a shard its first damaged member, or that its bytes between members are not those of the
-index. Not here: the tokenizer (data_open.py), and what a stream makes of the shards (data_replay.py).
+All damage is reported at once: the first damaged member of each shard, or different bytes between its members. Not here:
+the tokenizer (reading.py), and what a stream makes of the shards (replay.py).
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class CheckedFiles:
         num_shards: Tars, each with its sidecars.
         num_members: Members of all tars.
         num_bytes: Bytes of all tars.
-        token_sums: Of the tokens of each split (data_hash.py); of pairs, those of the targets.
+        token_sums: Token sums of each split (hash.py); of pairs, those of the targets.
     """
 
     num_shards: int
@@ -106,8 +106,8 @@ class _Lengths:
 
     def check(self, side: str, found: np.ndarray) -> None:
         """Compares those of the next member. Raises: DataError: They are others."""
-        told, self._left[side] = np.split(self._left[side], [len(found)])
-        if not np.array_equal(told, found):
+        expected, self._left[side] = np.split(self._left[side], [len(found)])
+        if not np.array_equal(expected, found):
             raise DataError("its lengths are not those of the documents", where=self._name, fix=_FIX)
 
 

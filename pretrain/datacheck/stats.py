@@ -1,4 +1,4 @@
-"""How full rows are, and what packing costs the documents: measured on their lengths alone."""
+"""Statistics of a shard folder: lengths, tokens, and the fill of packed rows, which needs the lengths only."""
 
 import os
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class Packer:
 #     lengths  -> percentiles, a histogram by powers of two, and how full rows are at the usual lengths
 #     tokens   -> the most frequent, and how much of the vocabulary is used
 #
-# Not here: a terminal (data_stats_text.py) and a picture (data_stats_figure.py).
+# Not here: tables and the picture (stats_text.py).
 
 
 ROW_LENGTHS = (512, 1024, 2048, 4096)
@@ -93,7 +93,6 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 MAX_THREADS = 8
 
 MAX_PACKED_DOCUMENTS = 1_000_000
-
 """How full bins are is measured on the shards that hold the first documents, about so many: packing takes two
 microseconds a document and length."""
 
@@ -169,8 +168,8 @@ class Stats:
 
     Attributes:
         path: Where it is.
-        index: Its index.
-        tokenizer: Its tokenizer.
+        index: Index of the folder.
+        tokenizer: Tokenizer of the folder.
         splits: Those that are not empty.
     """
 

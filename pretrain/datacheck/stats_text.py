@@ -1,4 +1,4 @@
-"""Tables on a terminal, in a pipe, and on a terminal that is too narrow: never cut."""
+"""Tables and picture of `pretrain data stats`; tables are never cut, also on a narrow terminal."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +206,6 @@ def _table(heads: list[str], left: tuple[int, ...] = ()) -> Any:
 WIDTH, ROW_HEIGHT, DPI = 11.0, 3.4, 150
 
 DOCUMENTS, TOKENS, GREY = "#0f75b9", "#e07b00", "#606060"
-
 """Blue and orange: told apart by any eye, and in grey."""
 
 MARKED = (5, 50, 95)

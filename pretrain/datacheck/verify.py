@@ -1,8 +1,8 @@
 """`pretrain data verify`: the proof that a shard folder is whole, and that a stream reads each sample exactly once.
 
-    files    -> every byte is what the index says (data_files.py)
+    files    -> every byte is what the index says (shard_files.py)
     courses  -> an epoch of training, and the validation split: each read at several world sizes, and with another world
-                size after each restart (data_replay.py)
+                size after each restart (replay.py)
     Proof    -> the readings, whose hashes are equal, and whose tokens are those of the index
 
 Imports no torch of its own: it runs on a login node.
@@ -35,7 +35,7 @@ class Proof:
 
     Attributes:
         path: The shard folder, or its address.
-        index: Its index.
+        index: Index of the folder.
         files: What was read of it.
         order: In which it was read.
         courses: Each with its readings.

@@ -19,7 +19,7 @@ from pretrain.utils.checksum import find_damage
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Returns the facts of whatever `path` is.
+    """Returns the facts of a folder of any of these kinds.
 
     Raises:
         DataError: It is none of these, or its shards are damaged.

@@ -15,7 +15,7 @@ class InspectOptions:
         verify: Whether every byte is what was written.
         tensors: Every parameter.
         stats: What its values are like; implies `tensors`.
-        as_json: As JSON.
+        as_json: Print JSON.
     """
 
     verify: bool = False

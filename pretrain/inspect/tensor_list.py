@@ -15,7 +15,6 @@ from pretrain.checkpoint.load import WeightReader
 from pretrain.interop.release import open_release
 
 _WIDTH = 200
-
 """Columns where nothing says how many there are: what reads a pipe wants a parameter a line."""
 
 
@@ -24,8 +23,8 @@ class TensorFacts:
     """One parameter.
 
     Attributes:
-        name: As our models name it.
-        shape: Its shape.
+        name: Name in our models.
+        shape: Shape of the parameter.
         dtype: In which it is on disk.
         norm: Square root of the sum of its squares; None where values were not asked for.
         largest: Largest magnitude of its finite values.
@@ -45,7 +44,7 @@ class TensorFacts:
 
 
 def list_tensors(path: Path, stats: bool) -> list[TensorFacts]:
-    """Returns the parameters of whatever `path` is; with `stats` all values are read, one parameter at a time.
+    """Returns the parameters of a model of any kind; with `stats` all values are read, one parameter at a time.
 
     Raises:
         CheckpointError: It is none of these, or it is damaged.

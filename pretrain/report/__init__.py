@@ -1,1 +1,1 @@
-"""What a run, a checkpoint or a shard folder looks like to a person."""
+"""`pretrain report`: runs as one HTML page."""

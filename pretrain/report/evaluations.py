@@ -1,22 +1,22 @@
-"""What `pretrain evaluate` has found of a run's checkpoints: a table for each kind, and one of comparisons.
+"""Results of `pretrain evaluate` on a run's checkpoints: a table for each kind, and one of comparisons.
 
     evaluations.jsonl -> read_evaluations -> Evaluation: a row for each source, system, task -> evaluations_tables
 
-The file may hold anything: a line that is no such row is counted, and left out.
+The file may hold anything: a line that is no such row is counted and left out.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pretrain.report.html import MAX_OPEN_ROWS, MAX_ROWS, fold, table
 
-if TYPE_CHECKING:
-    pass
-
-LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS = "Losses", "Classifiers", "Translations", "Tasks of lm-eval-harness"
+LOSSES = "Losses"
+CLASSIFIERS = "Classifiers"
+TRANSLATIONS = "Translations"
+TASKS = "Tasks of lm-eval-harness"
 COMPARED = "Comparisons"
 ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
 _LABEL_SCORES = {"macro_f1": "macro F1", "matthews": "Matthews"}
@@ -27,13 +27,7 @@ _HASH = 8
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """A line of a table.
-
-    Attributes:
-        table: Its heading.
-        data: What was read.
-        cells: By heading of the column.
-    """
+    """A row of the table with the heading `table`: the data that were read, and cells by the heading of the column."""
 
     table: str
     data: str
@@ -45,11 +39,11 @@ class Evaluation:
     """One call of `pretrain evaluate`.
 
     Attributes:
-        at: When, UTC.
-        step: Of the checkpoint.
+        at: Time, UTC.
+        step: Step of the checkpoint.
         manifest: sha256 of the checkpoint's manifest.
-        rows: What it has found.
-        signatures: How scores were computed, by name.
+        rows: Results.
+        signatures: Signatures of scores, by name.
     """
 
     at: str
@@ -60,12 +54,7 @@ class Evaluation:
 
 
 def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
-    """Returns the evaluations that a run has kept, oldest first; none where there is no file.
-
-    Args:
-        path: The file.
-        notes: What could not be read is added here.
-    """
+    """Returns the evaluations of a run, oldest first; none where there is no file. Adds unreadable lines to `notes`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

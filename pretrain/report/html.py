@@ -1,11 +1,11 @@
-"""Pieces of HTML: cells, tables, folds. Every text of a run passes through `escape` here: it may hold anything."""
+"""Pieces of HTML: cells, tables, folds. Every text of a run is escaped here: it may hold anything."""
 
 from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
 MAX_ROWS = 200
-"""Of a table; those of more are picked evenly, and the table says so."""
+"""Rows of a table; of more, an even choice, and the table says so."""
 MAX_OPEN_ROWS = 12
 LONG_CHARACTERS = 48
 """Cells of more break into lines."""
@@ -16,7 +16,7 @@ class Html(str):
 
 
 def cell(value: Any) -> str:
-    """Returns a cell with a value as people read it, escaped; None is an empty one."""
+    """Returns a cell with an escaped value; None is an empty one."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     text = "" if value is None else figure(value) if numeric else str(value)
     kind = " class=number" if numeric else " class=long" if len(text) > LONG_CHARACTERS else ""
@@ -24,7 +24,7 @@ def cell(value: Any) -> str:
 
 
 def figure(value: float) -> str:
-    """Returns a number with five digits that count."""
+    """Returns a number with five significant digits."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
@@ -65,13 +65,7 @@ def pick(total: int, most: int, keep: Collection[int] = ()) -> list[int]:
 
 
 def folded(heads: Sequence[str], rows: Sequence[Sequence[Any]], keep: Collection[int] = ()) -> str:
-    """Returns a table of a few rows, and all of them behind a fold where there are more.
-
-    Args:
-        heads: Of the columns.
-        rows: All.
-        keep: Places of rows that are shown whatever is left out.
-    """
+    """Returns a table of a few rows, among them those at `keep`, and all of them behind a fold where there are more."""
     if len(rows) <= MAX_OPEN_ROWS:
         return table(heads, rows)
     few = table(heads, [rows[place] for place in pick(len(rows), MAX_OPEN_ROWS, keep)])
@@ -81,13 +75,7 @@ def folded(heads: Sequence[str], rows: Sequence[Sequence[Any]], keep: Collection
 
 
 def fold(title: str, content: str, is_open: bool = False) -> str:
-    """Returns content behind a line that opens it.
-
-    Args:
-        title: A text.
-        content: HTML.
-        is_open: At first.
-    """
+    """Returns HTML behind a title that opens it."""
     return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
 
 

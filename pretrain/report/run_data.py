@@ -1,14 +1,14 @@
-"""What a report knows of a run: all that its folder says, as plain values. Only reads, and imports no torch.
+"""Data of a run for its report: everything in its folder, as plain values. Only reads, and imports no torch.
 
     run.json, config.yaml        identity, versions, attempts, config
-    metrics.jsonl                rows in order of steps; those of steps that were done again are left out
-    samples.jsonl                texts that the run has generated
-    attention/step-00001000.png  pictures that it has drawn: the newest
-    evaluations.jsonl            what `pretrain evaluate` has found
-    checkpoints/*/manifest.json  what is on disk, and how many parameters there are
+    metrics.jsonl                rows in order of steps, without those of steps that were trained again
+    samples.jsonl                generated texts
+    attention/step-00001000.png  pictures of attention: the newest
+    evaluations.jsonl            results of `pretrain evaluate`
+    checkpoints/*/manifest.json  checkpoints on disk, number of parameters
 
-A run may be going on, cut short or damaged: what cannot be read is left out, and a note says so. Not here: the starts
-of a run, which its Slurm jobs know of too (launch/pretrain_launch/runs.py).
+A run may be running, cut short or damaged: what cannot be read is left out with a note. Not here: the starts of a run,
+which its Slurm jobs have records of too (launch/pretrain_launch/runs.py).
 """
 
 import hashlib
@@ -41,11 +41,11 @@ class SavedCheckpoint:
     """A checkpoint that is on disk.
 
     Attributes:
-        step: Of the run.
-        tokens: Trained on by then.
-        num_bytes: Of all its files.
-        at: When its manifest was written, UTC.
-        written_by: Engine and ranks.
+        step: Step of the run.
+        tokens: Tokens trained on by then.
+        num_bytes: Size of all its files.
+        at: Time of its manifest, UTC.
+        written_by: Engine and ranks that wrote it.
         manifest: sha256 of its manifest.
     """
 
@@ -62,21 +62,21 @@ class RunData:
     """One run.
 
     Attributes:
-        path: Its folder.
-        label: What the report calls it.
-        record: run.json.
+        path: Run folder.
+        label: Name in the report.
+        record: Content of run.json.
         config: Values of config.yaml by dotted key.
-        config_text: config.yaml as it is; empty where there is none.
-        metrics: Of metrics.jsonl: (step, value) by name, in order; nan where a row has null.
-        last_step: Of its rows.
+        config_text: Text of config.yaml; empty where there is none.
+        metrics: Columns of metrics.jsonl, (step, value) by name, in order; nan where a row has null.
+        last_step: Step of the last row.
         course: Tokens and hours by step, a knot at each row.
-        samples: Of samples.jsonl: a step, and (prompt, text) pairs.
+        samples: Texts of samples.jsonl: a step, and (prompt, text) pairs.
         attention: Step and PNG of the newest picture of attention, if there is one.
-        evaluations: Of evaluations.jsonl, oldest first.
-        starts: Oldest first, as `pretrain_launch.runs` merges them.
-        checkpoints: Oldest first.
-        parameters: Of the model, as far as a checkpoint tells.
-        notes: What could not be read, in words.
+        evaluations: Results in evaluations.jsonl, oldest first.
+        starts: Starts as `pretrain_launch.runs` merges them, oldest first.
+        checkpoints: Checkpoints on disk, oldest first.
+        parameters: Parameters of the model; None without a checkpoint.
+        notes: Parts that could not be read.
     """
 
     path: Path
@@ -106,16 +106,7 @@ class RunData:
 
 
 def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> RunData:
-    """Reads a run folder.
-
-    Args:
-        path: The folder.
-        label: What to call it.
-        starts: Of the run.
-
-    Raises:
-        ConfigError: There is no run, or its record is damaged.
-    """
+    """Reads a run folder. Raises: ConfigError: There is no run, or its record is damaged."""
     run, notes = RunDir(path), list[str]()
     record = run.read_record()
     text, config = _read_config(run.config, notes)
