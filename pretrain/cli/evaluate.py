@@ -51,15 +51,9 @@ def evaluate_command(
         str | None,
         typer.Option("--beams", "--beam", help="Beam sizes, such as 1,5; 1 is greedy. Default: the model's."),
     ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Length penalty; above 0 favours long translations.")
-    ] = None,
-    early_stopping: Annotated[
-        str | None, typer.Option(help="Early stopping of beam search: true, false or never.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens of a translation, or of a split.")
-    ] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Above 0 favours long translations.")] = None,
+    early_stopping: Annotated[str | None, typer.Option(help="Beam search stops early: true, false, never.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a translation or split.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per batch.")] = 8192,
     output: Annotated[Path | None, typer.Option(help="File for the translations.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval-harness, such as a,b.")] = None,
