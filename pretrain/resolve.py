@@ -1,10 +1,9 @@
-"""What makes the rows of a run: its objective, fitted to the tokenizer of its data.
+"""Resolution of a config with its data, and the context from which an objective builds rows.
 
     RunConfig, Dataset  --fit_config-->  vocabulary and special tokens filled in  --context_of_run-->  RowContext
     ObjectiveConfig, RowContext  --objective.build_rows-->  RowMaker
 
-Data and objective meet here for everyone who reads rows as a model does: training, evaluation, and those who look at
-data. No torch.
+Shared by training, evaluation and the data commands. No torch.
 """
 
 from pretrain.config.lengths import RowLengths
@@ -18,7 +17,7 @@ from pretrain.tokenizer import describe_vocabulary, load_tokenizer, special_toke
 
 
 def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Fills in what a config leaves to the data: the size of the vocabulary, what special tokens mean, labels.
+    """Fills in vocabulary size, special tokens and labels from the data.
 
     Raises:
         ConfigError: The config contradicts the data.
@@ -56,7 +55,7 @@ def _listed(labels: list[str], most: int = 10) -> str:
 
 
 def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
-    """Returns what special tokens mean: as a config says, or else as the tokenizer of the data does."""
+    """Returns the special tokens of a config, completed from the tokenizer of the data."""
     found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update={"eos": dataset.index.eos_id})
     named = {name: number for name, number in given if number is not None}
     return SpecialTokens.model_validate(found.model_dump() | named)
@@ -74,7 +73,7 @@ def _check_kind(objective: ObjectiveConfig, dataset: Dataset) -> None:
 
 
 def context_of_run(config: RunConfig, dataset: Dataset) -> RowContext:
-    """Returns what making the rows of a run needs. `config`: from `fit_config`."""
+    """Returns the row context of a run. `config`: from `fit_config`."""
     return build_context(
         config.objective,
         config.model.special_tokens,
@@ -96,17 +95,7 @@ def build_context(
     num_stacks: int,
     document_mask: bool,
 ) -> RowContext:
-    """Returns what making rows needs beside the rows.
-
-    Args:
-        objective: Tells what has to be known of the vocabulary.
-        special: From `fill_special`.
-        dataset: With the tokenizer.
-        seed: As `RowContext`, as are the others.
-        lengths: Likewise.
-        num_stacks: Likewise.
-        document_mask: Likewise.
-    """
+    """Returns the row context of an objective. `special`: from `fill_special`."""
     whole_words = any(task.kind == "masked" and task.masked.whole_words for task in objective.tasks)
     vocabulary = describe_vocabulary(load_tokenizer(dataset.tokenizer_path), special, whole_words=whole_words)
     return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)

@@ -1,11 +1,11 @@
-"""How long the rows of an objective are: what the data layer reads for what the model gets. Pure arithmetic.
+"""Row lengths of an objective: tokens read from the data, and tokens that the model gets.
 
-    batch.seq_len  -->  row: tokens that are read     -->  source: what the encoder reads (two stacks)
-                                                      -->  target: what the decoder, or the only stack, reads
+    batch.seq_len --> row: tokens read --> source: input of the encoder (two stacks)
+                                       --> target: input of the decoder or of the only stack
 
-The longest of source and target is as long as `batch.seq_len` says, or as near below as rounding leaves it; with two
-stacks that is the source's side for corrupted text, and the target's for pairs, whose source has `batch.source_len`.
-Where objectives are mixed, the one that makes most of a row decides what is read, and the others are padded.
+The longer of source and target has `batch.seq_len` tokens, or slightly less by rounding: the source for
+corrupted text in two stacks, the target for pairs, whose source has `batch.source_len`. In a mixture
+the objective that lengthens rows most determines the tokens read; rows of the others are padded.
 """
 
 from bisect import bisect_right
@@ -18,12 +18,12 @@ from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, SpanConfi
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """Tokens of a row, at the stages that it passes.
+    """Row lengths in tokens.
 
     Attributes:
-        row: As it is read.
-        target: As the decoder reads it, or the only stack.
-        source: As the encoder of two stacks reads it. None: one stack.
+        row: Length in the data.
+        target: Input length of the decoder or of the only stack.
+        source: Input length of the encoder of two stacks. None: one stack.
     """
 
     row: int
@@ -33,13 +33,13 @@ class RowLengths:
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """What span corruption makes of a row.
+    """Token counts of a row under span corruption.
 
     Attributes:
-        num_noise: Tokens that are taken out.
-        num_spans: Spans that they lie in.
-        source: Tokens that the encoder reads: what is left, a sentinel a span, the end; and the mode, if there is one.
-        target: Tokens that are predicted: what was taken out, a sentinel a span, the end.
+        num_noise: Removed tokens.
+        num_spans: Spans of removed tokens.
+        source: Input of the encoder: remaining tokens, sentinels, end, and the mode token if any.
+        target: Predicted tokens: removed tokens, sentinels, end.
     """
 
     num_noise: int
@@ -49,7 +49,7 @@ class Corruption:
 
 
 def corruption_of(row: int, span: SpanConfig) -> Corruption:
-    """Counts what corrupting a row gives, rounded as the reference does (`random_spans_noise_mask` of T5).
+    """Counts the tokens of a corrupted row, rounded as in `random_spans_noise_mask` of T5.
 
     A prefix language model keeps the beginning of a row as its source, without a sentinel.
     """
@@ -68,12 +68,12 @@ def corruption_of(row: int, span: SpanConfig) -> Corruption:
 
 
 def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> RowLengths:
-    """Returns the lengths of a run's rows: those of its objective, or what holds those of each in a mixture.
+    """Returns the row lengths of a run; in a mixture, those that fit every objective.
 
     Args:
-        objective: With everything that changes lengths.
-        batch: What the model shall read.
-        num_stacks: 1 or 2: denoisers put what they make in two sequences, or in one after another.
+        objective: Objective or mixture.
+        batch: Lengths that the model should read.
+        num_stacks: 1 or 2. Denoisers concatenate source and target in a single stack.
 
     Raises:
         ValueError: Rows of `batch.seq_len` are too short for the objective.
@@ -86,7 +86,7 @@ def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int)
 
 
 def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> float:
-    """Returns the mean share of what the model reads that is padding because rows of several kinds are of one length.
+    """Returns the mean share of padding that is due to objectives of different lengths.
 
     Padding that depends on documents (of bins, and of fill in the middle) is not counted.
     """
@@ -101,7 +101,7 @@ def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: in
 
 
 def describe_rows(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> str | None:
-    """Returns what becomes of rows, in words; None where they stay as long as they are."""
+    """Describes the change of row lengths; None if there is no change."""
     found = row_lengths(objective, batch, num_stacks)
     if found.target == found.row and found.source in (None, found.row):
         return None
@@ -111,14 +111,14 @@ def describe_rows(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: in
 
 
 def spans_of(task: TaskConfig) -> list[SpanConfig]:
-    """Returns how a task corrupts rows: not at all, in one way, or as each of its denoisers does."""
+    """Returns the kinds of span corruption of a task: none, one, or one a denoiser."""
     if task.kind == "span":
         return [task.span]
     return [*task.ul2.denoisers] if task.kind == "ul2" else []
 
 
 def _longest_row(task: TaskConfig, seq_len: int, num_stacks: int) -> int:
-    """Returns the longest row of which nothing that the model reads is longer than `seq_len`."""
+    """Returns the longest row whose source and target have at most `seq_len` tokens."""
     if task.kind == "fim":
         row = seq_len - 3 * task.fim.max_documents
     else:
@@ -129,7 +129,10 @@ def _longest_row(task: TaskConfig, seq_len: int, num_stacks: int) -> int:
 
 
 def _longest_corrupted(span: SpanConfig, seq_len: int, num_stacks: int) -> int:
-    """Returns 1 where there is none. What a row becomes never shrinks as the row grows, and is never half of it."""
+    """Returns the longest such row, 1 if there is none.
+
+    Bisection: lengths never decrease with the row, and are at least half of it.
+    """
     rows = range(2, 2 * seq_len + 1)
     return 1 + bisect_right(rows, seq_len, key=lambda row: _needed(corruption_of(row, span), num_stacks))
 
@@ -140,7 +143,7 @@ def _needed(found: Corruption, num_stacks: int) -> int:
 
 
 def _lengths(task: TaskConfig, row: int, batch: BatchConfig, num_stacks: int) -> Iterator[tuple[float, RowLengths]]:
-    """Yields the lengths that rows of a task have, and how often, in proportion."""
+    """Yields the weight and the lengths of each kind of rows of a task."""
     if task.kind == "seq2seq":
         yield 1.0, RowLengths(row, batch.seq_len, batch.source_len or batch.seq_len)
     elif task.kind == "fim":

@@ -1,4 +1,4 @@
-"""From a YAML file and `a.b=c` overrides to a checked config, or to every error at once.
+"""Loads a config: a YAML file and `a.b=c` overrides, validated, with all errors at once.
 
     read_with_includes -> overrides -> modules of `extend` imported -> preset laid under `model`
     (or the model of `init.from`) -> pydantic -> RunConfig
@@ -43,11 +43,11 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_ext
 
     Args:
         source: A YAML file, or the name of a built-in one such as `configs/run/quickstart.yaml`.
-        overrides: `a.b=c` items, laid over the file in order.
-        import_extensions: Whether to import the modules under `extend`; not for a config that is only compared.
+        overrides: `a.b=c` items, applied in order.
+        import_extensions: Whether to import the modules under `extend`.
 
     Raises:
-        ConfigError: With one line for every problem found.
+        ConfigError: One line for each problem.
     """
     located = _read(source, overrides)
     if import_extensions:
@@ -58,17 +58,17 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_ext
 
 
 def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
-    """Loads and checks a file that is one section, as `load_config` does that of a run. Raises: ConfigError."""
+    """Loads and checks another config, such as that of `pretrain prepare`. Raises: ConfigError."""
     return parse_section(section, _read(source, overrides), str(source))
 
 
 def parse_section(section: type[SectionT], located: LocatedTree, source: str) -> SectionT:
-    """Checks values against a section. Raises: ConfigError, with one line for every problem found.
+    """Validates values. Raises: ConfigError, with one line for each problem.
 
     Args:
-        section: The class.
-        located: Its values, and the place of each.
-        source: Where values without a place are from.
+        section: Class of the section.
+        located: Values and their places.
+        source: Place of values that have none.
     """
     try:
         return section.model_validate(located.values)
@@ -106,7 +106,7 @@ def _apply_override(located: LocatedTree, override: str) -> None:
 def _with_value(tree: Any, keys: list[str], value: Any) -> Any:
     """Returns a copy of `tree` with a value at a path; a mapping is merged into one that is there.
 
-    What is neither a mapping nor a list makes way for a mapping.
+    A scalar on the path is replaced by a mapping.
 
     Raises:
         IndexError, ValueError: The path leads to an item that a list does not have.
@@ -147,16 +147,16 @@ def _lay_preset(located: LocatedTree, source: str) -> LocatedTree:
 
 
 def _import_extensions(names: Any, where: str) -> None:
-    """Imports the user's modules, which add names that the rest of the config may use; the current folder's too."""
+    """Imports the modules under `extend`, from the current folder, too."""
     if not isinstance(names, list):
-        return  # absent, or said by the validation
+        return  # absent, or refused by the validation
     if names and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     for name in names:
         try:
             importlib.import_module(str(name))
         except ModuleNotFoundError as error:
-            # A module that is there and lacks another is the user's bug, with its traceback.
+            # A module that exists but fails to import another keeps its traceback.
             if error.name is None or not (name == error.name or str(name).startswith(f"{error.name}.")):
                 raise
             fix = "correct the name, or put its folder on PYTHONPATH"
@@ -164,7 +164,7 @@ def _import_extensions(names: Any, where: str) -> None:
 
 
 def _check_allowed(names: list[str], where: str) -> None:
-    """Sees to it that what may differ are keys or sections: a misspelt one would allow nothing."""
+    """Refuses names in `resume.allow` that are no keys: a misspelt one would allow nothing."""
     known = set(known_keys()) if names else set()
     for name in names:
         if name not in known:
@@ -195,8 +195,7 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
 
 
 _NAMED_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=")
-
-"""How a rule over several fields names them: `batch.seq_len=512`."""
+"""Field in the message of a rule over several fields: `batch.seq_len=512`."""
 
 _FIXES = {
     "string_type": "put it in quotes",
@@ -221,14 +220,13 @@ def _is_secret(key: str) -> bool:
 
 
 _URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
-
-"""An address; what is in no group may be a secret: user and password, query and fragment."""
+"""Address; the parts outside its groups (user, password, query, fragment) may be secret."""
 
 _SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
 
 
 def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
-    """Names the nearest known key: among its siblings first, then anywhere by its last word."""
+    """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
     if _is_secret(keys[-1]):
         return "secrets are read from the environment only, never from a config"
     if "." in keys[-1]:
@@ -246,7 +244,7 @@ def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what every YAML reader reads alike: floats with a point (`1.0e-04`), look-alikes of numbers in quotes."""
+    """Writes YAML 1.1 and 1.2 alike: floats with a point, text that looks like a number in quotes."""
 
     def represent_str(self, value: str) -> yaml.ScalarNode:
         style = None if parse_scalar(value) == value else "'"
@@ -259,7 +257,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-
 _Dumper.add_representer(float, _Dumper.represent_float)
 
 
@@ -269,13 +266,10 @@ def dump_config(config: RunConfig) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
 
-# What `pretrain prepare` is told, as a file or as options, to one PrepareConfig.
-#
-# load_prepare   CONFIG [a.b=c ...]
-# short_prepare  --input ... --output ... --tokenizer ..., the short form
-
+# `pretrain prepare`: CONFIG [a.b=c ...], or the short form --input ... --output ... --tokenizer ...
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")
+"""Kinds of tokenizers that are trained."""
 
 _PLACES = {
     "split": "--split",
@@ -286,7 +280,7 @@ _PLACES = {
 
 
 def load_prepare(source: str | Path, overrides: Sequence[str] = ()) -> PrepareConfig:
-    """Loads a YAML file with `a.b=c` items laid over it. Raises: ConfigError, with a line for every problem."""
+    """Loads a YAML file with `a.b=c` overrides. Raises: ConfigError, with a line for each problem."""
     return load_section(PrepareConfig, source, overrides)
 
 
@@ -300,19 +294,19 @@ def short_prepare(
     max_document_bytes: int | None = None,
     split: str = "hash:0.01",
 ) -> PrepareConfig:
-    """Returns the config that the options of the short form stand for.
+    """Returns the config of the options of the short form.
 
     Args:
-        output: The shard folder.
-        inputs: Files, folders, globs and URLs. Empty: the running Python's standard library.
-        tokenizer: A kind that is trained, or what `tokenizer.path` takes.
-        vocab_size: Of a trained tokenizer; not of `char`.
+        output: Shard folder.
+        inputs: Files, folders, globs and URLs. Empty: the standard library of Python.
+        tokenizer: Kind to train, or a value of `tokenizer.path`.
+        vocab_size: Vocabulary size of a trained tokenizer other than `char`.
         text_field: Key of the text in a record.
         max_document_bytes: A longer document or line is refused. None: the default of an input.
         split: `hash:F` or `tail:F`.
 
     Raises:
-        ConfigError: Values that cannot be.
+        ConfigError: Invalid values.
     """
     is_trained = tokenizer in TRAINED
     if vocab_size is not None and (not is_trained or tokenizer == "char"):

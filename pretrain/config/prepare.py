@@ -1,7 +1,8 @@
-"""How the turns of a conversation are written as text: by role, with `{content}` where the words of a turn go.
+"""PrepareConfig, the config of `pretrain prepare`, and the templates of conversations.
 
-What stands around the words may name special tokens of the tokenizer, and becomes them; the words never do. Of a turn
-that is learned, what follows its words is learned with them: that is how a model knows when to stop.
+A template is the text of a turn by role, with `{content}` for its words. Special tokens are recognized
+in the template, never in the words. The text after the words of an assistant has a loss as they have:
+it tells a model when to stop.
 """
 
 from typing import Annotated, Literal, get_args
@@ -21,13 +22,13 @@ TEMPLATES: dict[str, dict[str, str]] = {
     },
 }
 
-"""By the name that `inputs.N.template` takes. `chatml` wants tokenizer.special_tokens: [<|im_start|>, <|im_end|>]."""
+"""Templates by name. `chatml` needs tokenizer.special_tokens: [<|im_start|>, <|im_end|>]."""
 
 CONTENT = "{content}"
 
 
 def check_template(template: str | dict[str, str] | None) -> str | dict[str, str] | None:
-    """Returns a template that is none, one of `TEMPLATES`, or one of its own. Raises: ValueError."""
+    """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
     if isinstance(template, str) and template not in TEMPLATES:
         raise ValueError(
             f"template={template!r} is unknown; use {' or '.join(TEMPLATES)}, or give a text for each role"
@@ -39,12 +40,9 @@ def check_template(template: str | dict[str, str] | None) -> str | dict[str, str
 
 
 def turns_of(template: str | dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Returns by role what stands before and after the words."""
+    """Returns the text before and after the words of a turn, by role."""
     texts = TEMPLATES[template] if isinstance(template, str) else template
     return {role: (text.partition(CONTENT)[0], text.partition(CONTENT)[2]) for role, text in texts.items()}
-
-
-# The config of `pretrain prepare`: which text becomes which token shards.
 
 
 DataKind = Literal["text", "pairs", "records", "classes", "tags"]
@@ -55,7 +53,7 @@ Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdatase
 
 
 class NormalizeConfig(Section):
-    """What an input's text goes through before anything else sees it: filters, split, duplicates, tokenizer."""
+    """Text normalization of an input, before filters, split, deduplication and tokenizer."""
 
     steps: list[Literal["lowercase", "punctuation", "moses"]] = Field(min_length=1)
     """Normalization steps in order. `lowercase`: lower case. `punctuation`, `moses`: normalize
@@ -69,7 +67,7 @@ class NormalizeConfig(Section):
 
     @property
     def needs_language(self) -> bool:
-        """Steps differ by language."""
+        """Whether a step depends on the language."""
         return any(step != "lowercase" for step in self.steps)
 
     @model_validator(mode="after")
@@ -80,7 +78,7 @@ class NormalizeConfig(Section):
 
 
 class InputConfig(Section):
-    """One input, or several that are read alike."""
+    """One input, or several of the same format."""
 
     path: str | list[str] = Field(default_factory=list)
     """Files, folders, globs, or URLs (http, https, s3, gs). Empty: the standard library of the
@@ -128,7 +126,7 @@ class InputConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """The tokenizer that makes the tokens."""
+    """Tokenizer, trained or given."""
 
     kind: Literal["bpe", "wordpiece", "unigram", "char", "given"] = "bpe"
     """Kind of tokenizer to train: byte-level `bpe`, `wordpiece` (BERT), `unigram` (SentencePiece),
@@ -165,7 +163,7 @@ class TokenizerConfig(Section):
 
 
 class FilterConfig(Section):
-    """Which documents are left out; each count is reported."""
+    """Rules that drop documents; the number of dropped documents is reported by rule."""
 
     min_chars: int = Field(default=1, ge=0)
     """Smallest length of a document in characters."""
@@ -178,7 +176,7 @@ class FilterConfig(Section):
 
 
 class PrepareConfig(Section):
-    """Everything that defines a shard folder."""
+    """Config of a shard folder."""
 
     output: str
     """Output folder."""

@@ -1,4 +1,4 @@
-"""`model: {kind: recurrent}` -- torch's own RNN, LSTM or GRU: what the Transformer is compared with.
+"""`model: {kind: recurrent}` -- RNN, LSTM or GRU of torch, as a baseline of the Transformer.
 
 One stack is a language model, two are an encoder-decoder: without attention (Sutskever et al. 2014), with Bahdanau's
 (2015) or with Luong's (2015). `ModelSection` is what `model:` may be: this, or a Transformer.
@@ -36,7 +36,7 @@ class RecurrentStackConfig(Section):
 
 
 class RecurrentConfig(Section):
-    """A recurrent model: the keys that it shares with a Transformer have the same meaning."""
+    """Recurrent model; keys that a Transformer has, too, have the same meaning."""
 
     kind: Annotated[Literal["recurrent"], OnResume.NEVER]
     """`recurrent`."""
@@ -70,12 +70,12 @@ class RecurrentConfig(Section):
 
     @property
     def padded_vocab_size(self) -> int:
-        """As `ModelConfig`."""
+        """Rows V of the embedding table. `vocab_size` must be known."""
         return self.head_model.padded_vocab_size
 
     @property
     def shape(self) -> str:
-        """As `ModelConfig`."""
+        """Stacks of the model: `decoder` or `encoder+decoder`."""
         return "decoder" if self.encoder is None else "encoder+decoder"
 
     @property
@@ -85,12 +85,12 @@ class RecurrentConfig(Section):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether the cell reads, beside a token, what attention gave: then the decoder goes step by step."""
+        """Whether the cell reads the attention result, which makes the decoder sequential."""
         return self.attention == "bahdanau" or self.input_feeding
 
     @property
     def head_model(self) -> ModelConfig:
-        """A Transformer with the same table and head, so that these are described, counted and built in one place."""
+        """Transformer with the same embeddings and head, so that their code is shared."""
         stack = StackConfig(layers=1, width=self.decoder.width, heads=1, ff_width=1, position="none")
         shared = ("head", "vocab_size", "vocab_multiple", "tied_embeddings")
         return ModelConfig(decoder=stack, **{name: getattr(self, name) for name in shared})
@@ -121,7 +121,7 @@ AnyModelConfig = ModelConfig | RecurrentConfig
 AnyStackConfig = StackConfig | RecurrentStackConfig
 
 MODEL_SECTIONS: dict[str, type[Section]] = {"transformer": ModelConfig, "recurrent": RecurrentConfig}
-"""By `model.kind`."""
+"""Sections by `model.kind`."""
 
 
 def parse_model(values: Any) -> AnyModelConfig:
@@ -141,7 +141,7 @@ def parse_model(values: Any) -> AnyModelConfig:
 
 
 def _by_kind(values: Any, handler: ValidatorFunctionWrapHandler) -> AnyModelConfig:
-    """The errors of one section, that of the kind: a plain union reports those of every member."""
+    """Reports the errors of the section of that kind only; a plain union reports those of both."""
     return parse_model(values)
 
 

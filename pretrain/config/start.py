@@ -43,7 +43,7 @@ _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def names_a_model(model: dict[str, Any]) -> bool:
-    """Whether a `model:` section says what it is, by a preset or by stacks with layers."""
+    """Returns whether a `model:` section defines a model: by a preset, or by stacks with layers."""
     stacks = (model.get("encoder"), model.get("decoder"))
     return model.get("preset") is not None or any(isinstance(s, dict) and "layers" in s for s in stacks)
 
@@ -51,7 +51,7 @@ def names_a_model(model: dict[str, Any]) -> bool:
 def lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     """Lays the keys of a `model:` section over the model of `init.from`.
 
-    A head of another kind is the section's alone. What begins and ends a text is for the data to say.
+    A head of another kind replaces that of the start. The end-of-text token is taken from the data.
 
     Raises:
         ConfigError: There is no model at `start`.

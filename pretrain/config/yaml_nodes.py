@@ -1,4 +1,4 @@
-"""Laying one tree of values over another."""
+"""Finds, reads and merges YAML files, with the place of each key."""
 
 import copy
 import re
@@ -10,11 +10,9 @@ import yaml
 
 from pretrain.errors import ConfigError
 
-# Finds a config: a file of the user's, or one that comes with the package.
-
 
 def is_file(path: Path) -> bool:
-    """Returns whether there is such a file; a name that no file can have is none."""
+    """Returns whether the file exists; False for an invalid name, too."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -40,15 +38,8 @@ def find_config(source: str | Path) -> Path:
     return built_in if is_file(built_in) else path
 
 
-# Reads YAML into plain values that remember where each key stood.
-#
-#     file -> yaml nodes (with marks) -> plain dict + {dotted key: "file:line:column"}
-#
 # Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
-# booleans (so that `name: no` stays text) and `1e-4` is a number. An `include:` list of files,
-# relative to the including file or built in, is merged first, in order, and the file's own keys go
-# over them.
-
+# booleans (`name: no` stays text), and `1e-4` is a number.
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -88,7 +79,7 @@ def _place(mark: Any) -> str:
 
 
 def short(value: object) -> str:
-    """Returns how a value is shown in an error: as Python writes it, at most about 80 characters."""
+    """Returns the repr of a value, cut to about 80 characters, for an error."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}...{text[-1]}"
 
