@@ -4,7 +4,7 @@
     each member   -> CRC32 of every array; ids below the vocabulary; document starts that ascend from 0
     each tar      -> sha256 of the whole
 
-All damage is reported at once: the first damaged member of each shard, or different bytes between its members. Not here:
+All damage is reported at once: the first damaged member of each shard, or bytes between its members. Not here:
 the tokenizer (reading.py), and what a stream makes of the shards (replay.py).
 """
 
