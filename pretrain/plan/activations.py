@@ -164,19 +164,12 @@ def _score_bytes(stack: StackConfig, rows: _StackRows, size: _ElementSizes, *, c
 
 @dataclass(frozen=True, slots=True)
 class ActivationBytes:
-    """Bytes that a micro-batch keeps on a rank.
+    """Bytes that a micro-batch keeps on a rank."""
 
-    Attributes:
-        blocks: All blocks, by their checkpointing mode.
-        ends: Embeddings, norms and dropout outside blocks, rotary tables, the head's own layers.
-        loss: Gradients of hidden states and of the head's weight, made in the forward pass.
-        recomputed: The one block that is computed again at a time; 0 without checkpointing.
-    """
-
-    blocks: int
-    ends: int
-    loss: int
-    recomputed: int
+    blocks: int  # all blocks, by their checkpointing mode
+    ends: int  # embeddings, norms and dropout outside blocks, rotary tables, the head's own layers
+    loss: int  # gradients of hidden states and of the head's weight, made in the forward pass
+    recomputed: int  # the one block that is computed again at a time; 0 without checkpointing
 
     @property
     def kept(self) -> int:

@@ -21,41 +21,23 @@ from pretrain.utils.io import make_dir, write_json
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Measurements of one kind of device.
+    """Measurements of one kind of device."""
 
-    Attributes:
-        gpu: Name in `GPUS`.
-        device: Name by the driver.
-        host: Host of the measurement.
-        measured: Time of the measurement, ISO.
-        versions: Versions of torch, CUDA and the like.
-        products: Share of the peak that products of wide matrices reach.
-        half_width: Width at which they reach half of it.
-        attention: Share of the peak that attention reaches, all pairs counted.
-        memory_share: Share of the memory bandwidth.
-        link_share: Share of the links within a node; None: measured by one rank.
-        network_share: Share of the network; None: measured on one node.
-        efficiency: Time of the kernels alone over that of a step; the shares count times it.
-        overhead_bytes: Memory of a process before its first tensor.
-        group_bytes: Further memory of its process group; None: measured by one rank.
-        memory_bytes: Memory for a rank: of its GPU; on CPUs, of a machine, whose ranks share it.
-    """
-
-    gpu: str
-    device: str
-    host: str
-    measured: str
-    versions: dict[str, str]
-    products: float
-    half_width: float
-    attention: float
-    memory_share: float
-    link_share: float | None
-    network_share: float | None
-    efficiency: float
-    overhead_bytes: int
-    group_bytes: int | None
-    memory_bytes: int
+    gpu: str  # name in `GPUS`
+    device: str  # name by the driver
+    host: str  # host of the measurement
+    measured: str  # time of the measurement, ISO
+    versions: dict[str, str]  # versions of torch, CUDA and the like
+    products: float  # share of the peak that products of wide matrices reach
+    half_width: float  # width at which they reach half of it
+    attention: float  # share of the peak that attention reaches, all pairs counted
+    memory_share: float  # share of the memory bandwidth
+    link_share: float | None  # share of the links within a node; None: measured by one rank
+    network_share: float | None  # share of the network; None: measured on one node
+    efficiency: float  # time of the kernels alone over that of a step; the shares count times it
+    overhead_bytes: int  # memory of a process before its first tensor
+    group_bytes: int | None  # further memory of its process group; None: measured by one rank
+    memory_bytes: int  # memory for a rank: of its GPU; on CPUs, of a machine, whose ranks share it
 
     def constants(self, gpu: Gpu, base: Constants = CONSTANTS) -> Constants:
         """Returns the roofline's constants for this device; those not measured stay."""

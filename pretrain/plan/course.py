@@ -22,42 +22,25 @@ START_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    """The training split of the run's shard folders.
+    """The training split of the run's shard folders."""
 
-    Attributes:
-        tokens: Number of tokens.
-        shards: Number of shards.
-        token_bytes: Bytes of a token, 2 or 4.
-        vocab_size: Vocabulary of the tokenizer.
-        labels: Label names of the index.
-    """
-
-    tokens: int
-    shards: int
-    token_bytes: int
-    vocab_size: int
-    labels: tuple[str, ...] = ()
+    tokens: int  # number of tokens
+    shards: int  # number of shards
+    token_bytes: int  # bytes of a token, 2 or 4
+    vocab_size: int  # vocabulary of the tokenizer
+    labels: tuple[str, ...] = ()  # label names of the index
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The data that a run reads.
+    """The data that a run reads."""
 
-    Attributes:
-        needed_tokens: Tokens that are read from shards over the whole run.
-        optimal_tokens: Compute-optimal tokens of a model of this size.
-        bytes_s: Bytes a second, read by all ranks together.
-        epochs: Times that the data are read; None: unknown data.
-        rows_a_lane: Rows of a lane in an epoch; None: unknown data.
-        problem: Reason why the data do not suffice; None: they do.
-    """
-
-    needed_tokens: int
-    optimal_tokens: int
-    bytes_s: float
-    epochs: float | None = None
-    rows_a_lane: int | None = None
-    problem: str | None = None
+    needed_tokens: int  # tokens that are read from shards over the whole run
+    optimal_tokens: int  # compute-optimal tokens of a model of this size
+    bytes_s: float  # bytes a second, read by all ranks together
+    epochs: float | None = None  # times that the data are read; None: unknown data
+    rows_a_lane: int | None = None  # rows of a lane in an epoch; None: unknown data
+    problem: str | None = None  # reason why the data do not suffice; None: they do
 
 
 def plan_supply(
@@ -113,21 +96,13 @@ def daly_interval(save_s: float, mtbf_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The cost of failures.
+    """The cost of failures."""
 
-    Attributes:
-        mtbf_s: Seconds between failures of the job.
-        expected: Expected number of failures of the run.
-        lost_share: Share of the time that goes to saving, to repeated work, and to starting.
-        young_s: Interval by Young.
-        daly_s: Interval by Daly.
-    """
-
-    mtbf_s: float
-    expected: float
-    lost_share: float
-    young_s: float
-    daly_s: float
+    mtbf_s: float  # seconds between failures of the job
+    expected: float  # expected number of failures of the run
+    lost_share: float  # share of the time that goes to saving, to repeated work, and to starting
+    young_s: float  # interval by Young
+    daly_s: float  # interval by Daly
 
 
 def plan_failures(nodes: int, mtbf_node_days: float, save_s: float, interval_s: float, total_s: float) -> Failures:

@@ -36,25 +36,15 @@ _ENGINE_FIELDS = ("zero_stage", "activation_checkpointing", "offload_optimizer",
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of a plan besides config and cluster.
+    """Options of a plan besides config and cluster."""
 
-    Attributes:
-        mfu: Assumed MFU, 0 to 1.
-        measured_tokens_s: Measured tokens a second of a run of the same config.
-        time_s: Time limit of a job.
-        disk_bytes_s: Write speed of all ranks together, onto the file system of checkpoints.
-        mtbf_node_days: Mean days between failures of a node.
-        search: True: look for layouts.
-        sweep: Numbers of nodes to predict.
-    """
-
-    mfu: float | None = None
-    measured_tokens_s: float | None = None
-    time_s: float | None = None
-    disk_bytes_s: float = 2e9
-    mtbf_node_days: float = MTBF_NODE_DAYS
-    search: bool = False
-    sweep: tuple[int, ...] = ()
+    mfu: float | None = None  # assumed MFU, 0 to 1
+    measured_tokens_s: float | None = None  # measured tokens a second of a run of the same config
+    time_s: float | None = None  # time limit of a job
+    disk_bytes_s: float = 2e9  # write speed of all ranks together, onto the file system of checkpoints
+    mtbf_node_days: float = MTBF_NODE_DAYS  # mean days between failures of a node
+    search: bool = False  # true: look for layouts
+    sweep: tuple[int, ...] = ()  # numbers of nodes to predict
 
 
 def plan_facts(

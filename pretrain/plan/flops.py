@@ -32,17 +32,11 @@ from pretrain.plan.trained import TrainableSubset
 
 @dataclass(frozen=True, slots=True)
 class RowFlops:
-    """FLOPs on a row.
+    """FLOPs on a row."""
 
-    Attributes:
-        projections: Products with weights, without the head.
-        attention: Scores and mixing.
-        head: Output projection, and the layer before it.
-    """
-
-    projections: int
-    attention: int
-    head: int
+    projections: int  # products with weights, without the head
+    attention: int  # scores and mixing
+    head: int  # output projection, and the layer before it
 
     @property
     def total(self) -> int:
@@ -52,17 +46,11 @@ class RowFlops:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFlops:
-    """FLOPs of training on a row.
+    """FLOPs of training on a row."""
 
-    Attributes:
-        whole: Forward and backward pass.
-        forward: Forward pass.
-        frozen_blocks: First blocks of each stack that no gradient reaches: they keep nothing for the backward pass.
-    """
-
-    whole: RowFlops
-    forward: RowFlops
-    frozen_blocks: dict[str, int]
+    whole: RowFlops  # forward and backward pass
+    forward: RowFlops  # forward pass
+    frozen_blocks: dict[str, int]  # first blocks of each stack that no gradient reaches
 
 
 def _score_pairs(length: int, window: int | None, *, causal: bool) -> int:

@@ -6,48 +6,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuEfficiency:
-    """Reached shares of the peak of a generation of GPUs.
+    """Reached shares of the peak of a generation of GPUs."""
 
-    Attributes:
-        products: Share that products of wide matrices reach.
-        half_width: Width at which they reach half of that share.
-        attention: Share that attention reaches, all pairs counted, masked or not.
-    """
-
-    products: float
-    half_width: float
-    attention: float
+    products: float  # share that products of wide matrices reach
+    half_width: float  # width at which they reach half of that share
+    attention: float  # share that attention reaches, all pairs counted, masked or not
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants of the roofline.
+    """Constants of the roofline."""
 
-    Attributes:
-        shares: Reached shares of the peak, by generation.
-        passes: Times that elementwise kernels move a block's activations: written, read, and the same for gradients.
-        logit_bytes: Bytes moved for each score of the loss.
-        memory_share: Reached share of the memory bandwidth.
-        link_share: Reached share of the links within a node.
-        network_share: Reached share of the network.
-        hides: Share of the computation that communication can overlap with.
-        never_hidden: Share of communication that does not overlap.
-        latency_s: Latency of a collective.
-        latency_node_s: Further latency for each node.
-        host_bytes_s: Bandwidth between host and device, for each rank (PCIe 4, shared).
-    """
-
-    shares: dict[str, GpuEfficiency]
-    passes: float
-    logit_bytes: float
-    memory_share: float
-    link_share: float
-    network_share: float
-    hides: float
-    never_hidden: float
-    latency_s: float
-    latency_node_s: float
-    host_bytes_s: float
+    shares: dict[str, GpuEfficiency]  # reached shares of the peak, by generation
+    passes: float  # times that elementwise kernels move activations: write, read, and both of gradients
+    logit_bytes: float  # bytes moved for each score of the loss
+    memory_share: float  # reached share of the memory bandwidth
+    link_share: float  # reached share of the links within a node
+    network_share: float  # reached share of the network
+    hides: float  # share of the computation that communication can overlap with
+    never_hidden: float  # share of communication that does not overlap
+    latency_s: float  # latency of a collective
+    latency_node_s: float  # further latency for each node
+    host_bytes_s: float  # bandwidth between host and device, for each rank (PCIe 4, shared)
 
 
 CONSTANTS = Constants(

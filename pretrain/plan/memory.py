@@ -17,19 +17,12 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class BucketSizes:
-    """DeepSpeed's buffer sizes, in elements. Fields carry the names of its `zero_optimization` section.
+    """DeepSpeed's buffer sizes, in elements. Fields carry the names of its `zero_optimization` section."""
 
-    Attributes:
-        reduce_bucket_size: Gradients reduced at once.
-        allgather_bucket_size: Weights gathered at once after a step (stages 1 and 2).
-        stage3_prefetch_bucket_size: Weights gathered ahead of use. 0 below stage 3.
-        stage3_param_persistence_threshold: Tensors smaller than this are kept whole. 0 below stage 3.
-    """
-
-    reduce_bucket_size: int
-    allgather_bucket_size: int
-    stage3_prefetch_bucket_size: int
-    stage3_param_persistence_threshold: int
+    reduce_bucket_size: int  # gradients reduced at once
+    allgather_bucket_size: int  # weights gathered at once after a step (stages 1 and 2)
+    stage3_prefetch_bucket_size: int  # weights gathered ahead of use. 0 below stage 3
+    stage3_param_persistence_threshold: int  # tensors smaller than this are kept whole. 0 below stage 3
 
 
 def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:

@@ -140,27 +140,16 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Parameters by part; a weight that two parts share counts once.
+    """Parameters by part; a weight that two parts share counts once."""
 
-    Attributes:
-        embedding: Token table, padded rows included, and tables of token types.
-        position: Tables of learned positions, or of biases by distance.
-        attention: Projections of all attention layers, with biases.
-        feedforward: Projections of all feed-forward layers, with biases.
-        norm: All norms of the stacks.
-        head: Output projection unless tied to the embedding, its bias, and the layers before it.
-        pooler: Pooler of a sentence.
-        recurrent: Recurrent cells, with both of torch's biases.
-    """
-
-    embedding: int
-    position: int
-    attention: int
-    feedforward: int
-    norm: int
-    head: int
-    pooler: int
-    recurrent: int = 0
+    embedding: int  # token table, padded rows included, and tables of token types
+    position: int  # tables of learned positions, or of biases by distance
+    attention: int  # projections of all attention layers, with biases
+    feedforward: int  # projections of all feed-forward layers, with biases
+    norm: int  # all norms of the stacks
+    head: int  # output projection unless tied to the embedding, its bias, and the layers before it
+    pooler: int  # pooler of a sentence
+    recurrent: int = 0  # recurrent cells, with both of torch's biases
 
     @property
     def total(self) -> int:

@@ -16,45 +16,25 @@ from pretrain.plan.gpus import CONSTANTS, Constants, Gpu
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of one rank in a step.
+    """The work of one rank in a step."""
 
-    Attributes:
-        projection_flops: Products with weights of a micro-batch, forward and backward, without the head.
-        attention_flops: Scores and mixing, counted as for MFU: masked pairs too.
-        head_flops: Products of the head.
-        projection_forward: Forward part of `projection_flops`.
-        attention_forward: Forward part of `attention_flops`.
-        recompute: Share of the forward pass that is run again.
-        width: Model width, D.
-        kept_bytes: Activations of a micro-batch without checkpointing: elementwise traffic is a multiple of them.
-        logits: Scores that the loss reads in a micro-batch.
-        parameters: Weights of the whole model.
-        trained: Weights with a gradient.
-        weight_bytes: Bytes of a working weight, and of its gradient on the wire.
-        layers: Blocks, as many as there are gathers.
-        state_bytes: Gradients and optimizer state that the update reads, on this rank.
-        offload_bytes: Bytes between host and device in a step.
-        accumulation: Micro-batches of a step.
-        fp32: True: products are in fp32.
-    """
-
-    projection_flops: float
-    attention_flops: float
-    head_flops: float
-    projection_forward: float
-    attention_forward: float
-    recompute: float
-    width: int
-    kept_bytes: float
-    logits: float
-    parameters: float
-    trained: float
-    weight_bytes: int
-    layers: int
-    state_bytes: float
-    offload_bytes: float
-    accumulation: int
-    fp32: bool = False
+    projection_flops: float  # products with weights of a micro-batch, forward and backward, without the head
+    attention_flops: float  # scores and mixing, counted as for MFU: masked pairs too
+    head_flops: float  # products of the head
+    projection_forward: float  # forward part of `projection_flops`
+    attention_forward: float  # forward part of `attention_flops`
+    recompute: float  # share of the forward pass that is run again
+    width: int  # model width, D
+    kept_bytes: float  # activations of a micro-batch without checkpointing, for elementwise traffic
+    logits: float  # scores that the loss reads in a micro-batch
+    parameters: float  # weights of the whole model
+    trained: float  # weights with a gradient
+    weight_bytes: int  # bytes of a working weight, and of its gradient on the wire
+    layers: int  # blocks, as many as there are gathers
+    state_bytes: float  # gradients and optimizer state that the update reads, on this rank
+    offload_bytes: float  # bytes between host and device in a step
+    accumulation: int  # micro-batches of a step
+    fp32: bool = False  # true: products are in fp32
 
     @property
     def model_flops(self) -> float:

@@ -22,21 +22,13 @@ LOADER_TOKENS_S = 8e7
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Speed of a run.
+    """Speed of a run."""
 
-    Attributes:
-        step_s: Seconds of a step.
-        tokens_s: Tokens that the model reads a second, over all ranks.
-        mfu: Model FLOPs utilization, 0 to 1.
-        bound: Bottleneck: compute, memory, network, offload or data; `given` for a rate that was not predicted.
-        parts: Seconds of a step by part; None for a rate that was not predicted.
-    """
-
-    step_s: float
-    tokens_s: float
-    mfu: float
-    bound: str
-    parts: StepTime | None = None
+    step_s: float  # seconds of a step
+    tokens_s: float  # tokens that the model reads a second, over all ranks
+    mfu: float  # model FLOPs utilization, 0 to 1
+    bound: str  # bottleneck: compute, memory, network, offload or data; `given`: not predicted
+    parts: StepTime | None = None  # seconds of a step by part; None for a rate that was not predicted
 
 
 def predict_rate(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> Rate:
@@ -127,25 +119,15 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One cluster size of the scaling curve.
+    """One cluster size of the scaling curve."""
 
-    Attributes:
-        nodes: Number of nodes.
-        ranks: Number of ranks.
-        micro: Rows of a micro-batch: the most that fits and divides, at most the config's.
-        accumulation: Micro-batches of a step.
-        rate: Predicted speed; None where nothing fits, or the batch does not divide.
-        efficiency: Tokens a second and rank, over those of the first point.
-        why: Reason for a missing rate.
-    """
-
-    nodes: int
-    ranks: int
-    micro: int
-    accumulation: int
-    rate: Rate | None
-    efficiency: float
-    why: str = ""
+    nodes: int  # number of nodes
+    ranks: int  # number of ranks
+    micro: int  # rows of a micro-batch: the most that fits and divides, at most the config's
+    accumulation: int  # micro-batches of a step
+    rate: Rate | None  # predicted speed; None where nothing fits, or the batch does not divide
+    efficiency: float  # tokens a second and rank, over those of the first point
+    why: str = ""  # reason for a missing rate
 
 
 def parse_sweep(text: str) -> list[int]:

@@ -30,27 +30,16 @@ _FRAGMENTED = 0.03
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Peak bytes on the device of one rank.
+    """Peak bytes on the device of one rank."""
 
-    Attributes:
-        weights: Working weights.
-        gradients: Gradients between micro-batches.
-        optimizer: Master weights and moments.
-        gathered: Weights that stage 3 has gathered.
-        activations: Activations of a micro-batch, and of the block that is computed again.
-        loss: Logits of a chunk, and the sum of the head's gradient.
-        buckets: Communication buckets.
-        overhead: Context, NCCL, fragmentation.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    gathered: int
-    activations: int
-    loss: int
-    buckets: int
-    overhead: int
+    weights: int  # working weights
+    gradients: int  # gradients between micro-batches
+    optimizer: int  # master weights and moments
+    gathered: int  # weights that stage 3 has gathered
+    activations: int  # activations of a micro-batch, and of the block that is computed again
+    loss: int  # logits of a chunk, and the sum of the head's gradient
+    buckets: int  # communication buckets
+    overhead: int  # context, NCCL, fragmentation
 
     @property
     def state(self) -> int:

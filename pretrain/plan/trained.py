@@ -20,23 +20,14 @@ _OUTSIDE = frozenset({"embedding", "position", "token_type", "head"})
 
 @dataclass(frozen=True, slots=True)
 class TrainableSubset:
-    """The trained part of a model that is not trained as a whole.
+    """The trained part of a model that is not trained as a whole."""
 
-    Attributes:
-        names: Trained parameters of the model.
-        layers: Linear layers that have an adapter.
-        finetune: Rank and dropout of the adapters.
-        full_values: Number of values of `names`.
-        adapter_values: Number of values of the adapters.
-        saves_all: Checkpoints contain frozen parameters too.
-    """
-
-    names: frozenset[str]
-    layers: frozenset[str]
-    finetune: FinetuneConfig
-    full_values: int
-    adapter_values: int
-    saves_all: bool
+    names: frozenset[str]  # trained parameters of the model
+    layers: frozenset[str]  # linear layers that have an adapter
+    finetune: FinetuneConfig  # rank and dropout of the adapters
+    full_values: int  # number of values of `names`
+    adapter_values: int  # number of values of the adapters
+    saves_all: bool  # checkpoints contain frozen parameters too
 
     @property
     def values(self) -> int:
@@ -46,19 +37,12 @@ class TrainableSubset:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Numbers of values of a model.
+    """Numbers of values of a model."""
 
-    Attributes:
-        weights: All weights, with adapters.
-        trained: Those with a gradient and optimizer state.
-        hidden: Trained values of matrices between embedding and head, which Muon steps.
-        saved: Weights in a checkpoint.
-    """
-
-    weights: int
-    trained: int
-    hidden: int
-    saved: int
+    weights: int  # all weights, with adapters
+    trained: int  # those with a gradient and optimizer state
+    hidden: int  # trained values of matrices between embedding and head, which Muon steps
+    saved: int  # weights in a checkpoint
 
 
 def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Values:

@@ -16,21 +16,13 @@ from pretrain.plan.trained import TrainableSubset, Values, count_values, plan_tr
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """A model, its rows, and its trained parameters: independent of the layout.
+    """A model, its rows, and its trained parameters: independent of the layout."""
 
-    Attributes:
-        model: Model whose vocabulary is known.
-        lengths: Tokens of a row.
-        head_share: Share of the positions at which the head is computed.
-        optimizer: `optim.kind`.
-        trained: Trained part of the model. None: all.
-    """
-
-    model: AnyModelConfig
-    lengths: RowLengths
-    head_share: float = 1.0
-    optimizer: str = "adamw"
-    trained: TrainableSubset | None = None
+    model: AnyModelConfig  # model whose vocabulary is known
+    lengths: RowLengths  # tokens of a row
+    head_share: float = 1.0  # share of the positions at which the head is computed
+    optimizer: str = "adamw"  # `optim.kind`
+    trained: TrainableSubset | None = None  # trained part of the model. None: all
 
     @cached_property
     def values(self) -> Values:
