@@ -5,7 +5,9 @@
 Each step calls one builder. Siblings meet here and nowhere else.
 """
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -91,6 +93,36 @@ class Run:
     stop: StopFlag
     progress: Progress
     attempt: int
+
+    @contextlib.contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Enters a phase of a step for all that watch: heartbeat, timeline, and the meter of speed.
+
+        The heartbeat has no end of a phase: it stays in this one until the next is entered.
+
+        Args:
+            name: One of `_TIMELINE_PARTS`.
+            step: Step in progress. None: as before.
+        """
+        self.progress.enter(name, step)
+        metered = self.meter.data_wait() if name == "data" else contextlib.nullcontext()
+        if name in _UNMETERED:
+            metered = self.meter.excluded()
+        with metered, self.timeline.within(_TIMELINE_PARTS[name]):
+            yield
+
+
+_TIMELINE_PARTS = {
+    "data": "data",
+    "compile": "forward",
+    "forward-backward": "forward",
+    "update": "optimizer",
+    "evaluate": "evaluation",
+    "save": "checkpoint",
+}
+
+_UNMETERED = ("evaluate", "save")
+"""Phases that do not count in the time of a step."""
 
 
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:

@@ -22,11 +22,11 @@ from pretrain import dist
 from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.state import TrainState
+from pretrain.config.run import GuardConfig
 from pretrain.data.damage import SkipRanges
-from pretrain.data.loader import StepBatch
+from pretrain.dist import World
 from pretrain.engine.engine import Engine, Update
 from pretrain.errors import CheckpointError, DivergedError
-from pretrain.train.bad_step import report_bad_step
 from pretrain.train.build import Run
 from pretrain.train.rollback import plan_rollback, record_rollback
 from pretrain.train.step_totals import StepTotals
@@ -152,24 +152,20 @@ def _middle(ordered: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-# Watches the numbers of a run: bad steps, loss spikes, replicas that come to differ.
+# The guard: judges every step, and answers what went wrong.
 #
-#     update   the step is applied, beside the exchange of the ranks' sums; or, where spikes are skipped, after it
-#     judge    what the step was goes into the state, so that a run that resumes counts on         (no communication)
-#     act      a bad step is looked into (bad_step.py), a spike is answered, replicas are compared when it is due
-#
-# All ranks hear the same sums, so all judge alike. Costs some 13 us a step; the comparison of
-# replicas reads every weight once, every `guard.check_replicas_every` steps and before checkpoints.
+# All ranks get the same sums, so all judge alike, without communication. Costs some 13 us a step;
+# the comparison of replicas reads every weight once.
 
 
 log = logging.getLogger(__name__)
 
 
 class SpikeError(DivergedError):
-    """A spike at which the run is to go back (`guard.on_spike: rollback`).
+    """A loss spike at which the run goes back (`guard.on_spike: rollback`).
 
     Attributes:
-        state: After the spike.
+        state: State after the spike.
     """
 
     def __init__(self, state: TrainState, what: str) -> None:
@@ -181,54 +177,64 @@ class Guard:
     """The watch over a run in progress. All ranks call the same methods at the same steps.
 
     Args:
-        run: What is watched.
-        state: The run begins with it.
+        config: `guard`.
+        engine: Updates the weights, and lists those to compare.
+        world: Rank that logs, and number of replicas.
+        losses: Losses that the run remembers from before.
+        every_save: `checkpoint.every_steps`: replicas are compared before each save.
     """
 
-    def __init__(self, run: Run, state: TrainState) -> None:
-        self._run, self._config = run, run.config.guard
-        self._detector = SpikeDetector(self._config.spike_window, self._config.spike_threshold, state.losses)
+    def __init__(
+        self, config: GuardConfig, engine: Engine, world: World, losses: Sequence[float], every_save: int
+    ) -> None:
+        self._config, self._engine, self._world, self._every_save = config, engine, world, every_save
+        self._detector = SpikeDetector(config.spike_window, config.spike_threshold, losses)
         self._dropped = False
         self._loss = self._deviation = 0.0
-        self._num_targets = 0
-        if run.engine.is_sharded and self._config.check_replicas_every and run.world.size > 1 and run.world.is_main:
-            log.info("guard.check_replicas_every: at ZeRO 3 no weight is held twice, there is nothing to compare")
+        self._compares = config.check_replicas_every > 0 and world.size > 1 and not engine.is_sharded
+        if engine.is_sharded and config.check_replicas_every and world.size > 1:
+            self._say(logging.INFO, "guard.check_replicas_every: ZeRO 3 keeps one copy of each weight, none to compare")
 
     def update(
         self, learning_rate: float, num_targets: int, pending: Callable[[], StepTotals]
     ) -> tuple[Update, StepTotals]:
-        """Applies a step, or drops it where it is a spike to be skipped; returns the update and what the ranks agreed.
+        """Applies a step, or drops it where it is a spike to be skipped; returns the update and the ranks' totals.
 
         Args:
-            learning_rate: Of this step.
-            num_targets: Of all ranks.
-            pending: Waits for the exchange that runs.
+            learning_rate: Learning rate of this step.
+            num_targets: Targets of the step over all ranks.
+            pending: Waits for the exchange.
         """
         if self._config.on_spike != "skip":
+            # The exchange runs beside the optimizer.
             self._dropped = False
-            return self._run.engine.update(learning_rate), pending()
+            return self._engine.update(learning_rate), pending()
+        # The decision to drop a step needs the loss of all ranks: the optimizer waits for it.
         agreed = pending()
         self._dropped = self._detector.is_spike(agreed.loss_sum / max(num_targets, 1))
-        return self._run.engine.update(learning_rate, drop=self._dropped), agreed
+        return self._engine.update(learning_rate, drop=self._dropped), agreed
 
     def judge(self, state: TrainState, loss: float, num_targets: int, update: Update) -> TrainState:
-        """Returns the state after a step, with what the step was counted in.
+        """Returns the state after a step with the guard's counters, so that a resumed run continues them.
 
         Args:
-            state: After it.
+            state: State after the step.
             loss: Mean over its targets.
-            num_targets: Of all ranks.
-            update: What became of it.
+            num_targets: Targets of the step over all ranks.
+            update: Outcome of the optimizer.
         """
         is_bad = update.skipped and not self._dropped
-        self._loss, self._num_targets = loss, num_targets
+        self._loss = loss
         self._deviation = 0.0 if is_bad or not num_targets else self._detector.deviation(loss)
         is_spike = self._deviation > self._config.spike_threshold
         in_a_row = state.spikes_in_a_row + 1 if is_spike else 0
-        if num_targets:  # without one the loss is 0, and says nothing
+        if num_targets:  # the loss of a step without targets is 0, and says nothing
             self._detector.add(loss)
         if self._dropped and in_a_row >= self._config.max_skips:
             self._detector.forget()
+        if not num_targets:
+            text = "step %d has no targets, %d steps so far: its loss is empty"
+            self._say(logging.WARNING, text, state.step, state.empty_steps + 1)
         return replace(
             state,
             losses=self._detector.losses,
@@ -238,37 +244,30 @@ class Guard:
             empty_steps=state.empty_steps + (not num_targets),
         )
 
-    def act(self, state: TrainState, batch: StepBatch) -> None:
-        """Does what the step asks for. Collective.
+    def act(self, state: TrainState) -> None:
+        """Answers a spike, and compares replicas where that is due. Collective.
 
         Raises:
-            DivergedError: Too many bad steps in a row, or replicas that differ.
+            DivergedError: Replicas differ.
             SpikeError: The run is to go back.
         """
-        if not self._num_targets:
-            self._warn(
-                "step %d has no targets, %d steps so far: nothing was learned of it", state.step, state.empty_steps
-            )
-        if state.bad_steps_in_a_row:
-            report_bad_step(self._run, state, batch, self._loss, self._num_targets)
-        elif state.spikes_in_a_row:
+        if state.spikes_in_a_row:
             self._answer_spike(state)
-        every, saves = self._config.check_replicas_every, self._run.config.checkpoint.every_steps
-        if every and (state.step % every == 0 or (saves and state.step % saves == 0)):
+        every = self._config.check_replicas_every
+        if every and (state.step % every == 0 or (self._every_save and state.step % self._every_save == 0)):
             self.check_replicas(state)
 
     def check_replicas(self, state: TrainState) -> None:
-        """Compares the weights that ranks hold alike, unless that is switched off; before the last save too.
+        """Compares the weights of which every rank has a copy, unless that is switched off.
 
         Raises:
             DivergedError: They differ.
         """
-        if self._config.check_replicas_every and self._run.world.size > 1 and not self._run.engine.is_sharded:
-            with self._run.meter.excluded():
-                check_replicas(self._run.engine, state.step)
+        if self._compares:
+            check_replicas(self._engine, state.step)
 
     def metrics(self, state: TrainState) -> dict[str, float]:
-        """Returns the counts of what has happened, where it has."""
+        """Returns the counters that are not 0."""
         counts = {"spikes": state.spikes, "empty_steps": state.empty_steps}
         return {name: float(count) for name, count in counts.items() if count}
 
@@ -279,16 +278,17 @@ class Guard:
         )
         if self._config.on_spike == "rollback":
             raise SpikeError(state, text)
-        if self._dropped and not state.losses:
-            self._warn("%s; %d in a row were skipped: it is taken for the new level", text, state.spikes_in_a_row)
+        if self._dropped and not state.losses:  # `judge` has cleared the window
+            words = "%s; %d in a row were skipped: it is taken for the new level"
+            self._say(logging.WARNING, words, text, state.spikes_in_a_row)
         elif self._dropped:
-            self._warn("%s; it was skipped", text)
+            self._say(logging.WARNING, "%s; it was skipped", text)
         elif state.spikes_in_a_row == 1:
-            self._warn("%s", text)
+            self._say(logging.WARNING, "%s", text)
 
-    def _warn(self, text: str, *values: object) -> None:
-        if self._run.world.is_main:
-            log.warning(text, *values)
+    def _say(self, level: int, text: str, *values: object) -> None:
+        if self._world.is_main:
+            log.log(level, text, *values)
 
 
 # What `guard.on_spike: rollback` does: back to the newest checkpoint, in the same process, and on

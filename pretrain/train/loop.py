@@ -20,7 +20,7 @@ from pretrain.engine.engine import Update
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
-from pretrain.train.bad_step import seed_dropout
+from pretrain.train.bad_step import report_bad_step, seed_dropout
 from pretrain.train.build import Run
 from pretrain.train.claim import check_order
 from pretrain.train.guard import Guard, SpikeError, go_back
@@ -42,7 +42,7 @@ def train(run: Run, state: TrainState) -> TrainState:
     _announce(run, state, run.config.train.last_step)
     while True:
         try:
-            with Saving(run, state.step) as saving:
+            with _start_saving(run, state.step) as saving:
                 return _take_steps(run, state, saving)
         except SpikeError as spike:
             state = go_back(run, spike)
@@ -51,32 +51,27 @@ def train(run: Run, state: TrainState) -> TrainState:
 def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
     target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
-    guard, skipped_rows = Guard(run, state), 0
+    guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
-    phase = "compile"
-    run.progress.enter("data", state.step + 1)
-    upcoming = _fetch(run) if state.step < target else None
+    skipped_rows, phase = 0, "compile"
+    upcoming = _fetch(run, state.step + 1) if state.step < target else None
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
     check_order(state, agreed.coming.digest if agreed.coming else None, config.resume.allow)
     while upcoming is not None and agreed.coming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.coming.num_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
 
-        run.progress.enter(phase, state.step + 1)
         run.profiler.before_step(state.step + 1)
-        sums = _accumulate(run, state.step, batch, num_targets)
+        sums = _accumulate(run, state.step, batch, num_targets, phase)
         phase = "forward-backward"
-        run.progress.enter("data")
-        upcoming = _fetch(run) if state.step + 1 < target else None
-        run.progress.enter("update")
-        run.timeline.enter("optimizer")
-        run.stop.arm()  # from here on a stop has something to save
-        pending = _start_exchange(run, saving, sums, batch, upcoming)
-        saving.before_update()
-        if config.tracking.measures_norms(state.step + 1):
-            run.norms.arm()
-        update, agreed = guard.update(learning_rate, num_targets, pending)
-        run.timeline.enter("other")
+        upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
+        with run.phase("update"):
+            run.stop.arm()  # from here on a stop has something to save
+            pending = _start_exchange(run, saving, sums, batch, upcoming)
+            saving.before_update()
+            if config.tracking.measures_norms(state.step + 1):
+                run.norms.arm()
+            update, agreed = guard.update(learning_rate, num_targets, pending)
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
 
@@ -91,21 +86,23 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             metrics |= sources.take() | guard.metrics(state) | run.norms.take(update, run.engine.device)
             run.tracker.log(state.step, metrics)
         _alert(run, state, loss)
-        guard.act(state, batch)
+        with run.meter.excluded():
+            if state.bad_steps_in_a_row:
+                report_bad_step(run, state, batch, loss, num_targets)
+            guard.act(state)
 
         if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
-            with run.meter.excluded(), run.timeline.within("evaluation"):
+            with run.phase("evaluate"):
                 validate(run, state)
-        run.progress.enter("save")
-        with run.timeline.within("checkpoint"):
+        with run.phase("save"):
             saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
         run.timeline.end_step()
         with run.meter.excluded():
             run.profiler.after_step(state.step)
     run.profiler.close(state.step)
     guard.check_replicas(state)
-    run.progress.enter("save")
-    saving.finish(state)
+    with run.phase("save"):
+        saving.finish(state)
     return state
 
 
@@ -129,10 +126,24 @@ def _announce(run: Run, state: TrainState, target: int) -> None:
             log.info("%s", rows)
 
 
-def _fetch(run: Run) -> StepBatch | None:
-    """Returns the next step's batch; None where a stop was asked for while its data was waited for."""
+def _start_saving(run: Run, step: int) -> Saving:
+    return Saving(
+        checkpoints=run.checkpoints,
+        store=run.engine.state,
+        folder=run.folder,
+        audit=run.audit,
+        tracker=run.tracker,
+        progress=run.progress,
+        world=run.world,
+        every_steps=run.config.checkpoint.every_steps,
+        step=step,
+    )
+
+
+def _fetch(run: Run, step: int) -> StepBatch | None:
+    """Returns the next batch, during `step`; None where a stop was asked for while its data was waited for."""
     try:
-        with run.meter.data_wait(), run.timeline.within("data"):
+        with run.phase("data", step):
             return next(run.loader)
     except WaitStoppedError:
         return None  # the exchange tells the other ranks, as it does any stop
@@ -156,16 +167,15 @@ def _zero(run: Run) -> Tensor:
     return torch.zeros(run.engine.module.num_shown, dtype=torch.float64, device=run.engine.device)
 
 
-def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int) -> Tensor:
-    """Runs the micro-batches of a step; returns what the engine gave for each, added up (`Engine.forward_backward`)."""
+def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: str) -> Tensor:
+    """Runs the micro-batches of a step; returns the sum of the engine's results (`Engine.forward_backward`)."""
     scale = run.world.size / max(num_targets, 1)
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
-        run.progress.go_on()
-        run.timeline.enter("forward")
-        seed_dropout(run.config, run.world, step, number)
-        is_last = number + 1 == len(batch.micro_batches)
-        total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
+        with run.phase(phase, step + 1):
+            seed_dropout(run.config, run.world, step, number)
+            is_last = number + 1 == len(batch.micro_batches)
+            total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
     return total
 
 

@@ -1,23 +1,32 @@
-"""When the loop saves, and what becomes of a save that fails: training goes on, until too many have failed in a row.
+"""The checkpoints of a run in progress: when one begins, and what happens when one fails.
 
-after a step  ->  the save in flight goes a phase further, if all ranks have done their part (`Agreed.num_written`)
-              ->  the next one begins, if one is due: the step waits for a copy to host memory, no more
-at the end    ->  the one in flight is waited for, and the last step is saved
+    after a step  ->  the save in flight advances a phase, if all ranks have done their part (`StepTotals.num_written`)
+                  ->  the next one begins, if one is due: the step waits for a copy to host memory only
+    at the end    ->  the save in flight is waited for, and the last step is saved
+
+A save that fails is a warning and training continues; `MAX_FAILED_SAVES` in a row end the run.
 """
 
 import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
 from pretrain.checkpoint.agree import nothing
+from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
+from pretrain.dist import World
 from pretrain.errors import DiskError, DivergedError, PretrainError
+from pretrain.run.folder import RunDir
+from pretrain.run.phase import Progress
+from pretrain.tracking.audit import AuditLedger
+from pretrain.tracking.tracker import Tracker
 from pretrain.train.best import SAVED, note_commit
-from pretrain.train.build import Run
+from pretrain.types import FragmentStore
 
 log = logging.getLogger(__name__)
 
@@ -25,52 +34,72 @@ MAX_FAILED_SAVES = 3
 JOIN_S = 5.0
 
 
+@dataclass
 class Saving:
-    """The checkpoints of a run in progress. All ranks call the same methods at the same steps.
+    """The saves of a run, one in flight at a time. All ranks call the same methods at the same steps.
 
-    Args:
-        run: What is saved, where, and how often.
-        step: The step that the run begins with; it needs no checkpoint.
+    Attributes:
+        checkpoints: Checkpoints of the run.
+        store: State of the engine.
+        folder: Run folder, whose run.json notes the first commit.
+        audit: Ledger, made durable before each commit; None on ranks other than 0.
+        tracker: Logs the checkpoints and their times.
+        progress: Extends the time limit while a save is waited for.
+        world: Rank that logs, and number of ranks that write.
+        every_steps: Interval of saves; 0: only the last step is saved.
+        step: Last step done. The one that the run begins with needs no checkpoint.
     """
 
-    def __init__(self, run: Run, step: int) -> None:
-        self._run, self._step, self._saved_step, self._num_failed = run, step, step, 0
-        self._save: Save | None = None
-        self._begun_at = self._stall_s = 0.0
-        self._has_waited = False
+    checkpoints: CheckpointManager
+    store: FragmentStore
+    folder: RunDir
+    audit: AuditLedger | None
+    tracker: Tracker
+    progress: Progress
+    world: World
+    every_steps: int
+    step: int
+    _saved_step: int = field(init=False)
+    _save: Save | None = field(default=None, init=False)
+    _num_failed: int = field(default=0, init=False)
+    _begun_at: float = field(default=0.0, init=False)
+    _stall_s: float = field(default=0.0, init=False)
+    _has_waited: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._saved_step = self.step
 
     @property
     def is_written(self) -> bool:
-        """Whether this rank's part of what is in flight is done: for the exchange of the step."""
+        """Whether this rank's part of the save in flight is done, for the exchange of the step."""
         return self._save is not None and self._save.is_done
 
     def before_update(self) -> None:
-        """Must be called before the state changes: on CUDA, the update waits for copies that are under way."""
+        """Must be called before the weights change: on CUDA, makes the update wait for copies of them under way."""
         if self._save is not None:
-            self._run.checkpoints.hold()
+            self.checkpoints.hold()
 
     def after_step(self, state: TrainState, num_written: int, *, may_begin: bool) -> None:
-        """Follows the save in flight, and begins the next where it is due: a full disk is no reason to stop training.
+        """Advances the save in flight, and begins the next one where it is due.
 
         Args:
-            state: Of the step that has ended.
-            num_written: Ranks that have done their part, as all ranks have heard.
-            may_begin: Whether the run goes on after this step.
+            state: State after the step.
+            num_written: Ranks that have done their part, from the exchange of the step.
+            may_begin: Whether the run continues after this step.
 
         Raises:
-            DiskError: The third save in a row could not be written.
+            DiskError: `MAX_FAILED_SAVES` in a row could not be written.
             CheckpointError: The state is not one to go back to.
-            LockedError: The run folder is another attempt's by now.
+            LockedError: Another attempt has taken the run folder.
         """
-        self._step = state.step
-        if self._save is not None and num_written == self._run.world.size:
-            with self._failures_counted(), self._run.meter.excluded():
+        self.step = state.step
+        if self._save is not None and num_written == self.world.size:
+            with self._failures_counted():
                 self._advance()
-        every = self._run.config.checkpoint.every_steps
-        if may_begin and every and state.step % every == 0:
-            with self._failures_counted(), self._run.meter.excluded():
+        if may_begin and self.every_steps and state.step % self.every_steps == 0:
+            with self._failures_counted():
                 self._make_way(state.step)
-            with self._failures_counted(), self._run.meter.excluded():
+            with self._failures_counted():
                 self._begin(state)
 
     def finish(self, state: TrainState) -> None:
@@ -80,11 +109,13 @@ class Saving:
             DiskError: The last step could not be saved.
             CheckpointError, LockedError: As in `after_step`.
         """
-        self._step = state.step
+        self.step = state.step
         try:
             self._wait()
         except DiskError as error:
-            self._save, self._saved_step = None, -1
+            # It may have failed behind its commit: even if it was of the last step, that one is saved again.
+            self._save = None
+            self._saved_step = -1
             self._warn("%s", error)
         if state.step != self._saved_step:
             self._begin(state)
@@ -96,14 +127,14 @@ class Saving:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Lets the save in flight come to its end after an error in the loop, as far as that is possible.
+        """Finishes the save in flight after an error in the loop, unless another rank may be gone.
 
-        With several ranks, that takes an error which all of them have met at the same step; else a rank that waits
-        for the others might wait for a dead one.
+        With several ranks, that takes an error that all of them meet at the same step (`DivergedError`): the phases of
+        a save are collective, and a rank that failed alone is not there for them.
         """
         if self._save is None or self._save.is_finished:
             return
-        if self._run.world.size == 1 or isinstance(error, DivergedError):
+        if self.world.size == 1 or isinstance(error, DivergedError):
             try:
                 self._wait()
             except PretrainError as failure:
@@ -116,49 +147,51 @@ class Saving:
         try:
             yield
         except DiskError as error:
-            self._save, self._saved_step = None, -1
+            self._save = None
+            self._saved_step = -1
             self._num_failed += 1
             if self._num_failed >= MAX_FAILED_SAVES:
                 raise
-            every = self._run.config.checkpoint.every_steps
-            self._warn("%s; training goes on, the next save is in %d steps at the latest", error, every)
+            self._warn("%s; training continues, the next save is in %d steps at the latest", error, self.every_steps)
 
     def _begin(self, state: TrainState) -> None:
-        run, self._begun_at = self._run, time.monotonic()
-        ledger = nothing if run.audit is None else run.audit.sync
-        note = partial(note_commit, run.folder, state.step)
-        self._save = run.checkpoints.begin(run.engine.state, state, before_commit=ledger, after_commit=note)
+        self._begun_at = time.monotonic()
+        sync_ledger = nothing if self.audit is None else self.audit.sync
+        note = partial(note_commit, self.folder, state.step)
+        self._save = self.checkpoints.begin(self.store, state, before_commit=sync_ledger, after_commit=note)
         self._stall_s = time.monotonic() - self._begun_at
 
     def _advance(self) -> None:
         assert self._save is not None
-        save, was_committed = self._save, self._save.is_committed
+        save = self._save
+        was_committed = save.is_committed
         save.advance()
         if save.is_committed and not was_committed:
             self._saved_step = save.step
-            if self._run.world.is_main:
+            if self.world.is_main:
                 seconds = time.monotonic() - self._begun_at
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
                 self._note(save.step, seconds)
-                self._run.tracker.checkpoint(save.step, save.path)
+                self.tracker.checkpoint(save.step, save.path)
         if save.is_finished:
             self._save, self._num_failed = None, 0
 
     def _note(self, saved_step: int, seconds: float) -> None:
         figures = {SAVED: saved_step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
-        self._run.tracker.log(self._step, figures, shown=False)
+        self.tracker.log(self.step, figures, shown=False)
 
     def _wait(self) -> None:
         while self._save is not None:
-            self._run.progress.go_on()
+            self.progress.go_on()
             self._save.join()
             self._advance()
 
     def _make_way(self, step: int) -> None:
-        """Waits for the save in flight, if the next is due: there are buffers for one. Says so the first time."""
+        """Waits for the save in flight when the next is due: there are buffers for one only. Warns the first time."""
         if self._save is None:
             return
-        slow, begun = self._save, time.monotonic()
+        slow = self._save
+        begun = time.monotonic()
         self._wait()
         if not self._has_waited:
             self._has_waited = True
@@ -169,9 +202,9 @@ class Saving:
                 step,
                 time.monotonic() - begun,
                 time.monotonic() - self._begun_at,
-                self._run.config.checkpoint.every_steps,
+                self.every_steps,
             )
 
     def _warn(self, text: str, *values: object) -> None:
-        if self._run.world.is_main:
+        if self.world.is_main:
             log.warning(text, *values)

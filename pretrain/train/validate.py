@@ -21,7 +21,6 @@ def validate(run: Run, state: TrainState) -> None:
         flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
         return bool(dist.all_reduce_sum(flag).item() > 0)
 
-    run.progress.enter("evaluate")
     reports = []
     for source in run.validation:
         report = evaluate_loss(run.engine, source.loader, should_stop)

@@ -98,7 +98,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_again_when_there_is_r
     assert "checkpoint of step 20 not saved: rank 0: " in output
     assert "rank-00000.safetensors: cannot write: No space left on device (" in output
     assert " bytes needed, " in output
-    assert "training goes on, the next save is in 20 steps at the latest" in output
+    assert "training continues, the next save is in 20 steps at the latest" in output
     assert "rows of the ledger wait in memory until it can be written" in output
     assert "Traceback" not in output and "Logging error" not in output
     run = maker.folder("full")
@@ -112,7 +112,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_again_when_there_is_r
 def test_a_disk_that_stays_full_ends_the_run_after_three_saves_with_the_exit_code_of_disks(disk, corpus, tmp_path):
     maker, options = start(disk, corpus, tmp_path, FILL, ROOM_AT="99")
     output = maker.train("full", *ALONE, "extend=[spoil_disk]", expect=EXIT_DISK, **options)
-    assert output.count("training goes on, the next save is in 20 steps") == 2
+    assert output.count("training continues, the next save is in 20 steps") == 2
     assert "checkpoint of step 60 not saved: rank 0: " in output
     assert not list_checkpoints(maker.folder("full").checkpoints)
     (disk / "ballast").unlink()

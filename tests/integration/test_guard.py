@@ -144,7 +144,7 @@ def test_a_step_without_targets_is_counted_and_leaves_the_model_finite(runs):
         "        return step\n"
         "    for batch in step.micro_batches:\n"
         "        batch.targets_BT.fill_(-100)\n"
-        "    return replace(step, num_targets=0)\n"
+        "    return replace(step, counts=replace(step.counts, num_targets=0))\n"
         "TrainLoader.__next__ = emptied\n"
     )
     result = runs.train("empty", 5, "extend=[emptied]", "tracking.log_every_steps=1", PYTHONPATH=str(runs.folder))

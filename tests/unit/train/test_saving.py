@@ -1,6 +1,5 @@
 """When the loop saves and what becomes of a failure, with real checkpoints of a stand-in for an engine."""
 
-import contextlib
 import logging
 import threading
 from types import SimpleNamespace
@@ -8,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from pretrain.checkpoint.format import list_checkpoints, step_of
-from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
 from pretrain.run.folder import RunDir, begin_attempt
+from pretrain.run.phase import Progress
 from pretrain.train.saving import Saving
 from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
@@ -33,20 +32,20 @@ class Steps:
         place = RunDir(folder.with_name(f"{folder.name}-run"))
         place.path.mkdir()
         begin_attempt(place, "run", {})
-        self.run = SimpleNamespace(
-            folder=place,
-            config=SimpleNamespace(checkpoint=CheckpointConfig(every_steps=every)),
-            world=World(0, 1, 0),
-            meter=SimpleNamespace(excluded=contextlib.nullcontext),
-            progress=SimpleNamespace(go_on=lambda: None),
-            audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
+        self.saving = Saving(
             checkpoints=manager(folder),
-            engine=SimpleNamespace(state=self.store),
+            store=self.store,
+            folder=place,
+            audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
             tracker=SimpleNamespace(
                 log=lambda step, figures, shown: self.noted.append((step, figures)), checkpoint=lambda step, path: None
             ),
+            progress=Progress(),
+            world=World(0, 1, 0),
+            every_steps=every,
+            step=0,
         )
-        self.saving, self.step = Saving(self.run, 0), 0
+        self.step = 0
 
     def take(self, *, is_last=False, settle=True):
         """One step; lets the thread come to the end of its phase first, where that is asked for."""
@@ -134,7 +133,7 @@ def test_a_full_disk_does_not_stop_training_and_the_next_save_succeeds(tmp_path,
         steps.take()
     assert "step 2 not saved: rank 0: " in caplog.text
     assert "No space left on device (204 bytes needed, " in caplog.text
-    assert "training goes on, the next save is in 2 steps at the latest" in caplog.text
+    assert "training continues, the next save is in 2 steps at the latest" in caplog.text
     io.set_fault_hook(None)
     for _ in range(5):
         steps.take()
@@ -200,7 +199,7 @@ def test_state_that_is_not_finite_ends_the_run_at_once(tmp_path):
 def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
     steps = Steps(tmp_path, every=2)
     threads = []
-    steps.run.audit.sync = lambda: threads.append(threading.current_thread())
+    steps.saving.audit.sync = lambda: threads.append(threading.current_thread())
     for _ in range(5):
         steps.take()
     assert threads and threading.main_thread() not in threads
@@ -208,7 +207,7 @@ def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
 
 def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted_before_anything_older_goes(tmp_path):
     steps = Steps(tmp_path, every=2)
-    steps.run.checkpoints.prepare(1, 3)
+    steps.saving.checkpoints.prepare(1, 3)
     seen, threads = [], set()
 
     def watch(operation, path):
@@ -222,14 +221,14 @@ def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted
     assert threading.main_thread() not in threads
     order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename .trash-step-00000001"]
     assert [operation for operation in seen if operation in order] == order
-    assert steps.run.folder.read_record()["attempts"][-1]["committed_step"] == 2
+    assert steps.saving.folder.read_record()["attempts"][-1]["committed_step"] == 2
 
 
 def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):
     steps, reached, gate = Steps(tmp_path, every=10), threading.Event(), threading.Event()
 
     def hold(operation, path):
-        if path == steps.run.folder.record:
+        if path == steps.saving.folder.record:
             reached.set()
             gate.wait(LIMIT_S)
 
