@@ -1,4 +1,4 @@
-"""What the ranks tell each other about a save, so that all go on alike or fail alike."""
+"""Agreement of the ranks on the outcome of a step of a save or load: all continue, or all raise the same error."""
 
 import math
 import socket
@@ -20,11 +20,10 @@ def agree(outcome: Callable[[], Any]) -> list[Any]:
     """Returns what `outcome` returned on every rank, by rank. Collective.
 
     Args:
-        outcome: Returns something JSON-able, or raises. An error that is none of the user's is raised here and now, and
-            ends this rank.
+        outcome: Returns a JSON-able value, or raises. Errors that are not in `KINDS` are raised at once on this rank.
 
     Raises:
-        PretrainError: It raised on some rank; the same one on every rank.
+        PretrainError: `outcome` raised on some rank; the same error on every rank.
     """
     value: Any = None
     failure: dict[str, str] | None = None
@@ -45,18 +44,18 @@ def agree(outcome: Callable[[], Any]) -> list[Any]:
 
 
 def nothing() -> None:
-    """The part of a rank that has none."""
+    """The outcome of a rank that has no part."""
 
 
-# Whether what the ranks have written is a whole model, and the same one as before.
+# Completeness: the files of all ranks together are a whole model, of the same shapes as before.
 
 
 def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) -> dict[str, list[int]]:
     """Returns the shape of every parameter.
 
     Args:
-        votes: Of each rank: `shapes` of the parameters that it has pieces of, and `num_weights`, the elements of each.
-        previous: Shapes in the checkpoint before; empty: none.
+        votes: For each rank `shapes`, of the parameters in its file, and `num_weights`, the elements of each there.
+        previous: Shapes in the previous checkpoint; empty: none.
 
     Raises:
         CheckpointError: A parameter is not whole, has two shapes, or another shape than before; it is named.
@@ -89,8 +88,7 @@ def _refusal(what: str) -> CheckpointError:
     )
 
 
-# Files that another node has, on a file system that shows them late: a client of NFS remembers what
-# was not there.
+# Visibility: an NFS client caches that a file does not exist, so files of another node appear late.
 
 
 LONGEST_WAIT_S = 90.0
@@ -101,12 +99,12 @@ POLL_S = 0.1
 
 
 def wait_for_folder(folder: Path, world: World) -> None:
-    """Waits until this rank sees all files of `folder` that rank 0 sees. Collective; one rank alone waits for nothing.
+    """Waits until this rank sees all files of `folder` that rank 0 sees. Collective; returns at once in a world of one.
 
-    So a checkpoint that one node does not see yet is not taken for a damaged one.
+    Prevents that a checkpoint which a node does not see yet counts as damaged.
 
     Raises:
-        CheckpointError: Some rank does not see them in `LONGEST_WAIT_S`; on every rank.
+        CheckpointError: A rank timed out after `LONGEST_WAIT_S`; on every rank.
     """
     if world.size == 1:
         return
@@ -115,7 +113,7 @@ def wait_for_folder(folder: Path, world: World) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the names in a folder; none where it is not seen. Asks the server once, however many files there are."""
+    """Returns the names in a folder; none where it is not seen. One request to the server, for any number of files."""
     try:
         return sorted(path.name for path in folder.iterdir())
     except OSError:
@@ -123,7 +121,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def wait_until_visible(folder: Path, names: Iterable[str]) -> None:
-    """Waits until this process sees files that are there.
+    """Waits until this process sees files that exist on another node.
 
     Raises:
         CheckpointError: One of them stays unseen for `LONGEST_WAIT_S`; names it and this machine.

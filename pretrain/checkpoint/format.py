@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, and its manifest.
+"""Layout of a checkpoint folder, and its manifest.
 
     checkpoints/step-00001000/rank-00000.safetensors ...   fragments, one file a rank
     checkpoints/step-00001000/manifest.json                written last: state, files with sizes and CRCs, parameters

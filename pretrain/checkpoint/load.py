@@ -63,11 +63,10 @@ def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
     return state
 
 
-# Weights alone, in the checkpoint format: what a model folder holds, and any checkpoint read tensor
-# by tensor.
+# Weights alone: a model folder written in the checkpoint format, and any checkpoint read tensor by
+# tensor.
 #
-# Nothing here is collective, and neither direction holds more than one file of tensors beside what
-# the caller holds.
+# Not collective; memory: one file of tensors beyond those of the caller.
 
 
 MAX_FILE_BYTES = 5 * 10**9

@@ -1,6 +1,12 @@
-"""Whether the checkpoints of a run will fit, known before its first step: arithmetic, and one trial write.
+"""The checkpoints of a run: saved beside training, listed, verified, loaded.
 
-How large a checkpoint is, and how many there are at once: `pretrain/plan/course.py`.
+    prepare   leftovers of dead attempts removed; free space checked; a file written as a trial
+    begin     this rank's fragments copied to host memory  ->  a `Save`, whose phases the loop advances (save.py)
+    load      newest first: sizes and CRCs verified, a share of the files per rank  ->  damaged: renamed, next older one
+              ->  each rank reads its ranges (load.py)
+
+Rank 0 decides for all. DeepSpeed's own checkpoints are not used: they are not crash-safe, and depend on the topology.
+The size of a checkpoint, and the number of them at once, come from `pretrain/plan/course.py`.
 """
 
 import functools
@@ -28,15 +34,17 @@ from pretrain.types import FragmentStore
 from pretrain.utils.checksum import check_file
 from pretrain.utils.io import make_dir, write_file
 
+log = logging.getLogger(__name__)
+
 
 def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> str | None:
     """Returns why checkpoints do not fit, with the numbers; None where they do.
 
     Args:
         free: Bytes free on the file system.
-        existing: Bytes of the checkpoints there are, whose place the new ones take over time.
-        checkpoint: Bytes of one.
-        num_kept: How many there are going to be.
+        existing: Bytes of existing checkpoints, which the new ones replace over time.
+        checkpoint: Bytes of one checkpoint.
+        num_kept: Number of checkpoints at once.
     """
     needed = checkpoint * num_kept
     if needed <= free + existing:
@@ -49,16 +57,7 @@ def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> st
 
 
 def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
-    """Sees that checkpoints fit on the file system of an existing folder.
-
-    Args:
-        folder: Of checkpoints.
-        checkpoint: Bytes of one.
-        num_kept: How many there are going to be.
-
-    Raises:
-        DiskError: They do not.
-    """
+    """Checks that checkpoints fit on the file system of `folder`; see `room_problem`. Raises: DiskError."""
     try:
         files = (file for path in list_checkpoints(folder) for file in path.iterdir())
         problem = room_problem(
@@ -75,38 +74,19 @@ def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
 
 
 def try_writing(folder: Path) -> None:
-    """Writes a small file, durably, and removes it: quota, permission, and a read-only disk are met here, not later.
-
-    Raises:
-        DiskError: The disk refused.
-    """
+    """Writes and removes a small file, so that quota and permission errors occur at the start. Raises: DiskError."""
     trial = folder / ".trial"
     write_file(trial, b"checkpoints are written here\n")
     with suppress(OSError):
         trial.unlink()
 
 
-# The checkpoints of a run: saved beside the training, found, verified, loaded. What is collective
-# says so.
-#
-#     prepare   leftovers of dead attempts removed; room for what is going to be saved; a file written as a trial
-#     begin     this rank's fragments copied to host memory  ->  a Save, whose phases the loop follows (`save.py`)
-#     load      newest first: sizes and CRCs checked, a share of the files a rank  ->  bad: set aside, try the older one
-#               ->  each rank reads the ranges it holds (`load.py`)
-#
-# Rank 0 decides and tells; no rank decides alone. DeepSpeed's own save and load are not used: they
-# are not crash-safe and do not reshape.
-
-
-log = logging.getLogger(__name__)
-
-
 def _always_ours() -> None:
-    """The fence of a folder that nobody else can take."""
+    """The fence of a folder without a lease."""
 
 
 def _check_readable(path: Path) -> None:
-    """Sees that this process may read a checkpoint. Raises: DiskError."""
+    """Checks that this process may read a checkpoint. Raises: DiskError."""
     for entry in (path, *path.glob("*")):
         mode = os.R_OK | os.X_OK if entry.is_dir() else os.R_OK
         if entry.exists() and not os.access(entry, mode):
@@ -119,13 +99,13 @@ class CheckpointManager:
 
     Args:
         folder: The run's `checkpoints` folder.
-        keep: Newest ones kept, at least 2.
-        world: This process's place.
-        topology: What wrote them, noted in the manifest as it is: world size, engine, attempt.
-        fence: Called by rank 0 immediately before the rename that commits, and before anything is removed or set aside.
-            Raises LockedError where this attempt does not own the run folder any more.
+        keep: Number of newest checkpoints to keep, at least 2.
+        world: Rank and world size.
+        topology: JSON for the manifest: world size, engine, attempt.
+        fence: Called by rank 0 immediately before the rename that commits, and before anything is removed or renamed.
+            Raises LockedError where another attempt owns the run folder.
         keep_every_steps: Checkpoints of steps that are a multiple of it are never removed; 0: none.
-        best: Metric of validation by which the best one is marked, and never removed. None: none is.
+        best: Validation metric of the best checkpoint, which is never removed. None: no best one.
     """
 
     def __init__(
@@ -145,14 +125,14 @@ class CheckpointManager:
         self._in_flight: Save | None = None
 
     def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:
-        """Makes the folder ready, and sees that a run can save there. Collective; before the first step.
+        """Prepares the folder, and checks space and permissions. Collective; before the first step.
 
         Args:
             checkpoint_bytes: Size of a checkpoint.
-            num_kept: How many there are going to be at once.
+            num_kept: Number of checkpoints at once.
 
         Raises:
-            DiskError: They do not fit, or the folder cannot be written to.
+            DiskError: They do not fit, or the folder is not writable.
         """
         self._begin_attempt()
 
@@ -187,13 +167,13 @@ class CheckpointManager:
         """Copies this rank's fragments to host memory and begins to write them. Collective the first time only.
 
         Args:
-            store: May be changed once this has returned and `hold` was called.
-            state: Of the step that has just ended.
+            store: State of the engine; may change after this has returned and `hold` was called.
+            state: State of the step that has just ended.
             before_commit: See `Save`.
             after_commit: See `Save`.
 
         Raises:
-            DiskError: The folder of checkpoints cannot be made.
+            DiskError: The folder of checkpoints cannot be created.
         """
         assert self._in_flight is None or self._in_flight.is_finished, "one save at a time: they share their buffers"
         self._begin_attempt()
@@ -201,34 +181,33 @@ class CheckpointManager:
         return self._in_flight
 
     def note_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Takes note of how good the model of a step is, before that is saved. Empty: it is not known."""
+        """Notes the evaluation of a step before its save, to find the best checkpoint. Empty: unknown."""
         if self._best is not None:
             self._best.note(step, metrics)
 
     def hold(self) -> None:
-        """Makes device work that is queued from now on, and changes the state, wait for the copy; see `HostCopy`."""
+        """Makes device work queued from now on wait for the copy of the state; see `HostCopy.hold`."""
         self._host.hold()
 
     def save(self, store: FragmentStore, state: TrainState) -> Path:
         """Commits a checkpoint of `state.step` and returns when all is done. Collective.
 
         Raises:
-            DiskError: Some rank could not write; nothing was committed, nothing older was touched.
-            CheckpointError, LockedError: See `Save.advance`.
+            DiskError, CheckpointError, LockedError: See `Save.advance`; older checkpoints are untouched.
         """
         save = self.begin(store, state)
         save.wait()
         return save.path
 
     def load_newest(self, store: FragmentStore) -> TrainState | None:
-        """Loads the newest checkpoint that verifies into `store`; returns its state, or None where there is none yet.
+        """Loads the newest valid checkpoint into `store`; returns its state, or None where there is none yet.
 
-        A bad one is renamed to `step-N.bad-damaged`, and the next older one is tried; both are named. Collective.
+        A damaged one is renamed to `step-N.bad-damaged` with a warning, and the next older one is tried. Collective.
 
         Raises:
-            CheckpointError: There are or were checkpoints, and none verifies: a run never starts over by itself. Or the
-                newest is of a newer format: it is good, but not for this version.
-            DiskError: A bad one cannot be renamed; or one may not be read, which is no damage.
+            CheckpointError: There are or were checkpoints, and none is valid: a run never starts over by itself. Or the
+                newest has a newer format, which is no damage.
+            DiskError: A damaged one cannot be renamed; or permissions forbid reading one, which is no damage.
         """
         is_older = False
         while True:
@@ -240,12 +219,14 @@ class CheckpointManager:
             problem = self.verify(path)
             if problem is None:
                 self._retention.note_valid(path)
+                # The next save must have the same parameters, of the same shapes.
                 self._place.shapes = dict(load_manifest(path).shapes)
                 if is_older:
                     log.warning("checkpoint %s is good: going on from there", path)
                 return load_checkpoint(path, store)
             is_older = True
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
+            # Renamed before the next look, so that the older one is the newest in the following pass.
             agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
     def _list_newest(self) -> list[str]:
@@ -262,14 +243,14 @@ class CheckpointManager:
             )
 
     def verify(self, path: Path) -> str | None:
-        """Checks sizes and CRCs of all files, a share of them on each rank; returns the first problem, or None.
+        """Verifies sizes and CRCs of all files, a share of them per rank; returns the first problem, or None.
 
         Collective.
 
         Raises:
-            NewerFormatError: This version cannot tell.
-            CheckpointError: A rank does not see what rank 0 does.
-            DiskError: A rank may not read it.
+            NewerFormatError: The format is newer than this version.
+            CheckpointError: A rank does not see the files that rank 0 sees.
+            DiskError: A rank may not read them.
         """
         wait_for_folder(path, self._world)
         agree(functools.partial(_check_readable, path))

@@ -1,4 +1,4 @@
-"""What saves and removals that were cut off have left, removed while whoever began them may yet wake up."""
+"""Removal of leftovers and old checkpoints, and the mark of the best one."""
 
 import json
 import logging
@@ -14,34 +14,26 @@ from pretrain.utils.io import remove_dir, remove_tree, write_json
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes unfinished checkpoints, and what is left of removed ones.
+    """Removes unfinished checkpoints and removals from a folder of checkpoints. Raises: DiskError.
 
-    An owner before us that still lives was stopped. Where it wakes up right before a commit, it finds nothing to
-    commit; in the middle of a save, nothing to write into.
-
-    Args:
-        folder: Of checkpoints.
-
-    Raises:
-        DiskError: The disk refused.
+    An earlier owner may be a stopped process. If it is continued later, in a save or right before the rename of a
+    commit, its temporary folder is gone, and it fails.
     """
     for leftover in folder.glob(".tmp-*"):
         try:
             remove_dir(leftover)
         except DiskError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # else it woke up before that: it is a checkpoint
+            if not isinstance(error.__cause__, FileNotFoundError):  # else its owner was continued, and has committed it
                 raise
     for leftover in folder.glob(".trash-*"):
         remove_tree(leftover)
 
 
-# Which checkpoint is the best by a metric of validation: `checkpoints/best.json` names it, and
-# retention keeps it.
+# The best checkpoint by a validation metric, which retention keeps:
 #
-#     evaluated at a step  ->  its metric is noted  ->  the step is committed, and read back  ->  best.json
+#     evaluation of a step  ->  its metric is noted  ->  the step is committed, and read back  ->  best.json
 #
-# best.json is a mark, no promise: whoever follows it verifies the checkpoint that it names as any
-# other.
+# best.json is a hint: a reader verifies the checkpoint that it names like any other.
 
 
 log = logging.getLogger(__name__)
@@ -55,12 +47,12 @@ RISING = ("val_accuracy",)
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """What best.json says.
+    """Content of best.json.
 
     Attributes:
-        metric: Of validation.
-        value: Of the checkpoint.
-        step: Names the checkpoint.
+        metric: Validation metric.
+        value: Value of the metric.
+        step: Step of the checkpoint.
     """
 
     metric: str
@@ -69,11 +61,7 @@ class Best:
 
 
 def read_best(folder: Path) -> Best | None:
-    """Returns what best.json says; None where there is none, it is damaged, or its checkpoint is gone or set aside.
-
-    Args:
-        folder: Of checkpoints.
-    """
+    """Reads best.json of a folder of checkpoints; None where it is missing or damaged, or its checkpoint is gone."""
     try:
         raw = json.loads((folder / BEST).read_text(encoding="utf-8"))
         found = Best(str(raw["metric"]), float(raw["value"]), int(raw["step"]))
@@ -83,11 +71,11 @@ def read_best(folder: Path) -> Best | None:
 
 
 class BestKeeper:
-    """Finds the best checkpoint of a folder; one process does.
+    """Finds the best checkpoint of a folder, in one process.
 
     Args:
-        folder: Of checkpoints.
-        metric: As it is logged.
+        folder: Folder of checkpoints.
+        metric: Name of the metric in the logs.
     """
 
     def __init__(self, folder: Path, metric: str) -> None:
@@ -95,7 +83,7 @@ class BestKeeper:
         self._values: dict[int, float] = {}
 
     def note(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Takes note of what an evaluation has found; without the metric, the step is not known to be good."""
+        """Notes the evaluation of a step; without the metric, the step is no candidate."""
         value = metrics.get(self._metric)
         self._values.pop(step, None)
         if value is not None and math.isfinite(value):
@@ -120,7 +108,7 @@ class BestKeeper:
         return None
 
     def _mark(self, best: Best, marked: Best | None) -> None:
-        """Writes best.json; where that fails, the checkpoint is kept no less, and it is only said."""
+        """Writes best.json; a disk error is a warning, and the checkpoint is kept all the same."""
         if best == marked:
             return
         try:
@@ -131,25 +119,24 @@ class BestKeeper:
         log.info("%s is the best so far: %s %.6g", step_name(best.step), best.metric, best.value)
 
 
-# Which checkpoints go when a newer one is committed and was read back.
+# Retention: removes checkpoints after a newer one is committed and was read back.
 
 
 MIN_VALID = 2
 
-"""Checkpoints known to be good that must be left, whatever else is there."""
+"""Number of verified checkpoints that always remain."""
 
 
 def find_obsolete(found: list[Path], keep: int, keep_every_steps: int, is_valid: Callable[[Path], bool]) -> list[Path]:
-    """Returns those to remove: older than the `keep` newest, and than the two newest good ones.
+    """Returns the checkpoints to remove: older than the `keep` newest, and than the `MIN_VALID` newest valid ones.
 
-    A bad one among these is not counted, and stays for loading to set aside. Only as many are asked about as the two
-    good ones need.
+    A damaged one among these does not count, and stays; loading renames it. Only as many are verified as needed.
 
     Args:
         found: Committed checkpoints, oldest first.
-        keep: How many stay.
-        keep_every_steps: Those whose step is a multiple stay for good; 0: none.
-        is_valid: Whether a checkpoint is good; may read all of it.
+        keep: Number to keep.
+        keep_every_steps: Checkpoints whose step is a multiple are never removed; 0: none.
+        is_valid: Verifies a checkpoint; may read all of it.
     """
     num_kept = num_valid = 0
     obsolete = []
@@ -167,13 +154,13 @@ def find_obsolete(found: list[Path], keep: int, keep_every_steps: int, is_valid:
 
 
 class Retention:
-    """Removes old checkpoints of a folder; one process does.
+    """Removes old checkpoints of a folder, in one process.
 
     Args:
-        folder: Of checkpoints.
-        keep: Newest ones kept, at least 2.
-        keep_every_steps: Those whose step is a multiple of it are never removed; 0: none.
-        best: Finds the one that is not removed as long as none is better. None: none is.
+        folder: Folder of checkpoints.
+        keep: Number of newest checkpoints to keep, at least 2.
+        keep_every_steps: Checkpoints whose step is a multiple are never removed; 0: none.
+        best: Finds the best one, which is not removed. None: no best one.
     """
 
     def __init__(self, folder: Path, keep: int, keep_every_steps: int, best: BestKeeper | None = None) -> None:
@@ -182,7 +169,7 @@ class Retention:
         self._valid: dict[str, bool] = {}
 
     def note_valid(self, path: Path) -> None:
-        """Takes note of a checkpoint that has been read and found good: it will not be read again."""
+        """Notes a verified checkpoint, which is not read again."""
         self._valid[path.name] = True
 
     def _is_valid(self, path: Path) -> bool:
@@ -191,7 +178,7 @@ class Retention:
         return self._valid[path.name]
 
     def apply(self) -> None:
-        """Removes what is to go; where that fails, what has been saved is no less good, and it is only said."""
+        """Removes obsolete checkpoints; a disk error is a warning, as the new checkpoint is valid all the same."""
         found = list_checkpoints(self._folder)
         best = None if self._best is None else self._best.settle(found, self._is_valid)
         for path in find_obsolete(found, self._keep, self._every, self._is_valid):

@@ -1,4 +1,20 @@
-"""Work beside the loop: a function in a thread of its own, and what it came to."""
+"""A save, from the copy in host memory to the removal of old checkpoints: four phases in a thread beside training.
+
+States of a `Save`; each arrow between two phases is one collective `advance`, after all ranks are done with the first:
+
+    begin --> WRITE --------> COMMIT ---------> RE-READ -------> RETAIN --> finished, committed
+              each rank:      rank 0: ledger,   each rank:       rank 0: removes what is
+              its file,       manifest, fence,  its file, from   beyond `keep`
+              CRCs, fsync     one rename        the disk again
+                |   |            |                 |
+                |   |            |                 +-- differs ----> set aside as bad, DiskError
+                |   |            +-- disk full, lease lost --------> temporary folder removed, error
+                |   +-- a rank failed, or fragments are missing ---> temporary folder removed, error
+                +-- this step is committed already ----------------> finished, committed
+
+Only COMMIT changes names that a reader sees, so a crash in any state leaves the previous checkpoints valid. Threads
+call no collective; `advance` is collective, so that all ranks see a commit, or its failure, at the same step.
+"""
 
 import contextlib
 import logging
@@ -41,7 +57,7 @@ class SaveTask(Generic[Result]):
     def _run(self) -> None:
         try:
             self._result.append(self._work())
-        except BaseException as error:  # for whoever asks for the result
+        except BaseException as error:  # raised again by `result`
             self._error = error
 
     @property
@@ -50,7 +66,7 @@ class SaveTask(Generic[Result]):
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Returns when it is done, or when the time is over. Signals are handled meanwhile."""
+        """Returns when it is done or has timed out. Signals are handled meanwhile."""
         self._thread.join(timeout_s)
 
     def result(self) -> Result:
@@ -61,20 +77,6 @@ class SaveTask(Generic[Result]):
         return self._result[0]
 
 
-# A save, from the copy in host memory to the last old checkpoint that goes: four phases beside the
-# training.
-#
-#     write    every rank: its file, with CRCs, fsynced             the ranks vote: one that failed, and nothing is
-#                                                                   committed
-#     commit   rank 0: ledger, manifest, fence, one rename          all are told
-#     re-read  every rank: its file, from the disk again            all are told; what is not seen is no damage
-#     retain   rank 0: what is beyond `keep` is removed
-#
-# Work is done in a thread, which calls no collective. Between two phases the ranks call `advance`
-# together, when all of them have been heard to be done: a checkpoint is committed, or is not, at
-# the same step for all.
-
-
 log = logging.getLogger(__name__)
 
 
@@ -83,13 +85,13 @@ class SaveTarget:
     """Where a run saves.
 
     Attributes:
-        folder: Of checkpoints.
-        world: This process's place.
-        topology: Noted in manifests.
-        fence: Raises LockedError where the run folder is not ours any more. Rank 0 calls it before it changes names.
-        retention: Removes old ones.
-        token: Ends the names of our temporary folders: those that end otherwise are not ours.
-        shapes: Shape of every parameter in the last checkpoint that was committed; empty before.
+        folder: Folder of checkpoints.
+        world: Rank and world size.
+        topology: Topology for the manifest.
+        fence: Raises LockedError where another attempt owns the run folder. Rank 0 calls it before it changes names.
+        retention: Removes old checkpoints.
+        token: Suffix of this attempt's temporary folders.
+        shapes: Shape of every parameter in the last committed checkpoint; empty before the first.
     """
 
     folder: Path
@@ -110,17 +112,16 @@ class Save:
     """A save in flight.
 
     Args:
-        place: Where to.
-        snapshot: What, of this rank.
-        state: The state of the step that is saved.
-        before_commit: Called by rank 0 before the manifest is written: what must be durable by then, and may fail by a
-            DiskError.
-        after_commit: Called by rank 0 when the checkpoint is there, before anything older is removed; must not raise.
+        place: Target folder.
+        snapshot: This rank's fragments.
+        state: State of the step that is saved.
+        before_commit: Called by rank 0 before the manifest is written, to make the ledger durable; may raise DiskError.
+        after_commit: Called by rank 0 after the rename, before anything older is removed; must not raise.
 
     Attributes:
-        path: The checkpoint that it makes.
-        is_committed: Whether it is there.
-        is_finished: Whether nothing is left to do.
+        path: Folder of the checkpoint.
+        is_committed: Whether the checkpoint exists.
+        is_finished: Whether all phases are over.
     """
 
     def __init__(
@@ -148,12 +149,12 @@ class Save:
         return self._task.is_done
 
     def advance(self) -> None:
-        """Goes on to the next phase; waits where this rank's part of this one is not done. Collective.
+        """Enters the next phase; waits until this rank's part of the current one is done. Collective.
 
         Raises:
-            DiskError: Some rank could not write, or not read what it had written; that checkpoint is not there.
-            CheckpointError: The state is not one to go back to.
-            LockedError: This attempt does not own the run folder any more.
+            DiskError: A rank could not write, or read back what it wrote; the checkpoint does not exist.
+            CheckpointError: The state has values that are not finite, or parameters that are not whole.
+            LockedError: Another attempt has taken the run folder.
         """
         assert not self.is_finished
         try:
@@ -165,24 +166,26 @@ class Save:
             raise
 
     def wait(self) -> None:
-        """Goes through all phases that are left. Collective. Raises: as `advance`."""
+        """Runs all remaining phases. Collective. Raises: as `advance`."""
         while not self.is_finished:
             self.join()
             self.advance()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for what this rank does now, whatever the others do; not collective."""
+        """Waits for this rank's part of the current phase; not collective."""
         self._task.wait(timeout_s)
 
     def _run(self) -> Iterator[SaveTask[Any]]:
+        """Yields the task of each phase; the code between two yields runs on all ranks together, in `advance`."""
         writing = SaveTask(self._write)
         yield writing
         votes = self._or_discard(partial(agree, writing.result))
-        if votes[0] is None:
+        if votes[0] is None:  # committed before a rollback or restart, which made the same step again
             self._discard()
             self.is_committed = True
             return
-        shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))  # alike on every rank
+        # No second vote: every rank has the same votes, so the same outcome.
+        shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))
         committing = SaveTask(partial(self._commit, votes, shapes) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
@@ -192,6 +195,7 @@ class Save:
         try:
             unseen = next((text for text in agree(reading.result) if text), None)
         except DiskError:
+            # Renamed before anyone relies on it; a rename that fails is the error that all ranks raise.
             self.is_committed = False
             agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
@@ -203,12 +207,12 @@ class Save:
         try:
             return result()
         except PretrainError:
-            self._discard()  # a full disk needs the space
+            self._discard()  # on a full disk the next save needs the space
             raise
 
     def _discard(self) -> None:
         if self._is_main:
-            with contextlib.suppress(DiskError):  # what cannot be removed now, the next attempt removes
+            with contextlib.suppress(DiskError):  # the next attempt removes leftovers
                 remove_tree(self._temporary)
 
     def _write(self) -> dict[str, Any] | None:
@@ -216,7 +220,7 @@ class Save:
         snapshot = self._snapshot
         try:
             if self._is_main and self._is_there():
-                self._after_commit()  # which may have failed, or not been reached, at the time
+                self._after_commit()  # the attempt that committed may have died before it called this
                 return None
             make_dir(self._temporary)
             record = snapshot.write(self._temporary / self._file_name)
@@ -228,7 +232,7 @@ class Save:
         return {"record": asdict(record), **vote}
 
     def _is_there(self) -> bool:
-        """Whether the step is committed already; what is not a checkpoint, under its name, is set aside."""
+        """Returns whether the step is committed already; sets aside a folder of its name that is no checkpoint."""
         if not self.path.exists():
             return False
         try:
@@ -244,6 +248,8 @@ class Save:
         place, state = self._place, self._state.to_json()
         manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, self._snapshot.scalars)
         try:
+            # This order is the commit protocol: ledger durable, manifest last in the folder, lease checked immediately
+            # before the one rename that makes the checkpoint visible.
             self._before_commit()
             write_json(self._temporary / MANIFEST, manifest.to_json())
             place.fence()
@@ -253,7 +259,7 @@ class Save:
         self._after_commit()
 
     def _not_saved(self, error: DiskError, num_bytes: int | None = None) -> DiskError:
-        """Returns the error with what a user needs to know: which save, which rank, how much room there is."""
+        """Returns the error with the step, the rank and the free space."""
         needed = "" if num_bytes is None else f"{num_bytes:,} bytes needed, "
         free = ""
         with contextlib.suppress(OSError):
@@ -263,13 +269,13 @@ class Save:
         return DiskError(what, fix=error.fix)
 
     def _read_again(self) -> str | None:
-        """Compares this rank's file on the disk with what was meant to be there; rank 0 the manifest too.
+        """Reads this rank's file back from the disk and compares sizes and CRCs; on rank 0 the manifest too.
 
         Returns:
-            Why that was not possible, where this node does not see the files under the name that rank 0 gave them.
+            Reason why the file is not seen on this node; None after a comparison.
 
         Raises:
-            DiskError: It is not what was written.
+            DiskError: The file differs from what was written.
         """
         path = self.path / self._file_name
         if not self._is_main:
@@ -289,10 +295,10 @@ class Save:
         return None
 
     def _retain(self, unseen: str | None) -> None:
-        """Removes what is beyond `keep`. What the disk refuses here is said: the checkpoint is no less good for it.
+        """Removes checkpoints beyond `keep`; a disk error is a warning, as the new checkpoint is valid all the same.
 
         Args:
-            unseen: Why a rank did not read its file again. Then all of it is read here before anything goes.
+            unseen: Reason why a rank did not re-read its file; `Retention` then verifies the checkpoint itself.
         """
         try:
             self._place.fence()
@@ -306,7 +312,7 @@ class Save:
 
 
 def _drop_from_cache(path: Path) -> None:
-    """Lets go of the pages of a file in memory, so that what is read next comes from the disk."""
+    """Drops a file from the page cache, so that the next read comes from the disk."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

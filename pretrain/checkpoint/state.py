@@ -22,13 +22,13 @@ class TrainState:
         data_hash: Identity of the token shards.
         tokenizer_hash: Identity of the tokenizer.
         skips: Ranges [from, to) of positions that the run leaves out, ascending.
-        losses: The last finite losses, oldest first, that a spike is told by; at most 128.
+        losses: Last finite losses, oldest first, the window of the spike detector; at most 128.
         spikes: Losses that were spikes.
-        spikes_in_a_row: Of these, those of the last steps.
+        spikes_in_a_row: Spikes of the last steps, without a gap.
         bad_steps_in_a_row: Last steps that were skipped because they were not finite.
         empty_steps: Steps without a single target.
         base_hash: Identity of the weights that adapters are trained beside; empty where there are none.
-        next_digest: Of the sample ids of the step that comes, as the ledger has it; empty where it is not known.
+        next_digest: Digest of the sample ids of the next step, as in the ledger; empty where unknown.
     """
 
     step: int = 0

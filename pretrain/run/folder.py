@@ -1,11 +1,11 @@
-"""A run folder: its names, its identity and its history (`run.json`).
+"""Paths of a run folder, and its record `run.json`: identity, versions, attempts.
 
 config.yaml    the resolved config                     metrics.jsonl  one row a logging interval
 run.json       identity, versions, attempts            audit.jsonl    one row a step
 checkpoints/   step-00001000/ ...                      logs/ wandb/
-samples.jsonl  texts that it has generated             attention/     step-00001000.png ...
-evaluations.jsonl  one row for each `pretrain evaluate` of it
-lease/         of the attempt that owns the folder (pretrain/lease)
+samples.jsonl  generated texts                         attention/     step-00001000.png ...
+evaluations.jsonl  one row for each `pretrain evaluate` of the run
+lease/         owner of the folder (lease.py)
 launch/        spec.json, config.yaml, journal.jsonl of jobs under Slurm (launch/)
 """
 
@@ -29,7 +29,7 @@ from pretrain.utils.io import write_json
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
 _RECORD_KEYS = {"id", "name", "created", "attempts"}
 _CHANGING = threading.Lock()
-"""Held while run.json is changed: the thread that saves notes a commit there, and that of signals notes the end."""
+"""Locked while run.json is changed: by the thread that saves, at a commit, and by that of signals, at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Who is to blame when a job stands still: pure functions of the heartbeats.
+"""Verdict on a job that hangs, a pure function of the heartbeats; and their exchange through the store.
 
-no heartbeat any more      ->  frozen, or gone: the process was stopped or killed, its host is dead
+no heartbeat any more      ->  frozen or gone: the process was stopped or killed, or its host is dead
 fewest marks, then fewest
-collectives begun          ->  hangs: all others wait for it; those that wait are never blamed
-all at the same place      ->  nobody can be named: each says where it stands
+collectives begun          ->  hangs: all others wait for it; ranks that wait are never blamed
+all in the same place      ->  no culprit: every rank reports its position
 """
 
 import contextlib
@@ -32,9 +32,9 @@ class Verdict:
     """Why the job ends.
 
     Attributes:
-        text: What a user reads; the first line says it all.
-        exit_code: What every rank ends with.
-        culprits: The ranks that are named.
+        text: Message for the user; its first line is the summary.
+        exit_code: Exit code of every rank.
+        culprits: Ranks at fault.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a rank knows of another: the last heartbeat, and for how long there has been no new one."""
+    """Last heartbeat of another rank, and the seconds since it was new."""
 
     beat: Beat
     silent_s: float
@@ -152,28 +152,25 @@ def _stack(beat: Beat) -> str:
     return "\n".join(f"    {call}" for call in beat.stack)
 
 
-# Where ranks tell each other how they are: a few keys in the store that the process group was set
-# up through.
-#
-# A connection of its own, so that nothing waits behind the main thread's. Every call may block
-# without limit when the store's process is frozen: only a thread that may be left behind makes
-# them.
+# Exchange of heartbeats: a few keys in the store that initialised the process group, over a
+# connection of its own, so that nothing waits behind the main thread's. A call may block without
+# limit when the store's process is frozen: only a thread that may be abandoned makes them.
 
 
 CONNECT_S = 5.0
 
 ANSWER_S = 1e6
 
-"""As good as never: who keeps the store may stand still for a while, and is not gone; how long it is silent, others
-measure and judge. The longest that torch waits is 2^31 milliseconds."""
+"""Effectively no timeout: the process of the store may be stopped for a while; the watchdog measures its silence. torch
+waits for at most 2^31 milliseconds."""
 
 
 class Board:
-    """The keys of one job.
+    """Heartbeats and verdict of one job in the store.
 
     Args:
-        host: Where the store is.
-        port: Its port.
+        host: Host of the store.
+        port: Port of the store.
 
     Raises:
         DistError: It cannot be reached; every method may raise it.
@@ -198,16 +195,16 @@ class Board:
         return [Beat(**json.loads(text)) for text in self._store.multi_get(found)] if found else []
 
     def verdict(self) -> Verdict | None:
-        """Returns why the job ends, if somebody has said so."""
+        """Returns the verdict, if there is one."""
         return Verdict.from_json(json.loads(self._store.get("verdict"))) if self._store.check(["verdict"]) else None
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """Says why the job ends, unless somebody has; returns what stands."""
+        """Publishes a verdict unless there is one; returns the one that is published."""
         return Verdict.from_json(json.loads(self._store.compare_set("verdict", "", json.dumps(verdict.to_json()))))
 
 
 def num_collectives() -> int:
-    """Returns how many collectives this process has begun, over all process groups; 0 where torch does not say."""
+    """Returns the number of collectives begun by this process, over all process groups; 0 where torch has none."""
     from torch.distributed import distributed_c10d
 
     with contextlib.suppress(AttributeError, RuntimeError):
@@ -216,10 +213,8 @@ def num_collectives() -> int:
     return 0
 
 
-# The thread that talks to the store: this rank's heartbeat out, those of the others in.
-#
-# It may be left behind in a call that never returns; what it has learnt so far is read from other
-# threads.
+# The thread that talks to the store. It may be abandoned in a call that never returns; its results
+# so far are read from other threads.
 
 
 BEAT_S = 1.0

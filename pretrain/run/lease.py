@@ -1,15 +1,15 @@
-"""Who owns a run folder: one live attempt at a time, on whatever node and file system.
+"""Lease of a run folder: one live attempt at a time, on any node and file system.
 
     lease/00000003.json   the third owner: host, process, Slurm job, a random token; its mtime is the heartbeat
 
-    Lease(folder)   the highest number n is free (owner.py says when)  ->  n + 1 is made, exclusively  ->  heartbeats
-    check           before a commit: ours is the highest still and has our token, or LockedError
-    release         our file says so, and the next owner need not wait
+    Lease(folder)   the highest number n is free (see owner.py)  ->  file n + 1, created exclusively  ->  heartbeats
+    check           before a commit: ours is still the highest and has our token, or LockedError
+    release         our file is marked, so that the next owner need not wait for the lease to expire
 
 The number is a fencing token: it only grows. The highest file is never removed, and each follows one that was found
-free, so that of any number of processes that race for a folder one gets it. No file lock is used: on some file systems
-those of one node are not seen by another. What no lease can rule out is that a process is stopped between `check` and
-what it guards; so a new owner begins by renaming whatever an earlier one may have been about to commit.
+free, so that exactly one of any number of racing processes gets the folder. File locks are not used: on some file
+systems a lock of one node is invisible to another. A process can be stopped between `check` and the operation that it
+guards, and no lease prevents that; therefore a new owner first renames the unfinished checkpoints of earlier ones.
 """
 
 import logging

@@ -33,11 +33,11 @@ class Owner:
     """A process that owns a run folder, or did.
 
     Attributes:
-        number: Of the lease: the fencing number.
-        token: Random, and no other owner's.
+        number: Fencing number of the lease.
+        token: Random and unique.
         host: Name of its machine.
         machine: What two processes have in common that see each other by number: a boot of a kernel, a namespace.
-        pid: Its number there.
+        pid: Process id on that machine.
         process_start: When it was started, as that machine writes it; empty where it cannot be known.
         job: Slurm job id, with the cluster's name; empty without Slurm.
         array: `job_task` of a job array; empty without one.

@@ -1,7 +1,7 @@
-"""What a rank is doing: a mark at each phase, and the heartbeat that tells the others of it.
+"""Phase of a rank, marked by its main thread, and the heartbeat that publishes it.
 
-A mark costs one assignment (half a microsecond). Every rank makes the same marks in the same order, so that their
-count says who is behind.
+A mark costs one assignment (half a microsecond). Every rank makes the same marks in the same order, so that the rank
+with the fewest is the one that is behind.
 """
 
 import gc
@@ -21,7 +21,7 @@ STACK_DEPTH = 8
 
 
 class Mark(NamedTuple):
-    """A phase that was entered: the how-many-eth, which, at which step, and when (monotonic clock)."""
+    """An entered phase: its running number, name, step, and time of entry (monotonic clock)."""
 
     number: int
     phase: str
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class Progress:
-    """The phase that the main thread is in. Read from other threads: `now` is replaced whole."""
+    """The phase of the main thread. Safe to read from other threads: `now` is replaced as a whole."""
 
     def __init__(self) -> None:
         self.now = Mark(0, "start", 0, time.monotonic())
@@ -44,7 +44,7 @@ class Progress:
         self.now = Mark(last.number + 1, phase, last.step if step is None else step, time.monotonic())
 
     def go_on(self) -> None:
-        """Marks that the phase has come a piece further, and its limit begins anew."""
+        """Marks progress within a phase: its time limit restarts."""
         self.enter(self.now.phase)
 
 
@@ -58,17 +58,17 @@ class Beat:
     """A heartbeat.
 
     Attributes:
-        rank: Whose.
-        host: Where it runs.
-        pid: Its process.
-        number: Counts the beats: one that stays the same is of a rank that has stopped.
+        rank: Rank of the sender.
+        host: Name of its machine.
+        pid: Process id.
+        number: Number of the heartbeat; it stops growing when the process is stopped or dead.
         marks: Phases entered so far.
         collectives: Collectives begun so far.
-        phase: What it is doing.
-        step: At which step.
-        for_s: Since when.
-        limit_s: How long it may.
-        stack: Where its main thread is, outermost call first.
+        phase: Name of the phase.
+        step: Step in progress.
+        for_s: Seconds since the phase was entered.
+        limit_s: Time limit of the phase, seconds.
+        stack: Call stack of the main thread, outermost call first.
     """
 
     rank: int
@@ -88,12 +88,12 @@ class Beat:
         return asdict(self)
 
     def where(self) -> str:
-        """Returns what the rank was doing, for a sentence."""
+        """Returns phase, step and duration as part of a sentence."""
         return f"in {self.phase} of step {self.step} for {self.for_s:.0f} s"
 
 
 class Pulse:
-    """Makes this rank's heartbeats."""
+    """Builds this rank's heartbeats."""
 
     def __init__(self, progress: Progress, rank: int, timeout_s: float, num_collectives: Callable[[], int]) -> None:
         self._progress, self._rank, self._timeout_s = progress, rank, timeout_s
@@ -121,12 +121,12 @@ class Pulse:
         )
 
     def _stack(self) -> list[str]:
-        """Returns where the main thread is.
+        """Returns the call stack of the main thread.
 
-        No garbage is collected meanwhile: Python before 3.11.9 holds a lock then, and a thread that a finalizer lets
-        run waits for it for ever, with all others (cpython issue 106883).
+        Garbage collection is off meanwhile: before Python 3.11.9 `sys._current_frames` holds a lock on which a
+        finalizer can deadlock (cpython issue 106883).
         """
-        with self._looking:  # two threads take heartbeats
+        with self._looking:  # called by two threads: messenger and watchdog
             is_collecting = gc.isenabled()
             gc.disable()
             try:

@@ -1,14 +1,14 @@
-"""The stop flag: a signal asks, the loop decides.
+"""The stop flag: set by a signal, read by the loop between two steps.
 
     SIGTERM | SIGUSR1 | SIGINT  ->  flag set  ->  OR-ed over the ranks with the step's values  ->  commit, exit 75
-    before the first step       ->  the process ends at once with 75: there is nothing to save yet
-    a second signal             ->  the process ends at once; the last commit stays valid
-    SIGUSR1 after any           ->  nothing: it announces an end, and Slurm and a launcher may each send it, one late
-    SIGTERM after SIGUSR1       ->  the end that the first announced: what is left until SIGKILL is used to commit
-    after the last commit       ->  the process ends at once with its outcome
+    before the first step       ->  immediate exit with 75: nothing to save yet
+    a second signal             ->  immediate exit with 128 + n; the last commit stays valid
+    SIGUSR1 after any           ->  ignored: Slurm and a launcher may each send it, one of them late
+    SIGTERM after SIGUSR1       ->  same request: SIGUSR1 announces it, the time until SIGKILL is used to commit
+    after the last commit       ->  immediate exit with the outcome
 
-A signal only sets the flag: saving inside a handler is how checkpoints get torn. A thread takes the signals: a handler
-would have to wait until the main thread leaves the C++ that it is in, a collective, a compiler or a server.
+A signal only sets the flag; a save inside a handler would see half a step. A thread receives the signals, because a
+Python handler waits until the main thread returns from C++: a collective, a compiler, a socket.
 """
 
 import os
@@ -27,10 +27,10 @@ SAME_REQUEST_S = 1.0
 class StopFlag:
     """Remembers the first stop signal of this process; ends the process at the second.
 
-    Repeats within a second of the first are one request: launcher, Slurm and terminal may each deliver it.
+    Repeats within `SAME_REQUEST_S` count as one request: launcher, Slurm and terminal may each deliver it.
 
-    Slurm sends SIGUSR1 to every process of a step, whose default is to die of it. Here it is blocked in all threads
-    but the one that takes it, and children inherit the mask of the thread that starts them; SIGUSR2 likewise.
+    Slurm sends SIGUSR1 to every process of a job step, and its default action kills. Therefore SIGUSR1 and SIGUSR2 are
+    blocked in all threads but the one that receives them, and children inherit that mask.
     """
 
     def __init__(self) -> None:
@@ -45,18 +45,17 @@ class StopFlag:
         self._installed = False
 
     def install(self) -> None:
-        """Takes over the stop signals, before any other thread or child is started. Must be called in the main thread.
+        """Installs the handlers, before any other thread or child is started. Must be called in the main thread.
 
-        Signals that a launcher has held back (blocked) so far come now.
+        Signals that a launcher has blocked so far are delivered now.
         """
         if self._installed:
             return
         self._installed = True
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        # Those that come before all is set up come at its end: nobody would hear of them in between. SIGUSR1 and
-        # SIGUSR2 stay blocked, for they may not be only ignored: Go, and so wandb's service, takes a handler for all
-        # that is not blocked.
+        # Signals that arrive during the setup are delivered at its end. SIGUSR1 and SIGUSR2 stay blocked: ignoring
+        # them is not enough, as the Go runtime of wandb's service installs a handler for every unblocked signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGUSR2})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         for number in STOP_SIGNALS:
@@ -68,11 +67,11 @@ class StopFlag:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
     def arm(self) -> None:
-        """From now on the first signal only sets the flag: there is a loop that looks at it."""
+        """From now on the first signal only sets the flag, which the loop reads."""
         self._ends_with = None
 
     def disarm(self, exit_code: int) -> None:
-        """From now on a signal ends the process at once with `exit_code`: what there was to do is done."""
+        """From now on a signal ends the process at once with `exit_code`: all work is done."""
         self._ends_with, self._is_done = exit_code, True
 
     def _take(self, reader: int) -> None:
@@ -100,25 +99,25 @@ class StopFlag:
 
 
 def _leave_to_thread(number: int, frame: FrameType | None) -> None:
-    """The handler proper: that there is one makes the interpreter write the signal's number into the pipe."""
+    """Empty handler: its presence makes the interpreter write the signal's number into the wakeup pipe."""
 
 
 class _Fork:
-    """Sees to it that the signals of a fork are not taken for the run's, whose pipe it inherits."""
+    """Keeps the signals of a forked child out of the wakeup pipe, which it inherits."""
 
     def __init__(self) -> None:
         self._masks: dict[int, set[int]] = {}
 
     def begin(self) -> None:
-        """Holds signals back: the child could get one before it is its own."""
+        """Blocks signals until the child has reset its handlers."""
         self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
     def end(self) -> None:
-        """In the parent: goes on as before."""
+        """Restores the mask in the parent."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(threading.get_ident()))
 
     def end_in_child(self) -> None:
-        """In the child: nothing is special about its signals."""
+        """Restores the default handlers and the mask in the child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,15 +1,15 @@
-"""Ends a job that stands still, and says why: which rank, where it runs, in which phase, at which line of Python.
+"""Ends a job that hangs, and names the cause: rank, host, phase and line of Python.
 
-    each second     this rank's heartbeat -> the job's store               nothing else, while the job moves
-    stands still    all heartbeats are read; after the phase's limit       -> verdict.py -> the store -> all exit 76
-    a rank fails    its error -> the store                                 -> the others say it, and exit as it does
+    each second     heartbeat of this rank -> key-value store of the job   no other traffic while the job moves
+    job hangs       all heartbeats are read; past the phase's time limit   -> `judge` -> store -> all ranks exit 76
+    a rank fails    its error -> store                                     -> the others log it, and exit with its code
 
-Two threads: one talks to the store and may stay there for ever (the store's process is frozen), the other looks at the
-clock. `engine.timeout_s` is the limit of a phase of a step; start, load, compile, evaluate, save and close may take
-three times as long. The process group's own timeout comes later: it would name nobody.
+Two threads: the messenger talks to the store, in calls that may never return (the store's process may be frozen); the
+watchdog reads the clock. `engine.timeout_s` is the time limit of a phase of a step; start, load, compile, evaluate,
+save and close get three times as much. The process group's own timeout is longer, as it names no rank.
 
-Cost: a mark is one assignment; a heartbeat takes 0.2 ms of another thread, once a second. A rank of a job that moves
-reads one heartbeat besides its own, so that the store's load grows with the number of ranks, not with its square.
+Cost: a mark is one assignment; a heartbeat takes 0.2 ms of another thread, once a second. While the job moves, a rank
+reads one heartbeat besides its own, so that the load of the store grows linearly with the number of ranks.
 """
 
 import contextlib
@@ -40,18 +40,18 @@ TICK_S = 0.25
 OBSERVE_S = SILENT_S + 2 * BEAT_S
 STORE_GONE_S = 5.0
 LAST_WORDS_S = 15.0
-"""So long a rank may take to say why it ends, and to note it: the disk may be busy, or dead."""
+"""Time limit for the last message and note of a rank: the disk may be busy, or dead."""
 STORE_STAYS_S = 2.0
-"""So long the rank that keeps the store stays after a verdict, for the others to read it."""
+"""Time that the rank with the store stays up after a verdict, for the others to read it."""
 
 
 class Watchdog:
-    """Watches this rank, and with those of the other ranks the job.
+    """Watches this rank and, through the heartbeats of the others, the job.
 
     Args:
-        progress: What the main thread marks.
+        progress: Phase of the main thread.
         rank: This rank.
-        world_size: Ranks. Alone, nothing is published; a main thread that hangs is found all the same.
+        world_size: Number of ranks. With one, nothing is published; a hang of the main thread is found all the same.
         timeout_s: `engine.timeout_s`.
     """
 
@@ -66,7 +66,7 @@ class Watchdog:
         self._is_failing = False
         self._closed = threading.Event()
         self.log_file: Path | None = None
-        """Takes the last words too."""
+        """Log file, which gets the last message too."""
         self.farewell: Callable[[int, str], object] = lambda exit_code, reason: None
         """Called with exit code and reason before the process ends."""
 
@@ -82,14 +82,14 @@ class Watchdog:
         self._messenger.close()
 
     def tell(self, exit_code: int, error: str) -> None:
-        """Tells the other ranks why this one ends, unless another has told them of an earlier error."""
+        """Publishes the error that ends this rank, unless another rank has published an earlier one."""
         self._is_failing = True
         if self._messenger.is_connected:
             self._messenger.say(Verdict(f"rank {self._rank} failed first: {error}", exit_code, (self._rank,)))
             self._let_others_read(time.monotonic())
 
     def explain(self) -> Verdict:
-        """Says what became of the ranks that this one has lost; takes the seconds in which a heartbeat is missed."""
+        """Returns the verdict on ranks that this one has lost; takes as long as it takes to miss a heartbeat."""
         self._is_failing = True
         messenger, started = self._messenger, time.monotonic()
         messenger.observe(True, anew=True)
@@ -110,24 +110,29 @@ class Watchdog:
     def _watch(self) -> None:
         last_tick = time.monotonic()
         while not self._closed.wait(TICK_S):
-            now, mark = time.monotonic(), self._progress.now
-            limit, stalled = limit_of(mark.phase, self._timeout_s), now - mark.since
-            was_stopped, last_tick = now - last_tick > SILENT_S, now
+            now = time.monotonic()
+            mark = self._progress.now
+            limit = limit_of(mark.phase, self._timeout_s)
+            stalled = now - mark.since
+            # A gap between ticks: this process itself was stopped, and the silence of the others is its own.
+            was_stopped = now - last_tick > SILENT_S
+            last_tick = now
             if self._is_failing:
                 continue
-            if mark.phase == "close":  # the others may have left
+            if mark.phase == "close":  # the others may have ended, and their silence is no failure
                 self._end(judge_alone(self._pulse.beat()) if stalled > limit else None)
             elif self._messenger.verdict is not None:
                 self._follow(self._messenger.verdict)
             elif self._messenger.is_refused and stalled > STORE_GONE_S:
                 self._end(self._judge_store())
             else:
+                # Heartbeats of all ranks are read only shortly before the limit, long enough to miss one.
                 observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
                 if stalled > limit and observed > OBSERVE_S:
                     self._end(self._judge_store() or self._judge())
 
     def _judge_store(self) -> Verdict | None:
-        """Returns the verdict where the store is the trouble, or the rank that keeps it."""
+        """Returns the verdict where the store, or the rank that runs it, is at fault."""
         messenger, place = self._messenger, "{}:{}".format(*self._address)
         if self._world_size == 1:
             return None
@@ -146,7 +151,7 @@ class Watchdog:
         return judge(self._pulse.beat(), self._messenger.standings(), self._world_size)
 
     def _end(self, verdict: Verdict | None) -> None:
-        """Says the verdict to the other ranks, and ends this one; does nothing where there is none."""
+        """Publishes a verdict and ends this rank; does nothing without one."""
         if verdict is None:
             return
         if self._messenger.is_connected and not self._messenger.is_refused and self._messenger.silent_s() < SILENT_S:
@@ -154,9 +159,9 @@ class Watchdog:
         self._leave(verdict, verdict.text)
 
     def _follow(self, verdict: Verdict) -> None:
-        """Ends this rank, because another has said why the job ends."""
+        """Ends this rank after the verdict of another."""
         if verdict.exit_code != EXIT_HANG:
-            # What fails on one rank mostly fails on all (bad data, a full disk): this one may say so itself.
+            # Most errors (bad data, a full disk) occur on all ranks: this one gets a moment to report its own.
             time.sleep(BEAT_S)
             if self._is_failing or self._closed.is_set():
                 return
@@ -164,7 +169,7 @@ class Watchdog:
         self._leave(verdict, verdict.text if is_long else verdict.text.splitlines()[0])
 
     def _leave(self, verdict: Verdict, text: str) -> None:
-        # On a thread of its own: a pipe that nobody empties, or a dead disk, must not hold the process.
+        # In a separate thread: a full pipe without a reader, or a dead disk, would block the exit.
         last_words = threading.Thread(target=self._say, args=(verdict, text), daemon=True)
         last_words.start()
         started = time.monotonic()
@@ -173,7 +178,7 @@ class Watchdog:
         os._exit(verdict.exit_code)
 
     def _let_others_read(self, since: float) -> None:
-        """Stays, where this rank keeps the store, until the others have had time to read a verdict of that moment."""
+        """Waits, on the rank that runs the store, until the others have had time to read a verdict from `since`."""
         if self._rank == self._store_rank and self._world_size > 1:
             time.sleep(max(0.0, STORE_STAYS_S - (time.monotonic() - since)))
 

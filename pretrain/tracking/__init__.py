@@ -1,4 +1,4 @@
-"""What a run shows and leaves behind: console, metrics.jsonl, audit.jsonl, Weights & Biases."""
+"""Output of a run: console, metrics.jsonl, audit.jsonl, Weights & Biases."""
 
 from pretrain.tracking.tracker import Tracker
 

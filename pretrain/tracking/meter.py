@@ -1,4 +1,4 @@
-"""How much memory a rank uses: the device's where there is one, else that of the process."""
+"""Figures of a run: memory, loss by source, speed."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ import torch
 def memory_metrics(device: torch.device) -> dict[str, float]:
     """Returns `memory_bytes`, and on CUDA `memory_reserved_bytes`; takes some 10 us. Of this rank alone.
 
-    On CUDA the most that tensors have held at once so far, and the most that the allocator has kept for them: what
-    must fit. On a CPU what of the process is in memory now.
+    On CUDA: peak of allocated tensors, and peak of memory reserved by the allocator, which must fit. On a CPU: resident
+    memory of the process now.
     """
     if device.type != "cuda":
         return {"memory_bytes": float(_resident_bytes())}
@@ -27,25 +27,22 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 def _resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # no Linux: the most that it ever was
+    except OSError:  # not Linux: the peak
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-# The loss of each source of a mixture, between two rows of metrics: a mean over all its targets
-# since the last row.
-#
-# A single step may have few targets of a rare source, or none; what a row says of it is exact all
-# the same.
+# The loss of each source of a mixture: the mean over its targets since the last row of metrics, as a
+# single step may have few targets of a rare source, or none.
 
 
 class SourceLosses:
-    """Adds up what the ranks agree on.
+    """Sums of loss and targets by source.
 
     Args:
-        names: Of the sources, in the order of the config.
+        names: Names of the sources, in the order of the config.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -53,7 +50,7 @@ class SourceLosses:
         self._sums = [0.0] * (2 * len(names))
 
     def add(self, by_source: Sequence[float]) -> None:
-        """Takes a step: the sum of -log p(target) over each source, then the targets of each; nothing: one source."""
+        """Adds a step: the sum of -log p(target) over each source, then the targets of each; empty with one source."""
         for place, value in enumerate(by_source):
             self._sums[place] += value
 
@@ -72,9 +69,8 @@ class SourceLosses:
 #     with meter.excluded(): evaluate()          # neither a step's time nor its wait
 #     metrics |= meter.read(step)
 #
-# A token is one that the model reads: padding is none, positions without a loss are, and of two
-# stacks source and target both count. What is useful work is the same whatever the objective
-# predicts.
+# A token is one that the model reads: without padding, with positions that have no loss, and of two
+# stacks both. So speed is comparable between objectives.
 #
 # Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are
 # host times, right over a window once the queue of a device is full.

@@ -1,7 +1,7 @@
-"""What Weights & Biases shows of a run beside its config: code, machine, job and data.
+"""Facts of a run for Weights & Biases, besides its config: code, machine, job and data.
 
-Found in the tracker's thread, so that a slow `git` or a slow disk delays no step. Nothing here may fail: what cannot be
-found out is left out. Not here: versions of packages, which run.json has for each attempt.
+Collected in the tracker's thread, so that a slow `git` or disk delays no step. Nothing here may fail: unknown facts
+are left out. Not here: versions of packages, which run.json has for each attempt.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: data, forward, backward, optimizer, communication, evaluation, checkpoint, other.
+"""Time of a step by part: data, forward, backward, optimizer, communication, evaluation, checkpoint, other.
 
     timeline.enter("forward")    the part before it ends here
     timeline.end_step()          the step ends here

@@ -1,8 +1,10 @@
-"""What rank 0 shows of the metrics: a progress line where stderr is a terminal, else one aligned line a row.
+"""Output of metrics on rank 0: console, metrics.jsonl, Weights & Biases.
+
+The console has a progress line where stderr is a terminal, else one aligned line a row.
 
 Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
-stay above the progress line. That has no thread of its own: it moves when a row is logged. A terminal that goes away
-stops nothing (`pretrain.utils.process`).
+stay above the progress line, which has no thread of its own and moves when a row is logged. A closed terminal stops
+nothing (`pretrain.utils.process`).
 """
 
 import logging
@@ -148,12 +150,8 @@ class Console:
             self._progress = None
 
 
-# One row of metrics, to everyone who wants it: the console, metrics.jsonl and Weights & Biases.
-#
-# Texts, pictures and alerts too.
-#
-# Not here: the audit ledger, which is a promise, not a report, and must not be best effort
-# (`audit.py`).
+# Distribution of rows, texts, pictures and alerts to console, metrics.jsonl and Weights & Biases.
+# Not here: the audit ledger, which must not be best effort (audit.py).
 
 
 class Tracker:

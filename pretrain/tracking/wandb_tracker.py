@@ -1,4 +1,4 @@
-"""When a run that sends no rows stands still: patience that grows with how long rows have taken so far."""
+"""Weights & Biases as a best-effort mirror of metrics.jsonl, and its alert when a run stalls."""
 
 import contextlib
 import logging
@@ -53,22 +53,19 @@ class StallWatch:
         self._was_told = True
 
 
-# Weights & Biases as a mirror of metrics.jsonl: best effort, and never in the way of a step.
+# The mirror of metrics.jsonl, which never delays a step:
 #
-#     log(step, metrics)          ->  a queue  ->  a thread of its own: import wandb, init, log, finish
-#     samples, picture, ...       ->  the same queue, in order; what fails of these is one warning
-#     no row for too long         ->  an alert of the thread itself: the run stands still
+#     log(step, metrics)          ->  a queue  ->  a separate thread: import wandb, init, log, finish
+#     samples, picture, ...       ->  the same queue, in order; a failure is one warning
+#     no row for too long         ->  an alert from the thread itself: the run has stalled
 #
-# The thread waits for the network, so that training does not. What can go wrong there ends in one
-# warning, and in the next best thing: online becomes offline, offline becomes nothing.
+# The thread waits for the network, so that training does not. Each failure is one warning and a
+# step down: online becomes offline, offline becomes off.
 #
-# Not here: metrics.jsonl, which has every row whatever happens to the mirror.
-#
-# Signals. Slurm sends SIGTERM and SIGUSR1 to every process of a step. wandb's service process
-# ignores SIGUSR1, but takes SIGINT and SIGTERM as orders to quit at once, and installs its handlers
-# over any disposition that it inherits. (Ctrl-C does not reach it: it has a session of its own.) So
-# its death is expected: the next row finds it dead, starts another, and goes on under the same run
-# id. Its own children inherit a mask that blocks the three signals.
+# Signals: Slurm sends SIGTERM and SIGUSR1 to every process of a job step. wandb's service process
+# ignores SIGUSR1, but quits at SIGINT and SIGTERM, and installs its handlers over inherited ones.
+# (Ctrl-C does not reach it: it has its own session.) So its death is expected: the next row starts
+# another one under the same run id. Its children inherit a mask that blocks the three signals.
 
 
 logger = logging.getLogger(__name__)
