@@ -55,7 +55,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
     chosen.sort(key=lambda source: step_of(source.path) or 0)
     if adapters := next((source for source in chosen if source.merged is not None), None):
         fix = f"make models of them first: pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
-        raise ConfigError("adapters have no mean that is one", where=str(adapters.path), fix=fix)
+        raise ConfigError("cannot average LoRA adapters", where=str(adapters.path), fix=fix)
     paths = [source.path.resolve() for source in chosen]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         raise ConfigError("the same checkpoint was named twice", where=str(twice), fix="name it once")
@@ -95,7 +95,9 @@ def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
             raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(path), fix=fix)
     if last is None:
         if len(paths) < 2:
-            raise ConfigError("one checkpoint has no mean", fix="give --last N with a run, or name several checkpoints")
+            raise ConfigError(
+                "a single checkpoint cannot be averaged", fix="give --last N with a run, or name several checkpoints"
+            )
         return list(paths)
     if len(paths) > 1 or (paths[0] / MANIFEST).is_file():
         raise ConfigError(f"--last {last} is about one run", fix="give a run, or leave --last out")

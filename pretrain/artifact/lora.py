@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 
 def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
-    """Puts an adapter beside every layer that `config.targets` names, and freezes all else, in place.
+    """Adds an adapter to every layer of `config.targets`, and freezes all other parameters, in place.
 
     Args:
-        model: May be on the meta device; its adapters are then, too. Their values are not set.
-        config: Of kind `lora`.
+        model: Model on any device, the meta device too; values of adapters are not set.
+        config: Fine-tuning config of kind `lora`.
 
     Returns:
         The names of the layers.
@@ -79,15 +79,14 @@ def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
     return weight
 
 
-# Adapters of a run as a folder that peft reads, beside the exported model that they belong to.
+# Export of adapters as a folder that peft reads, over an export of the base model.
 #
 #     ours                                  theirs, a module of Hugging Face each
 #     qkv: A [r, in], B [q + k + v, r]      q_proj: A, B[:q]   k_proj: A, B[q : q + k]   v_proj: A, B[q + k :]
 #     qkv of GPT-2, which is fused there    c_attn: A, B
 #
-# The product of a row range of B with A is that row range of the product, so nothing is lost. What
-# was trained beside adapters in full has no place in such a folder.
-
+# A row range of B times A is that row range of the product: the split is exact. Parameters that were trained in full
+# besides adapters cannot be stored in such a folder.
 
 _TASKS = {"decoder": "CAUSAL_LM", "encoder+decoder": "SEQ_2_SEQ_LM", "encoder": None}
 
@@ -98,7 +97,7 @@ class ExportedAdapter:
 
     Attributes:
         model_type: Family of the model that the adapters belong to.
-        rank: Of each.
+        rank: Rank of each adapter.
         modules: How many of theirs have one.
         num_parameters: Values in the file.
     """

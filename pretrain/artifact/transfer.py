@@ -1,9 +1,9 @@
-"""An export gives the scores of what it was made of: both are run on the same tokens, before the folder has its name.
+"""Imports released models as model folders, exports models as Hugging Face folders, and verifies an export's scores.
 
-What -> our model, weights rounded as the export's are -> scores    compared: the largest difference, beside the
-folder -> the class of transformers that loads it      -> scores    largest score
+    source -> our model, weights rounded to the export's dtype -> scores    compared: the largest difference, relative
+    folder -> the class of transformers that loads it          -> scores    to the largest score
 
-A weight that is in the wrong place, transposed or left out changes scores by more than rounding does by far.
+A misplaced, transposed or missing weight changes scores far more than rounding does.
 """
 
 import logging
@@ -39,8 +39,7 @@ from pretrain.utils.jsonl import read_rows
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
-
-"""Of the largest score: fp32 through many layers, summed in other orders; a lost bias of a trained model is more."""
+"""Relative to the largest score: fp32 rounding over many layers. A lost bias of a trained model exceeds it."""
 
 _ROWS, _LENGTH = 2, 32
 
@@ -48,13 +47,13 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
-    """Runs both models, if there is memory for them, and says so where there is not.
+    """Compares the scores of an export with those of its source; logs a warning if memory is too small for both.
 
     Args:
-        source: What was exported.
-        folder: The export.
+        source: The exported model.
+        folder: Folder of the export.
         architecture: Class of transformers that loads it.
-        dtype: Of its weights.
+        dtype: Dtype of the exported weights.
 
     Raises:
         CheckpointError: transformers cannot load it, or its scores are others.
@@ -111,7 +110,7 @@ def _our_scores(source: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> T
 
 @torch.no_grad()
 def _their_scores(folder: Path, architecture: str, tokens_BT: Tensor) -> Tensor:
-    """Returns what transformers gives. Raises: CheckpointError: It cannot load the folder."""
+    """Returns the scores of transformers' model. Raises: CheckpointError: It cannot load the folder."""
     import transformers
 
     bar, level = transformers.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()
@@ -141,7 +140,7 @@ def _their_scores(folder: Path, architecture: str, tokens_BT: Tensor) -> Tensor:
 
 
 def _available_bytes() -> float:
-    """Returns the memory that is free, or can be made so; infinity where that is not known."""
+    """Returns the available memory; infinity if unknown."""
     try:
         lines = _MEMORY_INFO.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -149,34 +148,29 @@ def _available_bytes() -> float:
     return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), float("inf"))
 
 
-# Models in and out: a released model becomes a model folder, any model becomes a Hugging Face
-# folder.
+# Import and export.
 #
 #     import   Hugging Face folder or name -> config, names and shapes compared -> weights one by one -> model folder
 #     export   run, checkpoint or model folder -> weights one by one -> Hugging Face folder
 #
-# Both stream: no GPU is asked for, and not much more than one parameter is in memory at a time. A
-# checkpoint of any ZeRO stage and world size is read by the ranges of its fragments. Where two
-# models fit into memory, an export is then run beside what it was made of, and refused where scores
-# differ (`check_export.py`).
+# Both stream, without a GPU and with little more than one parameter in memory. A checkpoint of any ZeRO stage and world
+# size is read by the ranges of its fragments.
 
-
-_TOLD = ("step", "tokens", "loss")
-
-"""Metrics that a card tells, besides those of validation; the rest are about the machine."""
+_CARD_METRICS = ("step", "tokens", "loss")
+"""Metrics of a model card, besides those of validation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import made.
+    """Result of an import.
 
     Attributes:
         model_type: Family of the release.
         shape: Stacks of the model.
         num_parameters: Number of values; tied ones once.
-        tokenizer: Whether it has one.
-        ignored: Tensors of the release that have no place in the model, such as next-sentence prediction.
-        not_honoured: Settings of generation, as `key=value`, that change what theirs generates and not what ours does.
+        tokenizer: The release has a tokenizer.
+        ignored: Tensors of the release without a counterpart, such as next-sentence prediction.
+        not_honoured: Generation settings, as `key=value`, that the release uses and ours ignores.
     """
 
     model_type: str
@@ -232,7 +226,7 @@ def _fill(folder: Path, release: Release, source: str) -> ImportReport:
 
 
 def _with_known_tokens(config: ModelConfig, known: SpecialTokens | None) -> ModelConfig:
-    """Fills in the special tokens that only the tokenizer tells, such as BERT's mask."""
+    """Fills in special tokens that only the tokenizer defines, such as BERT's mask."""
     if known is None:
         return config
     said = config.special_tokens.model_dump()
@@ -288,7 +282,7 @@ def export_model(
 
 
 def _labels_words(source: ModelSource) -> bool:
-    """Whether a classifier is known to have learned labels of words."""
+    """Tells whether a classifier is known to label words."""
     if source.run is not None:
         config = load_config(source.run.config, import_extensions=False)
         return any(task.kind == "tag" for task in config.objective.tasks)
@@ -307,5 +301,5 @@ def _last_metrics(source: ModelSource) -> dict[str, float]:
     """Returns the last value of each number in metrics.jsonl that says how good the model is."""
     found: dict[str, float] = {}
     for row in read_rows(source.run.metrics) if source.run is not None else ():
-        found |= {key: float(value) for key, value in row.items() if key in _TOLD or key.startswith("val_")}
+        found |= {key: float(value) for key, value in row.items() if key in _CARD_METRICS or key.startswith("val_")}
     return found

@@ -1,4 +1,4 @@
-"""How far a score moves by chance: units (rows, documents, items) are drawn again and again, with replacement.
+"""Confidence intervals and paired tests of scores, by bootstrap over units (rows, documents, items).
 
 of one model     percentile interval of a score over the draws (Efron and Tibshirani 1993, 13.3)
 of two models    paired: both are scored on the same draws, and the difference is looked at (Koehn 2004)
@@ -27,7 +27,7 @@ class Interval:
     Attributes:
         value: The score.
         low: The 95% interval's lower end.
-        high: Its upper end.
+        high: Upper end of the 95% interval.
         method: `bootstrap` or `wilson`.
     """
 
@@ -44,7 +44,7 @@ class Difference:
     Attributes:
         value: The difference.
         low: The 95% interval's lower end.
-        high: Its upper end.
+        high: Upper end of the 95% interval.
         p_value: Chance of a difference as large if they were equally good.
         num_units: Units that were drawn from.
         unit: What they are: `rows`, `documents`.
@@ -106,7 +106,7 @@ def compare_means(
 
     Args:
         baseline: float64 [units]: its sums.
-        model: The same of the model.
+        model: float64 [units]: sums of the model.
         counts: float64 [units]: of both.
         resamples: How often units are drawn, as many as there are.
         unit: What they are, plural.

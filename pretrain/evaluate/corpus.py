@@ -63,8 +63,8 @@ class Setting:
     Attributes:
         objective: What is predicted.
         data: Where the tokens are, and how they are packed.
-        lengths: Of rows.
-        seed: Of masking and corruption.
+        lengths: Lengths of rows.
+        seed: Seed of masking and corruption.
         guessed: The objective is not a run's, but what a model of this shape is for.
     """
 
@@ -140,10 +140,10 @@ class Corpus:
     """The data of an evaluation, opened for a setting.
 
     Args:
-        setting: Of the first model.
-        choice: Of the command line.
+        setting: Setting of the first model.
+        choice: Options of the command line.
         model: Tells stacks and special tokens.
-        rank: Of this process, which reads its share of the batches.
+        rank: Rank of this process, which reads its share of the batches.
         world_size: Processes.
 
     Attributes:

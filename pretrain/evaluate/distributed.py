@@ -25,7 +25,7 @@ def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
     """Joins the ranks that a launcher has started, if one has; yields this process's place, and its device.
 
     Args:
-        device: As of `open_artifact`; a rank takes the GPU of its local number.
+        device: Device as in `open_artifact`; each rank takes the GPU of its local rank.
 
     Raises:
         ConfigError: The launcher's environment is incomplete.

@@ -1,4 +1,4 @@
-"""What `pretrain evaluate` finds of a run's checkpoint is kept in the run folder: `evaluations.jsonl`, a row each.
+"""Appends the results of `pretrain evaluate` to `evaluations.jsonl` of the run folder, one row each.
 
     model opened -> Subject (run, checkpoint, identity)  ...measured...  -> keep_evaluation -> one line at the end
 
@@ -33,10 +33,10 @@ class Subject:
     """A checkpoint of a run that is measured.
 
     Attributes:
-        run: Its run.
+        run: Run folder.
         checkpoint: Name of its folder.
-        step: Of the run.
-        sha256: Of its manifest: a step that was done again after a rollback has other weights.
+        step: Training step.
+        sha256: Hash of the manifest: a step repeated after a rollback has other weights.
     """
 
     run: RunDir
@@ -63,9 +63,9 @@ class Data:
     """What was read.
 
     Attributes:
-        name: Of a source, a task, or `source` and `reference`.
+        name: Name of a source or a task, or `source` and `reference`.
         path: Folder, address or file; None: it has none.
-        sha256: Of shards and tokenizer; of the lines of a file; of a task's documents.
+        sha256: Hash of shards and tokenizer, of the lines of a file, or of the documents of a task.
     """
 
     name: str
@@ -84,7 +84,7 @@ def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, A
     Args:
         subject: What was measured.
         data: On what.
-        settings: Of the command line.
+        settings: Settings of the command line.
         result: Facts, as `pretrain evaluate --json` prints them. The confusion matrix is left out: it grows with the
             square of the labels.
     """

@@ -1,4 +1,4 @@
-"""What an evaluation on prepared data has found, as lines and as facts."""
+"""Evaluates a model on prepared data: loss and scores by source, alone or against a baseline."""
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,12 +34,12 @@ class SourceLoss:
     """What a model is worth on a source.
 
     Attributes:
-        source: Its name; `all`: that of all.
-        report: Of the model.
+        source: Name of the source; `all`: all sources together.
+        report: Loss of the model.
         bits_per_byte: None: not every token is predicted, or the text's size is not known.
         left_out: Pairs that are longer than a row.
         labels: Scores of a classifier; None: tokens are predicted.
-        baseline: Of the model that it is compared with.
+        baseline: Loss of the baseline.
         differences: The model's scores less the baseline's, by name.
     """
 
@@ -82,8 +82,8 @@ class HeldOutReport:
     """Losses by source, the last of all.
 
     Attributes:
-        model: As it was given.
-        baseline: The same of the model that it is compared with.
+        model: Path as given on the command line.
+        baseline: Path of the baseline; None: no comparison.
         objective: Kinds of what is predicted.
         split: What was read.
         losses: By source.
@@ -140,8 +140,8 @@ def evaluate_held_out(
         path: A run, a checkpoint, a model folder or a Hugging Face folder.
         choice: Which data.
         other: The baseline to compare with: it reads the same rows, which the first model's config makes.
-        resamples: Of the bootstrap.
-        device: As of `open_artifact`.
+        resamples: Bootstrap resamples.
+        device: Device as in `open_artifact`.
 
     Raises:
         ConfigError: The objective does not fit the model or the data.

@@ -1,4 +1,4 @@
-"""How good a classifier of documents or words is: accuracy, macro F1, Matthews, a table of classes.
+"""Scores of a classifier of documents or words: accuracy, macro F1, Matthews, a table of classes.
 
     gold and predicted labels -> confusion matrix -> scores; documents drawn again -> their intervals, and differences
 
@@ -46,7 +46,7 @@ class Answers:
 
     Attributes:
         gold: int64 [P]: numbers of the labels.
-        predicted: The same of what it held for the likeliest.
+        predicted: int64 [P]: numbers of the labels with the largest score.
         document: int64 [P]: which document each is of, from 0, ascending.
         nll: float64 [P]: -log p(gold).
     """
@@ -75,11 +75,11 @@ class ClassScores:
     """One class.
 
     Attributes:
-        name: Its label.
+        name: Label of the class.
         precision: Share of the answers that are right, among those that name it; 0 where none does.
         recall: Share of its cases that are found; 0 where it has none.
         f1: Harmonic mean of both.
-        support: Its cases.
+        support: Number of cases.
     """
 
     name: str
@@ -136,7 +136,7 @@ def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> Labe
 
     Args:
         answers: At least one.
-        names: Of the labels.
+        names: Names of the labels.
         resamples: Draws of documents. With too few documents to draw from, intervals are the whole range.
     """
     confusion = count_pairs(answers, len(names))
@@ -223,7 +223,7 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
 
     Args:
         source: With a head over labels.
-        index: Of the data.
+        index: Index of the data.
         where: Their folder.
 
     Raises:

@@ -34,7 +34,7 @@ class LossReport:
     Attributes:
         loss: Mean over target tokens, nats.
         num_targets: Tokens it was taken over.
-        num_correct: Of these, those that the model held for the likeliest.
+        num_correct: Targets with the largest score.
     """
 
     loss: float
@@ -61,7 +61,7 @@ def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tup
 
     Args:
         reports: One a text.
-        tokens_per_byte: Of each text; 0: not known.
+        tokens_per_byte: Tokens a byte of each text; 0: unknown.
     """
     count = sum(report.num_targets for report in reports)
     loss = sum(report.loss * report.num_targets for report in reports) / max(count, 1)
@@ -106,7 +106,7 @@ class ModelLoss:
 
     Args:
         model: In eval mode.
-        loss: Of its objective.
+        loss: Loss of its objective.
     """
 
     def __init__(self, model: Transformer, loss: Loss) -> None:

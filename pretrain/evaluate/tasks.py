@@ -48,11 +48,11 @@ class TaskScore:
     """One metric of one task.
 
     Attributes:
-        task: Its name; that of a group too.
-        metric: As the harness names it, its filter behind a comma: `acc,none`.
+        task: Name of the task or group.
+        metric: Name in the harness, with its filter after a comma: `acc,none`.
         value: The score.
-        stderr: Its standard error; None: the harness has none.
-        baseline: Of the model that it is compared with.
+        stderr: Standard error; None: not available.
+        baseline: Score of the baseline.
         difference: The model's score less the baseline's; None where the score is no mean over documents.
     """
 
@@ -69,11 +69,11 @@ class TaskReport:
     """Scores of all tasks.
 
     Attributes:
-        model: As it was given.
-        baseline: The same of the model that it is compared with.
-        harness: Its version.
+        model: Path as given on the command line.
+        baseline: Path of the baseline; None: no comparison.
+        harness: Version of the harness.
         scores: In the order of the harness.
-        num_documents: Of each task.
+        num_documents: Number of documents of each task.
         data: The documents of each task.
         subject: The checkpoint; None: the model is no run's.
     """
@@ -114,8 +114,8 @@ def evaluate_tasks(
         model: A run, a checkpoint, a model folder or a Hugging Face folder.
         choice: Which tasks.
         other: The baseline to compare with.
-        resamples: Of the bootstrap.
-        device: As of `open_artifact`.
+        resamples: Bootstrap resamples.
+        device: Device as in `open_artifact`.
 
     Raises:
         LaunchError: The harness is not installed.

@@ -88,7 +88,7 @@ class Translations:
         texts: In the order of the sources.
         num_tokens: Generated, those that end a text not counted.
         num_cut: Texts that were ended by their length.
-        seconds: Of decoding.
+        seconds: Time of decoding.
     """
 
     texts: list[str]
@@ -132,11 +132,11 @@ def translate(
 
     Args:
         model: With an encoder and a decoder.
-        codec: Its tokenizer.
-        sources: Of `encode_sources`.
+        codec: Tokenizer of the model.
+        sources: Result of `encode_sources`.
         constraints: What may come, and where it ends.
         method: How to choose.
-        seed: Of draws.
+        seed: Seed of sampling.
         batch_tokens: Source tokens that are decoded together, times the beams; at least one sentence.
         label: What a progress bar calls it.
     """

@@ -37,11 +37,11 @@ class TranslationTask:
         reference: File of its translations, line by line.
         preprocessed: Both have been through the normalisation of the training text already.
         beams: Beam sizes to decode with, 1 being greedy. Empty: what the model's makers say.
-        length_penalty: As of `pretrain generate`, where there are several beams.
-        early_stopping: The same.
+        length_penalty: Length penalty as in `pretrain generate`, for beam search.
+        early_stopping: Early stopping as in `pretrain generate`, for beam search.
         max_tokens: Most tokens of a translation.
-        batch_tokens: As of `translate`.
-        resamples: Of the paired bootstrap.
+        batch_tokens: Tokens of a batch, as in `translate`.
+        resamples: Resamples of the paired bootstrap.
     """
 
     source: Path
@@ -76,7 +76,7 @@ class TranslationSet:
     """A model's translations with one beam size.
 
     Attributes:
-        model: As it was given.
+        model: Path as given on the command line.
         beams: 1 is greedy.
         found: The translations.
         normalize: What the model was taught on went through.
@@ -168,7 +168,7 @@ def evaluate_translation(
         task: The test set, and how it is decoded.
         other: The baseline to compare with, decoded alike.
         output: Where the translations of `model` go; with several beam sizes `.beam5` and so on comes behind its name.
-        device: As of `open_artifact`.
+        device: Device as in `open_artifact`.
 
     Raises:
         ConfigError: A file cannot be read, a text does not fit, or the model does not translate.

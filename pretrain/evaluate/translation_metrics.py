@@ -60,13 +60,13 @@ class PairedComparison:
     """One system against another in one metric.
 
     Attributes:
-        metric: As in `Scored`.
-        baseline: Its name.
-        system: Its name.
+        metric: Name as in `MetricScore`.
+        baseline: Name of the baseline.
+        system: Name of the system.
         difference: Score of the system less that of the baseline.
         p_value: Chance of a difference as large if they were equally good; 1 where the scores are equal.
         baseline_ci: Half of the baseline's 95% interval.
-        system_ci: The same of the system.
+        system_ci: Half of the system's 95% interval.
         signature: With seed and number of resamples.
     """
 
@@ -91,7 +91,7 @@ class Measure:
     """Scores systems against one set of references.
 
     Args:
-        references: As people wrote them; or, if `preprocessed`, as the normalisation left them.
+        references: References as written; with `preprocessed`, after normalisation.
         normalize: What defines tokenised text. None: there is none.
         preprocessed: Sources and references have been through it already: nothing is known of the text before.
 

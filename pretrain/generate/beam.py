@@ -157,7 +157,7 @@ def beam_search(
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
-        CheckpointError: Its scores are not numbers.
+        CheckpointError: Scores are not numbers.
     """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
@@ -205,7 +205,7 @@ def _best(log_probs_BV: Tensor, past: list[float], width: int, count: int) -> It
     """Yields for each row its best candidates, (log_prob, parent, token), the best first. One copy to the host.
 
     Args:
-        log_probs_BV: Of the next token of each beam; `width` consecutive ones are of the same row.
+        log_probs_BV: Log probabilities of the next token of each beam; `width` consecutive rows belong to one prompt.
         past: Log-probability of each beam so far.
         width: Beams of a row.
         count: Candidates wanted of a row.

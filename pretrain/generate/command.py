@@ -30,8 +30,8 @@ class Candidate:
     """A token for a mask.
 
     Attributes:
-        token: As the codec displays it.
-        id: Its id.
+        token: Text of the token, as displayed by the codec.
+        id: Token id.
         probability: Under the model, by itself: other masks are masks still.
     """
 
@@ -60,7 +60,7 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
 
     Args:
         model: An encoder with a language model's head; run in eval mode, and left in the mode that it was in.
-        codec: Its tokenizer.
+        codec: Tokenizer of the model.
         text: With one mask or more, as `[MASK]` or as the tokenizer's own mask token.
         top_k: Candidates of each mask.
         where: Which text it is, for errors.
@@ -132,12 +132,12 @@ def run_generate(
 
     Args:
         model: Any model with a language model's head.
-        codec: Its tokenizer.
+        codec: Tokenizer of the model.
         defaults: How its makers generate.
         options: What the command line says.
         prompts: None: none were given; a decoder then begins a document.
         out: Written to, and flushed with each prompt or piece of text.
-        seed: Of the draws.
+        seed: Seed of sampling.
         batch_size: Prompts that are decoded together.
         as_json: Write an object a line.
 

@@ -1,4 +1,4 @@
-"""What `pretrain generate` was told, and what follows from it for a model."""
+"""Options of `pretrain generate`, and the decoding method that they select for a model."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol

@@ -125,7 +125,7 @@ class SampledToken(NamedTuple):
 
     Attributes:
         row: Index of its prompt.
-        token: Its id.
+        token: Token id.
         log_prob: Log-probability, under the constraints.
         ends: It is a token of `eos_ids`: the row is complete without it.
     """
@@ -154,14 +154,14 @@ def generate(
         prompts: Token ids, of any lengths.
         constraints: What may come, and where it ends.
         sampling: How to draw.
-        seed: Of the draws, see `RowSeeds`; or the seed of each row.
+        seed: Seed of sampling (`RowSeeds`), or the seed of each row.
 
     Returns:
         One for each prompt, in order.
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
-        CheckpointError: Its scores are not numbers.
+        CheckpointError: Scores are not numbers.
     """
     tokens: list[list[int]] = [[] for _ in prompts]
     log_probs: list[list[float]] = [[] for _ in prompts]

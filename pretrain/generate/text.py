@@ -140,7 +140,7 @@ class GeneratedText:
     Attributes:
         prompt: What was asked.
         text: The new text, the prompt not included.
-        num_tokens: Its tokens, the end not counted.
+        num_tokens: Number of tokens, without the end token.
         score: That of `Continuation`.
     """
 
@@ -164,11 +164,11 @@ def generate_text(
 
     Args:
         model: A model with a decoder.
-        codec: Its tokenizer.
+        codec: Tokenizer of the model.
         prompts: Texts; read a batch at a time. An empty one is the beginning of a document to a decoder.
         constraints: What may come, and where it ends: `eos_ids` are those of the codec, if they are to end a text.
         method: How to choose.
-        seed: Of the draws; the same seed gives a prompt the same text in whatever batch it comes (`RowSeeds`).
+        seed: Seed of sampling; the text of a prompt does not depend on its batch (`RowSeeds`).
         batch_size: Prompts that are decoded together. Memory grows with it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which family represents a model exactly: written as its config.json and read back, the config must be the same."""
+"""Chooses a family that represents a model exactly: its config must survive a round trip through config.json."""
 
 from typing import Any
 

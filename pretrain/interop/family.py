@@ -55,7 +55,7 @@ class Family:
     """One `model_type` of Hugging Face.
 
     Attributes:
-        model_type: As in config.json.
+        model_type: `model_type` of config.json.
         read_config: From config.json as published (old and new spellings; a key that is missing means the default that
             transformers documents for this model type) and the names of the tensors beside it, spelled as in `weights`,
             which tell whether there is a head or a pooler. Raises ConfigError naming key, value and reason where theirs

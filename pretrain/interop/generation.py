@@ -1,4 +1,4 @@
-"""How the makers of a model generate with it: generation_config.json, or in older folders keys of config.json.
+"""Generation defaults of a release: generation_config.json, or in older folders keys of config.json.
 
 folder -> load_generation_defaults -> GenerationDefaults -> to_json -> model.json, generation_config.json
 """
@@ -37,7 +37,7 @@ class GenerationDefaults:
         early_stopping: True: done with `num_beams` finished beams; False: when no open beam is likely to do better;
             "never": when none can.
         max_length: Most tokens of a row, those that it begins with counted. None: not said.
-        max_new_tokens: The same without them; goes before `max_length`.
+        max_new_tokens: Most tokens without the prompt; precedes `max_length`.
         suppressed: Ids that are never generated.
         forced_eos: Id of the last token of a row that reaches its greatest length. None: whatever comes.
         eos: Ids that end a row, where that is said here; there may be several.

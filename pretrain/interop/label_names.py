@@ -25,8 +25,8 @@ def find_classifier(fields: Fields, names: frozenset[str], prefix: str, pooler: 
     Where `architectures` says nothing, a family that has a pooler for texts tells it by that.
 
     Args:
-        fields: Of config.json.
-        names: Of the tensors.
+        fields: Fields of config.json.
+        names: Names of the tensors.
         prefix: What names of the family's classes begin with.
         pooler: A tensor of its pooler; empty: it has none.
 
@@ -47,13 +47,13 @@ def read_label_head(fields: Fields, *, dropout: float, mean: bool = False, trans
     """Returns the head of a classifier.
 
     Args:
-        fields: Of config.json.
+        fields: Fields of config.json.
         dropout: Where `classifier_dropout` is null or missing.
-        mean: As of `HeadConfig`, as is `transform`.
+        mean: Pooling by the mean, as in `HeadConfig`, like `transform`.
         transform: See there.
 
     Raises:
-        ConfigError: Its scores are not of labels that exclude each other, or it does not name them.
+        ConfigError: Labels are not mutually exclusive, or have no names.
     """
     if (problem := fields.values.get("problem_type")) not in (None, _SINGLE):
         raise refusal("problem_type", problem, f"only {_SINGLE!r} can be represented: of all labels one is right")

@@ -69,7 +69,7 @@ class _Dialect:
     """What sets one `model_type` apart.
 
     Attributes:
-        model_type: As in config.json.
+        model_type: `model_type` of config.json.
         name: What class names begin with.
         sizes: What transformers reads where config.json lacks a key.
         windows: Which layers may have a window: none, all, or those that `layer_types` names.

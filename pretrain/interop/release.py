@@ -33,8 +33,8 @@ class Release:
 
     Attributes:
         folder: Where it lies.
-        family: Its family.
-        config: The same model in our terms.
+        family: Model family.
+        config: Model config in our format.
         dtype: That of most of its values: fp64, fp32, fp16 or bf16.
         shapes: Shape of each parameter of ours, padding of the vocabulary included.
         ignored: Tensors that are not read, as the files spell them.

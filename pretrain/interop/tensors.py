@@ -32,7 +32,7 @@ class TensorFact:
     """What is known of a tensor before it is read.
 
     Attributes:
-        shape: Its shape.
+        shape: Shape of the tensor.
         dtype: fp64, fp32, fp16, bf16; or the file's own name of any other dtype.
     """
 

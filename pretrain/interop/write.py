@@ -67,11 +67,11 @@ def model_card(
 
     Args:
         config: The model.
-        family: As what it is exported.
+        family: Family to export as.
         about: Name, source, config and metrics of the run.
         architecture: Class of transformers that it is exported as.
         num_parameters: Number of values in the files.
-        dtype: Of the values in the files.
+        dtype: Dtype of the exported values.
         has_tokenizer: Whether one lies beside them.
     """
     task, auto_class = _usage(config, architecture)
@@ -145,7 +145,7 @@ class ExportReport:
     """What an export holds.
 
     Attributes:
-        model_type: Its family.
+        model_type: Family of the model.
         architecture: Class of transformers that loads it.
         num_parameters: Number of values; tied ones once.
         total_bytes: Size of the weights.

@@ -65,7 +65,7 @@ def test_the_loss_of_a_checkpoint_is_what_training_logged(run, warm, tmp_path):
     ("arguments", "code", "message"),
     [
         (["{run}", "--last", "9", "--output", "out"], 66, "has 4 checkpoints, --last 9 needs more"),
-        (["{run}", "--output", "out"], 64, "one checkpoint has no mean; give --last N with a run"),
+        (["{run}", "--output", "out"], 64, "a single checkpoint cannot be averaged; give --last N with a run"),
         (["{run}", "--last", "2", "--output", "{run}"], 64, "exists and is not an empty folder"),
         (["nothing", "--last", "2", "--output", "out"], 66, "has 0 checkpoints, --last 2 needs more; check the path"),
         (["{run}", "--last", "0", "--output", "out"], 64, "Invalid value for '--last'"),

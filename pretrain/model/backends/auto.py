@@ -33,7 +33,7 @@ class AutoMask:
 
     Attributes:
         name: The backend.
-        prepared: Its own.
+        prepared: Result of its `prepare`.
     """
 
     name: str

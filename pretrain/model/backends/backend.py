@@ -1,4 +1,4 @@
-"""What an attention backend is: a mask prepared once a forward, then a kernel called once a layer."""
+"""Interface of attention backends: a mask prepared once a forward, then a kernel called once a layer."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol

@@ -21,7 +21,7 @@ class Calls:
 
     Attributes:
         query_lengths: Tokens of each piece of the queries; their sum is B x T.
-        key_lengths: The same of the keys; their sum is B x S.
+        key_lengths: Lengths of the key segments; their sum is B x S.
         key_pieces: For each piece of queries the number of its piece of keys; None: it sees nothing.
         is_causal: Whether the kernel's causal mask is on, for each piece of queries.
     """

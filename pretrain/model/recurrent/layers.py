@@ -25,8 +25,8 @@ def real_documents(shape: torch.Size, documents_BT: Tensor | None, lengths_B: Te
 
     Args:
         shape: B, T.
-        documents_BT: As `types.Batch`.
-        lengths_B: Likewise.
+        documents_BT: Document numbers as in `types.Batch`.
+        lengths_B: Row lengths as in `types.Batch`.
     """
     if lengths_B is None:
         return documents_BT
@@ -45,7 +45,7 @@ class Segments:
         number_BT: int64, 0 to N-1: which document a token is of.
         position_BT: int64: place of a token in its document.
         row_N: int64: row that a document is in.
-        document_N: Its number in that row.
+        document_N: Document number in its row.
     """
 
     begins_BT: Tensor
@@ -141,7 +141,7 @@ def run_cells(cells: nn.RNNBase, x_BTD: Tensor, segments: Segments, state: State
         cells: From `build_cells`.
         x_BTD: Inputs.
         segments: The documents of the rows, N.
-        state: Of each document, before it.
+        state: State of each document before it.
 
     Returns:
         outputs_BTD, and the state of each document after it.
@@ -226,7 +226,7 @@ def mix(scores_BTS: Tensor, memory_BSD: Tensor, visible_BTS: Tensor | None) -> T
     """Returns context_BTD: the mean of the encoder's outputs, weighted by the softmax of the scores.
 
     Args:
-        scores_BTS: Of each target token and source token.
+        scores_BTS: Scores of each target and source token.
         memory_BSD: Outputs of the encoder.
         visible_BTS: bool; None: all. A target token without a source gets zeros.
     """

@@ -1,4 +1,4 @@
-"""What a recurrent model holds while it decodes: a state a row, of the same size however much was read."""
+"""The recurrent model, and its decoding state: of constant size for each row."""
 
 import torch
 from torch import Tensor, nn

@@ -27,8 +27,8 @@ class RecurrentEncoderOutput(NamedTuple):
     Attributes:
         outputs_BSD: One vector a source token.
         documents_BS: Document of each source token, padding apart; None: every row is one document.
-        segments: The same as N documents.
-        state: Of each document, after its last token: [layers, N, D] each.
+        segments: The rows as N documents.
+        state: State of each document after its last token: [layers, N, D] each.
     """
 
     outputs_BSD: Tensor
@@ -72,7 +72,7 @@ class DecoderState(NamedTuple):
     """Where a decoder stands in each row.
 
     Attributes:
-        cells: Of the last document of each row: [layers, B, D] each.
+        cells: State of the last document of each row: [layers, B, D] each.
         fed_BD: What attention gave last, where it is fed back. None: nothing is.
     """
 

@@ -120,7 +120,7 @@ def test_what_peft_has_no_place_for_is_refused(base, tmp_path):
         export_adapter(run, tmp_path / "adapter")
     with pytest.raises(ConfigError, match="has no adapters; leave --adapter out"):
         export_adapter(base, tmp_path / "adapter")
-    with pytest.raises(ConfigError, match="adapters have no mean that is one; make models of them first"):
+    with pytest.raises(ConfigError, match="cannot average LoRA adapters; make models of them first"):
         average_checkpoints([run, run], None, tmp_path / "mean")
 
 

@@ -119,7 +119,7 @@ def test_a_run_with_fewer_is_refused(run, tmp_path):
 
 def test_one_checkpoint_is_refused(run, tmp_path):
     for what in (run, checkpoints(run)[0]):
-        with pytest.raises(ConfigError, match="one checkpoint has no mean; give --last N with a run"):
+        with pytest.raises(ConfigError, match="a single checkpoint cannot be averaged; give --last N with a run"):
             average_checkpoints([what], None, tmp_path / "mean")
     with pytest.raises(ConfigError, match="--last 2 is about one run"):
         average_checkpoints(checkpoints(run), 2, tmp_path / "mean")
