@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from tests.helpers.cli import ROOT
+from tests.helpers.fork_server import ROOT
 from tests.helpers.servers import Fault, serve_folder
 
 SECRETS = ("hunter2", "hunter3", "aHVudGVy", "Omh1bnRlcj")  # and in the header of a request, base64

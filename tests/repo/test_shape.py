@@ -16,54 +16,56 @@ from functools import cache
 from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
-    "": (7, 734),
-    "artifact": (7, 1385),
-    "attention_maps": (5, 961),
-    "checkpoint": (10, 1679),
-    "cli": (11, 1448),
-    "config": (23, 3259),
-    "data": (11, 2154),
-    "datacheck": (13, 2564),
-    "doctor": (15, 2245),
-    "drill": (6, 1080),
-    "engine": (8, 985),
+    "": (7, 784),
+    "artifact": (7, 1376),
+    "attention_maps": (5, 931),
+    "checkpoint": (10, 1650),
+    "cli": (11, 1512),
+    "config": (23, 3351),
+    "data": (11, 2102),
+    "datacheck": (11, 2310),
+    "doctor": (14, 2204),
+    "drill": (6, 1070),
+    "engine": (8, 963),
     "evaluate": (13, 2481),
     "generate": (8, 1411),
-    "inspect": (4, 402),
+    "inspect": (4, 401),
     "interop": (17, 2720),
+    "model": (21, 3295),
+    "objective": (10, 1382),
+    "optim": (5, 834),
+    "plan": (15, 2582),
+    "prepare": (37, 6120),
     "pretrain_launch": (19, 3081),
-    "model": (21, 3315),
-    "objective": (10, 1387),
-    "optim": (5, 863),
-    "plan": (19, 3379),
-    "prepare": (37, 6471),
-    "report": (10, 1903),
-    "run": (8, 1469),
-    "shards": (13, 2764),
-    "tokenizer": (8, 1375),
-    "tracking": (8, 1275),
-    "train": (17, 2691),
-    "utils": (11, 1264),
+    "report": (10, 1666),
+    "run": (8, 1485),
+    "shards": (12, 2555),
+    "tokenizer": (8, 1183),
+    "tracking": (8, 1304),
+    "train": (17, 2742),
+    "utils": (11, 1519),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
 LINES_SLACK = 60
 MAX_FLAT_MODULES = 18
 MIN_MEAN_LINES = 140
 MIN_LINES_OF_ONE_IMPORTER = 60
+FACADE = "pretrain"
+"""Imports what it offers at the first use of each name only."""
 SHARED_BASENAMES = {"__init__", "build"}
 SECTIONS = {"config", "cli"}
 """Rooms whose files are named after a section or a group of commands, as the room is that they belong to."""
 
 MAX_WIDTH = 100
-MAX_WIDE_LINES = 0.081
-MAX_PARALLEL_ASSIGNMENTS = 0.084
+MAX_WIDE_LINES = 0.076
+MAX_PARALLEL_ASSIGNMENTS = 0.07
 MIN_COMMENT_LINES = 0.02
 
 RIDDLE = re.compile(r"(What|Whether|How|Who|Which|Where)\b")
 HEADLESS = re.compile(r"(Of|As|Likewise|Its)\b")
 ENTRY = re.compile(r"^\s+\w+: (.+)$", re.MULTILINE)
-MAX_RIDDLES = 95
-MAX_HEADLESS = 476
+MAX_RIDDLES = 2
+MAX_HEADLESS = 34
 
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface_hub": "huggingface_hub"}
 UNUSED_DEPENDENCIES = {"sentencepiece", "webdataset"}
@@ -85,6 +87,7 @@ def imports() -> dict[str, set[str]]:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 used |= inner & modules.keys() or {node.module}
         found[module] = (used & modules.keys()) - {module}
+    found[FACADE] = set()
     return found
 
 

@@ -108,9 +108,7 @@ def test_frozen_parameters_are_named_by_pattern():
     names = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert all(name.startswith(("embedding.", "decoder.blocks.0.")) for name in names)
     assert frozen == sum(model.get_parameter(name).numel() for name in names)
-    with pytest.raises(
-        ConfigError, match=r"init\.freeze: 'decoder\.layers\.\*' matches no parameter; names are"
-    ):
+    with pytest.raises(ConfigError, match=r"init\.freeze: 'decoder\.layers\.\*' matches no parameter; names are"):
         freeze(built(), ["decoder.layers.*"])
     with pytest.raises(ConfigError, match="leaves nothing to train"):
         freeze(built(), ["*"])

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pretrain.interop.hub_files import fetch_release
 
 from pretrain.errors import ConfigError
-from tests.helpers.cli import ROOT
+from pretrain.interop.hub_files import fetch_release
+from tests.helpers.fork_server import ROOT
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.interop.hub_server import Hub
 
