@@ -1,4 +1,7 @@
-"""Dropout by counter: what a micro-batch drops depends on where it stands in the run, and on nothing before it."""
+"""Bad steps, whose gradient is not finite: the search for the cause, the report, the end of the run.
+
+Here too: the seed of dropout by counters, which lets the search repeat a step exactly.
+"""
 
 import json
 import logging
@@ -24,7 +27,7 @@ from pretrain.utils.io import write_file
 
 
 def seed_dropout(config: RunConfig, world: World, step: int, micro: int) -> None:
-    """Seeds by counter, so that there is no generator state to save: the same step drops the same units again."""
+    """Seeds dropout by counters: the same step drops the same units again, and no generator state needs saving."""
     stacks = (config.model.encoder, config.model.decoder)
     rates = [stack.dropout for stack in stacks if stack is not None]
     if any(rate > 0 for rate in (*rates, config.model.head.dropout, config.finetune.dropout)):
@@ -34,27 +37,26 @@ def seed_dropout(config: RunConfig, world: World, step: int, micro: int) -> None
         torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
 
 
-# Finds where a step that was not finite went wrong. Runs after such a step only, and changes
-# nothing.
+# Search for the cause of a bad step. Runs after such a step only, and changes nothing.
 #
 #   weights of every rank       one is not finite                     ->  its name and rank
 #   each micro-batch once more  under a hook on every module          ->  the first whose output is not finite, its rank
 #   its gradient once more      where weights are whole (not ZeRO 3)  ->  the first parameter whose gradient is not
 #
-# Every rank runs the same forward passes, as ZeRO 3 needs, and hears the same answer. Dropout draws
-# the same noise again. Costs a forward pass a micro-batch; a backward pass, and the memory of one
-# more gradient, where all of these are finite.
+# Every rank runs the same forward passes, as ZeRO 3 needs, and gets the same answer, with the same
+# dropout. Costs a forward pass per micro-batch; where all are finite, also a backward pass and the
+# memory of one more gradient.
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was found.
+    """Cause of a bad step.
 
     Attributes:
-        what: One clause, for people.
-        name: Of the weight, module or parameter; None where all was finite when it ran again.
-        rank: Where; the lowest one. None likewise.
-        sample_ids: Of the micro-batch on that rank; empty where no micro-batch is to blame.
+        what: Description, one clause.
+        name: Name of the weight, module or parameter; None where everything was finite when repeated.
+        rank: Lowest rank that has it; None where everything was finite.
+        sample_ids: Sample ids of the micro-batch on that rank; empty where no micro-batch is the cause.
     """
 
     what: str
@@ -67,10 +69,10 @@ def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], N
     """Returns where the values of a step cease to be finite, the same on every rank. Collective.
 
     Args:
-        engine: As it was when the step was skipped.
+        engine: Engine after the skipped step.
         batches: This rank's micro-batches of the step, as many as every rank has.
         seed: Seeds the dropout of a micro-batch by its number.
-        scale: Of the losses, as in training.
+        scale: Scale of the losses, as in training.
     """
     found = _first(next((name for name, weight in engine.working_weights() if not _is_finite(weight)), None))
     if found is not None:
@@ -159,14 +161,14 @@ def _bad_gradient(engine: Engine, batch: Batch, scale: float) -> str | None:
     return next((name for (name, _), gradient in pairs if gradient is not None and not _is_finite(gradient)), None)
 
 
-# What is done about a step that was not finite: said, written down with its cause, and in a row the
-# end of the run.
+# Report of a bad step: a warning, bad_step.json with the cause, and after several in a row the end
+# of the run.
 #
 #     bad_step.json   {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids", "sample_ids"}
 #
-# Such a step has changed nothing on any rank (`Engine.update`). In fp16 a gradient overflows now
-# and then by design, and the loss scale answers; there the cause is looked for when the loss is not
-# finite, or the run is about to end.
+# A bad step has changed nothing on any rank (`Engine.update`). In fp16 gradients overflow now and
+# then by design, and the loss scale adapts; there the search runs only when the loss is not finite,
+# or the run is about to end.
 
 
 log = logging.getLogger(__name__)
@@ -176,11 +178,11 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
     """Says which samples a skipped step had, and where it went wrong. Collective.
 
     Args:
-        run: Whose it was.
-        state: After it: `state.step` is the step that was skipped.
-        batch: This rank's part of it.
+        run: Run of the step.
+        state: State after it: `state.step` is the step that was skipped.
+        batch: This rank's part of the step.
         loss: Mean over its targets.
-        num_targets: Of all ranks.
+        num_targets: Targets of the step over all ranks.
 
     Raises:
         DivergedError: `optim.max_bad_steps` in a row.

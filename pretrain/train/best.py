@@ -1,8 +1,7 @@
-"""What a run folder tells of the past where it has no checkpoint: a run that has ever committed never starts over.
+"""Evidence of earlier checkpoints in a run folder without any: a run that has ever committed never starts over.
 
-The mark is in run.json, written when an attempt commits for the first time. Where that file is damaged or gone, the
-ledger and the metrics tell: they have rows only of runs that began. Where it lacks the mark, as after a commit that a
-full disk kept it from noting, a row of a later attempt or of a save does.
+The first commit of an attempt is marked in run.json. Where that file is missing, rows in the ledger or the metrics
+show that the run is not new; where it lacks the mark, as on a full disk, a row of a later attempt or of a save does.
 """
 
 import logging
@@ -21,13 +20,13 @@ COMMITTED = "committed_step"
 
 SAVED = "checkpoint_step"
 
-"""In the row of the metrics that a save has."""
+"""Key of the metrics row of a save."""
 
 
 def note_commit(folder: RunDir, step: int) -> None:
-    """Marks the last attempt in run.json as one that has committed: its first checkpoint is enough. For a thread.
+    """Marks the first commit of the last attempt in run.json. Thread-safe.
 
-    Where that fails, what was saved is no less good, and the next one tries again.
+    A failure is a warning: the checkpoint is valid all the same, and the next commit tries again.
     """
     try:
         add_to_attempt(folder, {COMMITTED: step}, once=True)
@@ -36,10 +35,10 @@ def note_commit(folder: RunDir, step: int) -> None:
 
 
 def check_new(folder: RunDir) -> None:
-    """Refuses to begin at step 0 in a folder whose files tell of a checkpoint, or of a run without its record.
+    """Refuses to begin at step 0 in a folder with evidence of a checkpoint, or of a run without its record.
 
     Raises:
-        CheckpointError: They do; names the file and what it tells.
+        CheckpointError: There is evidence; names the file.
         ConfigError: run.json is damaged.
     """
     sign = _find_sign(folder)
@@ -52,7 +51,7 @@ def check_new(folder: RunDir) -> None:
 
 
 def _find_sign(folder: RunDir) -> str | None:
-    """Returns what tells that the run has committed, or that it is not new though its record is missing."""
+    """Returns the evidence that the run has committed, or is not new though its record is missing; else None."""
     if not folder.exists():
         for file in (folder.audit, folder.metrics):
             if file.is_file() and file.stat().st_size:
@@ -81,15 +80,14 @@ def _find_in_ledger(folder: RunDir) -> str | None:
     return None
 
 
-# What is known of a run's checkpoints when an attempt begins: evaluations that earlier attempts
-# have logged.
+# Evaluations of earlier attempts, for the best checkpoint.
 
 
 def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:
     """Notes what metrics.jsonl knows of `checkpoint.best`: a killed attempt may have had no time to mark its best.
 
     Args:
-        checkpoints: Of the run.
+        checkpoints: Checkpoints of the run.
         metric: `checkpoint.best`.
         sources: Those that have a validation split.
         run: Rewound to the step that the attempt goes on from.

@@ -59,7 +59,7 @@ class ValidationSource:
         name: The source's.
         loader: Reads it.
         damage: Counts the rows that this rank could not read, over all sources.
-        tokens_per_byte: Of its text; 0 where that is not known, or where the loss is not that of all of it.
+        tokens_per_byte: Tokens per byte of its text; 0 where unknown, or where the loss is not that of the whole text.
     """
 
     name: str

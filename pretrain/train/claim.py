@@ -1,7 +1,6 @@
-"""The ranks of a run make sure that they run the same: our code, Python, and what results depend on.
+"""Checks before anything is built: equal versions on all ranks, config against data, and the lease of the run folder.
 
-A digest of 16 digits is gathered; only where two differ are the versions themselves. With other packages on one node a
-run dies oddly, or trains on with sums that are not those of its peers.
+With other packages on one node a run fails in obscure ways, or trains with sums that differ from its peers.
 """
 
 import logging
@@ -47,16 +46,14 @@ def agree_on_versions(world: World) -> None:
         refuse_differences([(one["host"], one["versions"]) for one in found])
 
 
-# Before anything is built: config and data are checked against each other, and the run folder is
-# taken.
+# The claim of a run folder:
 #
-# config, index  ->  vocabulary and special tokens that the config leaves open  ->  what makes rows
-# ->  lease  ->  Claim
+#     config, index  ->  vocabulary and special tokens left open by the config  ->  row maker  ->  lease  ->  Claim
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run folder that is ours: its paths, its lease (rank 0), its data, and what makes its rows of them."""
+    """A leased run folder: its paths, lease (rank 0), data, and the row maker of its objective."""
 
     folder: RunDir
     lease: Lease | None
@@ -140,7 +137,7 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-# Whether the data of a resumption are those of the run: the same shards, and the same samples next.
+# Data of a resumption: the same shards, and the same samples next.
 
 
 log = logging.getLogger(__name__)
@@ -173,8 +170,8 @@ def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) ->
 
     Args:
         saved: The state that the run goes on from.
-        next_digest: Of the global sample ids of its next step; None: there is none.
-        allow: `resume.allow`. Where it lets the order change, a difference is only said.
+        next_digest: Digest of the global sample ids of its next step; None: no next step.
+        allow: `resume.allow`; where the order may change, a difference is a warning.
 
     Raises:
         DataError: They are others.

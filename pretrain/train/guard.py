@@ -1,10 +1,11 @@
-"""Compares what every rank should hold alike: the working weights, at ZeRO 0 to 2, under DDP, and in one process.
+"""The guard of a run: comparison of replicas, loss spikes, and rollback in the same process.
+
+Replicas have the same working weights at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of each weight.
 
     bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  one number a rank, gathered
-    they differ                      ->  the sums of every weight are gathered too: who differs, and where first
+    sums differ                      ->  the sums of every weight are gathered: the ranks that differ, the first weight
 
-A flipped bit in memory, a rank that missed an update, a kernel that is not what it is elsewhere: none of them shows in
-a loss, and all of them end up in a checkpoint. At ZeRO 3 no weight is held twice, and there is nothing to compare.
+A flipped bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up in a checkpoint.
 """
 
 import logging
@@ -38,7 +39,7 @@ def check_replicas(engine: Engine, step: int) -> None:
     """Compares the weights of all ranks. Collective; reads every weight once, and gathers eight bytes a rank.
 
     Raises:
-        DivergedError: They differ; names the ranks in the minority, or all where there is none, and the first weight.
+        DivergedError: They differ; names the minority of ranks, or all without a majority, and the first weight.
     """
     names, sums = zip(*bit_sums(engine.working_weights()), strict=True)
     each = torch.stack(sums)
@@ -64,26 +65,25 @@ def bit_sums(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 
 
 def odd_ones(values: list[int]) -> list[int]:
-    """Returns who has another value than most: all, where no value has more than any other."""
+    """Returns the ranks whose value is not the most frequent one; all ranks where there is a tie."""
     counts = Counter(values).most_common()
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         return list(range(len(values)))
     return [rank for rank, value in enumerate(values) if value != counts[0][0]]
 
 
-# Tells a loss that is far above the last ones.
+# Loss spikes:
 #
 #     z = (loss - median) / (1.4826 x median absolute deviation)      over the last losses that were finite
 #
 # A spike is a loss whose z exceeds the threshold. OLMo-core's SkipStepOptimizer drops steps that
 # are six standard deviations above the mean of the last 128; PaLM went back to a checkpoint and
-# left the batches out (Chowdhery et al. 2022, section 5.1). Median and MAD are used here because
-# the spikes that are in the window hardly move them: a second spike behind a first is told as well.
-# Every finite loss enters the window, a spike too, so that a loss that stays high is the new level
-# once half of the window has it; what is not finite never enters.
+# skipped the batches (Chowdhery et al. 2022, section 5.1). Median and MAD are used here because
+# spikes in the window hardly move them: a second spike after a first is detected too. Every finite
+# loss enters the window, spikes too, so that a loss that stays high becomes the new level.
 #
-# All there is to remember is in `TrainState`, so that a run that resumes judges its first loss as
-# it would have. Every rank sees the same losses and decides alike.
+# The window is in `TrainState`, so that a resumed run judges its first loss as it would have. Every
+# rank has the same losses and decides alike.
 
 
 MAD_TO_SIGMA = 1.4826
@@ -92,7 +92,7 @@ MAD_TO_SIGMA = 1.4826
 
 LEAST_SIGMA = 1e-3
 
-"""Of the median: a loss that hardly moves is no reason to call a tenth of a percent a spike."""
+"""Least sigma as a share of the median, for losses that hardly move."""
 
 TINY = 1e-30
 
@@ -101,9 +101,9 @@ class SpikeDetector:
     """Judges the losses of a run, one a step. Costs some 10 us for a loss above the median, 1 us for one below.
 
     Args:
-        window: Losses that are remembered.
-        threshold: See above.
-        losses: Those remembered so far, oldest first.
+        window: Losses to remember.
+        threshold: Largest z that is no spike.
+        losses: Losses remembered so far, oldest first.
     """
 
     def __init__(self, window: int, threshold: float, losses: Iterable[float] = ()) -> None:
@@ -112,7 +112,7 @@ class SpikeDetector:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """What is to be remembered, oldest first."""
+        """The window, oldest first."""
         return tuple(self._losses)
 
     def deviation(self, loss: float) -> float:
@@ -291,8 +291,8 @@ class Guard:
             log.log(level, text, *values)
 
 
-# What `guard.on_spike: rollback` does: back to the newest checkpoint, in the same process, and on
-# behind the spike.
+# `guard.on_spike: rollback`: back to the newest checkpoint in the same process, and on behind the
+# spike.
 #
 #     weights and moments loaded  ->  run.json says so  ->  ledger and metrics rewound  ->  a loader that leaves out
 #     the samples from the checkpoint to the spike

@@ -1,4 +1,4 @@
-"""Where the weights of a run come from, if not from its seed or its own checkpoints: `init.from`.
+"""Initial weights of a run from another model: `init.from`.
 
 finetune.kind=full   a new run takes them once, as fp32 masters, by the ranges that a rank keeps
 finetune.kind=lora   every attempt takes them: they are frozen, and in no checkpoint; adapters come from checkpoints
@@ -30,7 +30,7 @@ class InitialWeights:
     """What the weights of a run are before its first step.
 
     Attributes:
-        config: Of the run, fitted to its data.
+        config: Config of the run, fitted to its data.
         tokenizer: The tokenizer.json of its data.
         base: The model that adapters are put beside; None where all is trained.
     """

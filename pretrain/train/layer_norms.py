@@ -41,7 +41,7 @@ class LayerNorms:
     """Measures chosen steps of a run. All ranks call the same methods at the same steps.
 
     Args:
-        names: Of all parameters, the same on every rank.
+        names: Names of all parameters, the same on every rank.
         optimizer: What the engine steps.
         state: Tells where each parameter's pieces lie.
         is_cut: Whether each rank has a share of the weights (ZeRO 1 to 3); else all have them whole.
@@ -138,9 +138,9 @@ def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any]
     """Returns what the last step of AdamW has changed a weight by, up to its sign: a direction, and its factor.
 
     Args:
-        state: Of the weight: `step`, `exp_avg`, `exp_avg_sq`.
+        state: State of the weight: `step`, `exp_avg`, `exp_avg_sq`.
         weight: After the step.
-        group: Its `lr`, `betas`, `eps` and `weight_decay`, as in the step.
+        group: Parameter group with `lr`, `betas`, `eps` and `weight_decay`, as in the step.
         place: Which elements, flattened.
     """
     (beta1, beta2), step, decay = group["betas"], float(state["step"]), group["lr"] * group["weight_decay"]

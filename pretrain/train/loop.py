@@ -1,9 +1,9 @@
 """The training loop. One screen shows the order of a step:
 
     micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange (one all-reduce)
-    ->  ledger  ->  metrics  ->  validation, if due  ->  checkpoint goes on, or begins  ->  stop, if asked
+    ->  ledger  ->  metrics  ->  validation, if due  ->  save advances, or begins  ->  stop, if asked
 
-Nothing is called back: evaluator, checkpointer and tracker are called here, in plain sight.
+No callbacks: evaluation, checkpoints and tracking are called here.
 """
 
 import logging
@@ -55,6 +55,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     sources = SourceLosses([source.name for source in run.dataset.sources])
     skipped_rows, phase = 0, "compile"
     upcoming = _fetch(run, state.step + 1) if state.step < target else None
+    # Before the first step too: the loss scale of a step needs its global number of targets.
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
     check_order(state, agreed.coming.digest if agreed.coming else None, config.resume.allow)
     while upcoming is not None and agreed.coming is not None and not agreed.stop:
@@ -64,6 +65,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets, phase)
         phase = "forward-backward"
+        # Fetched before the update, so that the exchange beside it carries the counters of the next step.
         upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
         with run.phase("update"):
             run.stop.arm()  # from here on a stop has something to save
@@ -146,7 +148,7 @@ def _fetch(run: Run, step: int) -> StepBatch | None:
         with run.phase("data", step):
             return next(run.loader)
     except WaitStoppedError:
-        return None  # the exchange tells the other ranks, as it does any stop
+        return None  # the exchange passes the stop on to the other ranks
 
 
 def _start_exchange(

@@ -14,9 +14,9 @@ class TrainModule(nn.Module):
     """Parameter names are the model's own.
 
     Args:
-        model: What is trained.
-        loss: Of its objective.
-        num_sources: Of the mixture; from 2 on, what is shown in training mode is told by source too.
+        model: The trained model.
+        loss: Loss of the objective.
+        num_sources: Sources of the mixture; from 2 on, the shown values include each source in training mode.
     """
 
     def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1) -> None:

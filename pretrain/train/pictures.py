@@ -36,11 +36,11 @@ class AttentionPictures:
     """What is drawn, and when.
 
     Args:
-        config: What is to be drawn; it has a text.
+        config: Text, layers and heads to draw.
         every_steps: Interval of evaluations.
-        reader: Of the run's data.
-        model: What is trained.
-        draws: This rank draws what it has recorded.
+        reader: Text reader of the run's data.
+        model: The trained model.
+        draws: Whether this rank draws what it has recorded.
 
     Raises:
         ConfigError: A text does not fit the model, or the picture would be too large.

@@ -1,4 +1,4 @@
-"""A GPU whose memory is too small: said as an error with the peak and what to do, and a snapshot of who held it."""
+"""One rank of a training run, from its signals to its exit code; and the explanation of an out-of-memory error."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ _GIB = 2**30
 
 @contextlib.contextmanager
 def memory_explained(config: RunConfig, run_dir: Path, world: World) -> Iterator[None]:
-    """Turns torch's error into ours while the body runs.
+    """Turns torch's out-of-memory error into ours, with advice, while the body runs.
 
     Raises:
         OutOfMemoryError: With the peak, what of the config to change, and where the snapshot is.
@@ -114,7 +114,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
             with memory_explained(config, claim.folder.path, world):
                 return _train(claim, world, stop, progress)
         except Exception as error:
-            stop.arm()  # a launcher that ends us now would cut off what we have to say
+            stop.arm()  # a signal of the launcher would end this process before the error is reported
             hang = _find_lost(error, watchdog)
             _note_failure(claim, hang or error)
             if hang is not None:
@@ -135,7 +135,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     try:
         state = train(run, state)
     except BaseException:
-        # Peers may be gone, and a launcher waits to kill us: what wandb still has on its way is not worth it.
+        # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads of wandb.
         _close(run, claim, tracker_timeout_s=1.0)
         raise
     progress.enter("close")
@@ -153,7 +153,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
 
 
 def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
-    for store in claim.stores:  # first: a thread that waits for a server ends with it
+    for store in claim.stores:  # first: the loader's threads may be waiting for a server of a store
         store.close()
     run.loader.close()
     if run.audit is not None:
@@ -162,7 +162,7 @@ def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
 
 
 def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
-    """Returns the error that names the rank that is gone, where that is what `error` means."""
+    """Returns the error that names the lost rank, where `error` is a failed collective; else None."""
     if not isinstance(error, td.DistError) and not (isinstance(error, RuntimeError) and "gloo" in str(error).lower()):
         return None
     verdict = watchdog.explain()
@@ -172,8 +172,8 @@ def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
 
 
 def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
-    """What a process leaves in order that ends at once, from whatever thread; an outcome that is noted stays."""
-    with contextlib.suppress(PretrainError):  # a disk that refuses the note does not keep the lease either
+    """Notes the outcome and releases the lease, for a process that exits at once, from any thread."""
+    with contextlib.suppress(PretrainError):  # the lease is released even where the disk refuses the note
         if reason:
             _note_end(claim, exit_code, reason)
     if claim.lease is not None:
@@ -184,11 +184,11 @@ def _note_failure(claim: Claim, error: Exception) -> None:
     reason = error.what.splitlines()[0] if isinstance(error, PretrainError) else f"a bug: {type(error).__name__}"
     try:
         _note_end(claim, error.exit_code if isinstance(error, PretrainError) else EXIT_BUG, reason)
-    except DiskError as failure:  # of a full disk, most likely, which is why the run has failed
+    except DiskError as failure:  # most likely the full disk that ended the run
         log.warning("%s", failure)
 
 
 def _note_end(claim: Claim, exit_code: int, reason: str) -> None:
-    """Writes how this attempt ended, on rank 0, unless the run is another's by now."""
+    """Writes the outcome of this attempt, on rank 0, unless another attempt has taken the run folder."""
     if claim.lease is not None and claim.folder.exists() and claim.lease.is_held():
         end_attempt(claim.folder, {"exit_code": exit_code, "reason": reason})

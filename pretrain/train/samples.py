@@ -1,4 +1,4 @@
-"""Texts that a config gives a run to read, brought to what its data look like: normalised, then tokenized."""
+"""Text reader of a run, normalisation and tokenizer of its data; and the texts that a run generates while it trains."""
 
 import logging
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from pretrain.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """What a text goes through.
+    """Normalisation and tokenizer of a run's data.
 
     Attributes:
-        normalize: Done to a text, or the source of a pair.
-        normalize_target: Done to the target of a pair.
+        normalize: Normalises a text, or the source of a pair.
+        normalize_target: Normalises the target of a pair.
         codec: The tokenizer.
     """
 
@@ -36,11 +36,11 @@ class TextReader:
 
 
 def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
-    """Builds what reads texts as the data of a run were read.
+    """Builds the text reader of a run.
 
     Raises:
         DataError: The tokenizer cannot be read.
-        LaunchError: A package is missing that normalised the data.
+        LaunchError: A package of the normalisation is missing.
     """
     tokenizer = load_tokenizer(dataset.tokenizer_path)
     codec = PlainCodec(tokenizer, ends_sources=model.encoder is not None and model.is_causal)
@@ -54,31 +54,28 @@ def has_evaluations(dataset: Dataset) -> bool:
     return any("validation" in source.index.splits for source in dataset.sources)
 
 
-# Texts that a run generates after its evaluations, from the weights as they are:
-# `tracking.samples`.
+# Texts generated after evaluations (`tracking.samples`).
 #
-# Rank 0 generates, by the code of `pretrain generate`; the others wait for it at the next step. At
-# ZeRO 3 no rank holds the weights whole, and all generate the same text, since every layer gathers
-# its weights when it is run. None may run it once more than another, whatever it draws: texts go on
-# to their longest there, and are cut at their end afterwards. Draws come from seeds of their own:
-# what is trained is the same with and without.
+# Rank 0 generates, and the others wait for it at the next step. At ZeRO 3 a forward pass is
+# collective, so all ranks generate the same text, always to the maximum length, and cut it at its
+# end afterwards. Sampling has its own seeds: training is the same with and without.
 
 
 log = logging.getLogger(__name__)
 
 BATCH = 16
 
-"""Prompts that are read together."""
+"""Prompts per batch."""
 
 
 class Samples:
-    """What is generated, and when.
+    """Generates the texts of a run.
 
     Args:
-        config: Of the run.
-        reader: Of its data.
-        model: What is trained.
-        in_step: All ranks generate, one layer at a time together.
+        config: Config of the run.
+        reader: Text reader of its data.
+        model: The trained model.
+        in_step: Whether all ranks generate together (ZeRO 3).
 
     Raises:
         ConfigError: A prompt does not fit the model.
@@ -125,7 +122,7 @@ class Samples:
 
 
 def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> Samples | None:
-    """Returns what generates on this rank; None where nothing does.
+    """Builds the generator of this rank; None where it generates nothing.
 
     Raises:
         ConfigError: A prompt does not fit the model, or the model cannot generate.

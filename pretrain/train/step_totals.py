@@ -23,7 +23,7 @@ class StepTotals:
     Attributes:
         loss_sum: Sum of -log p(target) over the ending step.
         num_correct: Targets of the ending step that are the model's most likely token.
-        by_source: Of a mixture: the sum of -log p(target) over each source, then the targets of each; else empty.
+        by_source: For a mixture the sum of -log p(target) over each source, then the targets of each; else empty.
         done: Counters of the ending step.
         coming: Counters of the coming step; None where a rank has none.
         num_written: Ranks whose part of the save in flight is written, or has failed.
