@@ -90,7 +90,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on_and_it_does(folder, monkeypat
     finally:
         set_fault_hook(None)
     told = capsys.readouterr()
-    assert told.out == "" and told.err.endswith("interrupted; finished parts are kept: the same command goes on\n")
+    assert told.out == "" and told.err.endswith("interrupted; finished parts are kept: the same command continues\n")
     assert len(list((folder / "by_config/parts").glob("*.json"))) == 2
     assert cli.run(command) == 0
     assert cli.run([*command, "output=whole"]) == 0
