@@ -218,7 +218,7 @@ def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
 
     Args:
         sections: What to draw, from above.
-        path: Its suffix is the format: .png, .svg or .pdf.
+        path: File to write; the suffix is the format: .png, .svg or .pdf.
 
     Raises:
         ConfigError: Another suffix, or more tokens than can be read in one picture.

@@ -111,7 +111,7 @@ def encode_texts(
 
     Args:
         model: The model.
-        codec: Its tokenizer.
+        codec: Tokenizer of the model.
         text: What the model reads; with two stacks, what its encoder reads.
         target: What the decoder of two stacks reads after its start token; None with one stack.
         options: What errors call text and target.

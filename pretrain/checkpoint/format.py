@@ -126,7 +126,7 @@ def load_manifest(path: Path) -> Manifest:
 
     Raises:
         CheckpointError: Missing, not JSON, damaged, or with fields missing or file names that leave the folder.
-        NewerFormatError: Of another schema.
+        NewerFormatError: The schema is another.
     """
     file = path / MANIFEST
     try:

@@ -170,7 +170,7 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
     """Reads a file and everything it includes.
 
     Raises:
-        ConfigError: As `read_yaml`, and for an include that is not a list of files or that includes itself.
+        ConfigError: The file cannot be read, or has an include that is not a list of files or that includes itself.
     """
     own = read_yaml(path)
     includes = own.values.pop("include", [])

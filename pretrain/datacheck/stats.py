@@ -27,7 +27,7 @@ class Packing:
         concat_cut: Part of the documents that concat cuts, 0 to 1; its rows are always full. None: not text.
         bins_full: Part of the rows of bins that is not padding, 0 to 1; of pairs, of the target rows.
         bins_cut: Part of the documents that are longer than a row: cut, or, of pairs, left out.
-        bins_source_full: Of pairs: as `bins_full`, of the source rows.
+        bins_source_full: The same for the source rows of pairs.
     """
 
     seq_len: int
@@ -42,7 +42,7 @@ class Packer:
 
     Args:
         seq_len: T; of pairs also S.
-        kind: Of the data.
+        kind: Kind of the data.
     """
 
     def __init__(self, seq_len: int, kind: str) -> None:
@@ -146,7 +146,7 @@ class SplitStats:
         token_counts: int64 [vocab_size], all sides.
         packing: For each of `ROW_LENGTHS`.
         num_packed: Documents that it was measured on.
-        num_learned: Of records: tokens that are learned. None: not records.
+        num_learned: Tokens of records in the loss mask. None: not records.
     """
 
     num_documents: int

@@ -216,7 +216,7 @@ def draw_stats(stats: Stats, path: Path) -> None:
 
     Args:
         stats: What to draw.
-        path: Its suffix is the format: .png, .svg or .pdf.
+        path: File to write; the suffix is the format: .png, .svg or .pdf.
 
     Raises:
         ConfigError: Another suffix.

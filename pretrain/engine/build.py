@@ -44,7 +44,7 @@ def fill_sharded(
     Args:
         model: Parameters on the meta device; shared ones are filled once.
         draw: Returns the whole initial value of a parameter, the same on every rank.
-        config: Its precision is the dtype of the working weights.
+        config: The engine section; `precision` is the dtype of the working weights.
         accelerator: Result of `start_accelerator`, with its DeepSpeed plugin.
     """
     import deepspeed
@@ -156,7 +156,7 @@ def build_engine(
     """Wraps a module and its optimizer.
 
     Args:
-        module: Its `forward(batch)` returns the sum of the losses, a scalar, and metrics, float64 [2].
+        module: Model and loss; `forward(batch)` returns the sum of the losses, a scalar, and metrics, float64 [2].
         names: Name of each of its parameters in checkpoints, by `id(parameter)`.
         optimizer: Optimizer of its parameters.
         accelerator: Result of `start_accelerator`.

@@ -51,7 +51,8 @@ def open_together(path: Path) -> ModelSource:
     """Describes a model; of a run that goes on all ranks take the checkpoint that rank 0 found. Collective.
 
     Raises:
-        CheckpointError: As `open_source`, and ConfigError.
+        CheckpointError: No intact checkpoint is at the path.
+        ConfigError: The config of the model is damaged.
     """
     source = open_source(path)
     chosen = dist.broadcast_object(str(source.path))

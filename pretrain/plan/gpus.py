@@ -60,7 +60,7 @@ class Gpu:
         memory_gib: Memory that the driver leaves, about 1.5% less than is sold.
         memory_bytes_s: Memory bandwidth.
         link_bytes_s: NVLink to the others of its node, all links, one direction; else PCIe.
-        network_bytes_s: Its share of the node's network, one direction: 400 Gb/s with H100 and later (DGX H100),
+        network_bytes_s: Share of the node's network, one direction: 400 Gb/s with H100 and later (DGX H100),
             200 Gb/s with A100 (DGX A100).
         generation: Key of `Constants.shares`.
     """

@@ -80,7 +80,7 @@ class SplitRecord:
 
     Attributes:
         num_bytes_text: UTF-8 bytes of its text; of pairs, of the targets.
-        shards: Its shards, in order.
+        shards: Shards of the part, in order.
         lengths: Lengths of its documents, by `LengthHistogram.as_json`; of pairs, of the targets.
         source_lengths: Lengths of the sources of its pairs.
         num_learned: Tokens of its records that have a loss.

@@ -129,7 +129,7 @@ def slurm_facts(environment: Mapping[str, str]) -> dict[str, Any]:
     """Returns what an attempt notes of the Slurm job that it is a start of; nothing outside of one.
 
     Args:
-        environment: Of the process.
+        environment: Environment of the process.
     """
     job = environment.get("SLURM_JOB_ID")
     if not job:
@@ -178,7 +178,7 @@ def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None
 
     Args:
         run: The run folder, owned by the caller.
-        change: Of the record, in place.
+        change: Function that changes the record in place.
     """
     with _CHANGING:
         record = run.read_record()

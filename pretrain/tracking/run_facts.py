@@ -31,7 +31,7 @@ def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
 
     Args:
         dataset: The sources.
-        num_ranks: Of the job.
+        num_ranks: Ranks of the job.
     """
     slurm = slurm_variables()
     found = {"code": code_facts(Path(__file__).parent), "machine": machine_facts() | {"ranks": num_ranks}}

@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "doctor": (14, 2204),
     "drill": (6, 1070),
     "engine": (8, 963),
-    "evaluate": (13, 2481),
+    "evaluate": (13, 2482),
     "generate": (8, 1411),
     "inspect": (4, 401),
     "interop": (17, 2720),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (12, 2555),
     "tokenizer": (8, 1183),
     "tracking": (8, 1304),
-    "train": (17, 2742),
+    "train": (17, 2738),
     "utils": (11, 1519),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
@@ -64,8 +64,6 @@ MIN_COMMENT_LINES = 0.02
 RIDDLE = re.compile(r"(What|Whether|How|Who|Which|Where)\b")
 HEADLESS = re.compile(r"(Of|As|Likewise|Its)\b")
 ENTRY = re.compile(r"^\s+\w+: (.+)$", re.MULTILINE)
-MAX_RIDDLES = 2
-MAX_HEADLESS = 34
 
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface_hub": "huggingface_hub"}
 UNUSED_DEPENDENCIES = {"sentencepiece", "webdataset"}
@@ -221,8 +219,7 @@ def test_prose():
     headless = [
         f"{name(path)}: {entry}" for path, _, text in found for entry in ENTRY.findall(text) if HEADLESS.match(entry)
     ]
-    counts = {"riddles": len(riddles), "headless entries": len(headless)}
-    assert too_low({"riddles": MAX_RIDDLES, "headless entries": MAX_HEADLESS}, counts) == [], riddles + headless
+    assert riddles == [] and headless == []
 
 
 def test_every_dependency_is_imported():
