@@ -37,7 +37,7 @@ EXIT_UNREAD = 128 + signal.SIGPIPE
 
 
 class PretrainError(Exception):
-    """A condition that the user can mend.
+    """A condition that the user can fix.
 
     Args:
         what: What is wrong, one clause, with the offending value.

@@ -44,7 +44,7 @@ class AttentionMask:
         documents_BT: int32; queries and keys see each other only within one document number. None: one document a row.
         key_documents_BS: The same for keys, where they are another sequence than the queries (cross attention, cache).
             None: keys are the queries' own sequence.
-        key_lengths_B: int32, at least 1; keys from a row's length on are padding, which nobody sees. None: no padding.
+        key_lengths_B: int32, at least 1; keys from a row's length on are padding, masked out. None: no padding.
         window: Only keys fewer than this many positions away are seen, t - s with `query_offset` counted. None: all.
         prefix_BS: bool; keys that every query of their document sees (prefix language models). Lifts `causal` only:
             window, documents and lengths still hold.
@@ -90,7 +90,7 @@ class Batch:
         targets_BT: int64 ids to predict at each position; IGNORE_INDEX where there is no loss.
         positions_BT: int64 position of each token in its document. None: 0..T-1 in every row.
         documents_BT: int32 number of each token's document in its row, from 0; tokens of a negative number are padding
-            that nobody else sees. None: each row is one document.
+            that no other token sees. None: each row is one document.
         lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no padding.
         prefix_BT: bool; tokens that all of their document sees, although the model is causal. None: none.
         token_types_BT: int64 segment of each token (BERT). None: 0.

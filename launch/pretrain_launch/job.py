@@ -126,7 +126,7 @@ POLL_S = 0.1
 
 READY_S = 120.0
 
-"""A task that has not said by then that it can be told to stop could not: its disk refused."""
+"""A task that has not announced by then that it accepts stops failed to: its disk refused."""
 
 LAUNCHES = 3
 

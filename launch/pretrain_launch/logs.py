@@ -81,7 +81,7 @@ def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable
 
 
 def seldom(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that asks every `ASK_S` seconds, and says what it was told meanwhile: Slurm is slow."""
+    """Returns a function that asks every `ASK_S` seconds, and repeats the last answer in between: Slurm is slow."""
     asked_at, answer = time.monotonic(), False
 
     def is_over() -> bool:

@@ -154,7 +154,7 @@ def plan_job(
 
 
 def check_site(config: RunConfig, spec: LaunchSpec) -> None:
-    """Looks whether the data can be read, nobody trains in the run folder, and the config goes on with what is there.
+    """Looks whether the data can be read, the run folder has no owner, and the config can resume what is there.
 
     Raises:
         DataError: Shards are missing or damaged.

@@ -33,7 +33,7 @@ def own_addresses(interface: str | None = None) -> list[str]:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the interface that has an address of this machine; None where that cannot be told."""
+    """Returns the interface that has an address of this machine; None where that is unknown."""
     return next((name for name, own in interface_addresses() if own == address), None)
 
 

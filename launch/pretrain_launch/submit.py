@@ -66,7 +66,7 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
 
 
 def _node_options(spec: LaunchSpec, tasks: int) -> dict[str, object]:
-    """Nodes and their CPUs. Of a range of nodes Slurm gives the fewest where it is told the tasks of each."""
+    """Nodes and their CPUs. Of a range of nodes Slurm gives the fewest where the tasks of each are given."""
     cpus = spec.site.cpus_per_node
     if spec.elastic and spec.nodes > 1:
         return {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
@@ -125,7 +125,7 @@ def array_path(first: RunDir) -> Path:
 #
 # cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ranks commit and end, the driver sees
 #           the mark and does not requeue    ->  scancel, if the job is there still after a while
-# resubmit  nobody works on the run  ->  a new chain of the same spec, which forgets the mark and idle restarts
+# resubmit  the run has no owner  ->  a new chain of the same spec, which forgets the mark and idle restarts
 
 
 POLL_S = 1.0

@@ -1,7 +1,7 @@
 """A copy of training state in host memory, in buffers that the first save makes and every later one uses again.
 
     take(tensors)  ->  on a CPU they are copied when it returns; on CUDA the copies are queued beside the step, to
-                       pinned memory, and nobody waits
+                       pinned memory, without waiting
     hold()         ->  what is queued from here on (the next update) runs after the copies
     ready()        ->  returns when the copies are done; for the thread that reads them
     parts(i)       ->  the values of tensor i, as numpy arrays; content() has the bytes of all

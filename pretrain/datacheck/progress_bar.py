@@ -8,7 +8,7 @@ from typing import Any
 from pretrain.utils.log import stderr_console
 
 Tick = Callable[[int], None]
-"""Told how much more is done. May be called from any thread."""
+"""Called with the amount of work done since the last call, from any thread."""
 
 StartPhase = Callable[[str, int], Tick]
 """Begins a phase of the work (what is done, how much there is of it) and returns its tick."""

@@ -91,7 +91,7 @@ def read_course(
         limit: Rows, at most those of the course.
         restarts: Kills, at most.
         sums: For the owned tokens.
-        tick: Told of the rows read.
+        tick: Called with the number of rows read.
 
     Raises:
         DataError: A shard is damaged; or a sample came twice, or never.

@@ -206,7 +206,7 @@ def _table(heads: list[str], left: tuple[int, ...] = ()) -> Any:
 WIDTH, ROW_HEIGHT, DPI = 11.0, 3.4, 150
 
 DOCUMENTS, TOKENS, GREY = "#0f75b9", "#e07b00", "#606060"
-"""Blue and orange: told apart by any eye, and in grey."""
+"""Blue and orange: distinct to colour-blind readers, and in grey."""
 
 MARKED = (5, 50, 95)
 

@@ -4,7 +4,7 @@
     exclusive hard link     a lease is taken by it; without, an exclusive create, which NFS 2 has not
     fsync                   of a file and of a folder
     another process         sees a file as soon as it is there
-    clock                   of the server and of this host: told, not relied on
+    clock                   of the server and of this host: reported, not relied on
     room                    for the checkpoints that are kept
 
 Everything is made in `.doctor-<token>` beside the run folder, and removed.

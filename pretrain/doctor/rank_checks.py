@@ -90,7 +90,7 @@ def take_device(torch: Any, world: World, device: str) -> None:
 
 
 def _worst_of(found: list[tuple[str, list[Check]]]) -> list[Check]:
-    """Merges the checks of ranks: of each name the worst, with the host that it is of; equal ones are told once."""
+    """Merges the checks of ranks: of each name the worst, with the host that it is of; equal ones appear once."""
     order = {"fail": 0, "warn": 1, "pass": 2}
     merged: dict[str, Check] = {}
     for host, checks in found:

@@ -33,7 +33,7 @@ def check_name(host: str, is_alone: bool) -> Check:
     found = resolve(host)
     if found is None:
         text = f"{host} is not looked up within {RESOLVE_WITHIN_S:.0f} s"
-        return Check("hostname", bad, text, f"mend the name servers, or {fix}")
+        return Check("hostname", bad, text, f"fix the name servers, or {fix}")
     if not found:
         return Check("hostname", bad, f"{host} does not resolve", fix)
     if all(ip_address(address.partition("%")[0]).is_loopback for address in found):
@@ -43,7 +43,7 @@ def check_name(host: str, is_alone: bool) -> Check:
 
 
 def resolve(host: str) -> list[str] | None:
-    """Returns the addresses of a name, empty where it has none; None where nobody answers in time."""
+    """Returns the addresses of a name, empty where it has none; None where no server answers in time."""
     found: list[list[str]] = []
 
     def look() -> None:

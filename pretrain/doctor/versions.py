@@ -1,6 +1,6 @@
 """Versions of code and packages of a host, and differences between hosts.
 
-Ranks that run different code are told apart before they train: one rank with another torch gives wrong sums or a hang
+Ranks that run different code are found before they train: one rank with another torch gives wrong sums or a hang
 long after the start, and nothing in that hang says why.
 """
 

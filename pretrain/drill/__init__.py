@@ -1,1 +1,1 @@
-"""The kill-and-resume drill: the user's own config, killed at random moments, against a run that nobody interrupted."""
+"""The kill-and-resume drill: the user's own config, killed at random moments, against an uninterrupted run."""

@@ -199,7 +199,7 @@ def _check_fits(source: ModelSource, objective: ObjectiveConfig, longest: int) -
 
 def _measure(model: ModelLoss, source: EvaluationSource, label: str) -> SourceLoss:
     report = evaluate_loss(model, _shown(source, label), lambda: False)
-    assert report is not None, "nobody stops it"
+    assert report is not None, "no stop was requested"
     return _of_source(source, report)
 
 

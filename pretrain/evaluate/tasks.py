@@ -100,8 +100,10 @@ class TaskReport:
             error = "" if score.stderr is None else f" +- {score.stderr:.4f}"
             lines.append(f"  {score.task:<20} {score.metric:<24} {score.value:.4f}{error}")
             if score.baseline is not None:
-                told = "no mean over documents: not compared" if score.difference is None else score.difference.line()
-                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {told}")
+                comparison = (
+                    "no mean over documents: not compared" if score.difference is None else score.difference.line()
+                )
+                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {comparison}")
         return lines
 
 

@@ -3,7 +3,7 @@
     decoder-only      prompts, padded on the left -> cache -> scores of the next token -> one token a row -> ...
     encoder-decoder   sources, padded on the right -> encoder -> cache; the decoder's prompt is its start token
 
-Padding is a document of its own, number -1, that nobody sees; positions count from a row's first real token. So a row
+Padding is a document of its own, -1, which no token sees; positions count from a row's first real token. So a row
 gets the scores that it gets alone, up to rounding.
 """
 

@@ -2,7 +2,7 @@
 
 v1.0 ties the head and divides what it reads by sqrt(D), v1.1 (flan-T5 too) does neither. Up to transformers 4 both hang
 on `tie_word_embeddings`; 5 writes `tie_word_embeddings: true` whatever the weights are, and `scale_decoder_outputs` for
-the division. So whether there is a head of its own is told by the tensors. What is written is what both versions read
+the division. So whether there is a head of its own is read from the tensors. What is written is what both versions read
 alike, so a head that is tied and not divided, or the other way round, is not exported.
 """
 

@@ -98,7 +98,7 @@ class Lease:
         self._seen_at = begun
 
     def check_after_stall(self) -> None:
-        """Checks if nobody has for `STALL_S`, as after a SIGSTOP; else free. Raises: as `check`."""
+        """Checks if the last check is older than `STALL_S`, as after a SIGSTOP; else free. Raises: as `check`."""
         if time.monotonic() - self._seen_at > STALL_S:
             self.check()
 
@@ -214,7 +214,7 @@ def _num_links(path: Path) -> int:
 
 
 def _create_without_links(path: Path, content: bytes) -> bool:
-    """The same on a file system that has no hard links. A process killed in here leaves a file that nobody owns."""
+    """The same on a file system that has no hard links. A process killed in here leaves a file without an owner."""
     try:
         with path.open("xb") as file:
             file.write(content)

@@ -181,7 +181,7 @@ def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
     """Returns why owner `number` of `folder` is one no more; empty where it has released it, or may have.
 
     Raises:
-        LockedError: It is one still, as far as can be told in `WATCH_S`; it is named.
+        LockedError: The owner seems alive after `WATCH_S`; the message names it.
     """
     found = find_owner(path_of(folder, number))
     if found is None:

@@ -38,7 +38,7 @@ class StallWatch:
 
     @property
     def patience_s(self) -> float | None:
-        """How long to wait for the next row. None: for ever, since it was told, or is not to be told."""
+        """How long to wait for the next row. None: for ever, since the alert was sent, or none is wanted."""
         return None if self._was_told or not self._least_s else max(self._least_s, 3 * self._longest_s)
 
     def see(self, step: int) -> None:
@@ -49,7 +49,7 @@ class StallWatch:
         self._seen_at, self._was_told, self.last_step = now, False, step
 
     def give_up(self) -> None:
-        """The patience is over; it is told once until the next row."""
+        """The patience is over: one alert until the next row."""
         self._was_told = True
 
 

@@ -74,7 +74,7 @@ class Claim:
 
 
 def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
-    """Checks config and data, and takes the run folder. Needs no process group, so bad input is told within seconds.
+    """Checks config and data, and takes the run folder. Needs no process group: bad input is reported within seconds.
 
     Raises:
         LockedError: Another live run holds the folder.
@@ -116,7 +116,7 @@ def sweep(folder: RunDir) -> None:
     remove_leftovers(folder.checkpoints)
     for place in (folder.path, folder.checkpoints, folder.path / ATTENTION):
         for leftover in place.glob("?*.tmp-*"):  # of a file that is replaced
-            with suppress(OSError):  # one that stays is in nobody's way
+            with suppress(OSError):  # a file that stays does no harm
                 leftover.unlink()
 
 

@@ -97,7 +97,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
         stop: Installed before what takes seconds to import; None: one is installed now.
 
     Raises:
-        PretrainError: What the user can mend; the attempt in run.json says so too.
+        PretrainError: A condition that the user can fix; the attempt in run.json says so too.
         HangError: Another rank is gone, and named.
     """
     setup_logging(world.rank, world.size)

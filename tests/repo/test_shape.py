@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "doctor": (14, 2204),
     "drill": (6, 1070),
     "engine": (8, 963),
-    "evaluate": (13, 2482),
+    "evaluate": (13, 2484),
     "generate": (8, 1411),
     "inspect": (4, 401),
     "interop": (17, 2720),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (10, 1382),
     "optim": (5, 834),
     "plan": (15, 2582),
-    "prepare": (37, 6120),
+    "prepare": (37, 6122),
     "pretrain_launch": (19, 3081),
     "report": (10, 1666),
     "run": (8, 1485),
@@ -64,6 +64,16 @@ MIN_COMMENT_LINES = 0.02
 RIDDLE = re.compile(r"(What|Whether|How|Who|Which|Where)\b")
 HEADLESS = re.compile(r"(Of|As|Likewise|Its)\b")
 ENTRY = re.compile(r"^\s+\w+: (.+)$", re.MULTILINE)
+
+BETTER_WORDS = {
+    "mend": "fix, correct",
+    "told": "given, reported, sent",
+    "nobody": "no process, no reader",
+    "in vain": "timed out",
+    "eats": "modifies in place",
+    "lets go of": "releases",
+}
+"""Words that the field has a term for, and the terms."""
 
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface_hub": "huggingface_hub"}
 UNUSED_DEPENDENCIES = {"sentencepiece", "webdataset"}
@@ -220,6 +230,17 @@ def test_prose():
         f"{name(path)}: {entry}" for path, _, text in found for entry in ENTRY.findall(text) if HEADLESS.match(entry)
     ]
     assert riddles == [] and headless == []
+
+
+def test_words_of_the_field():
+    rule = re.compile(r"\b(" + "|".join(BETTER_WORDS) + r")\b", re.IGNORECASE)
+    found = [
+        f"{name(path)}:{number}: {word} -> {BETTER_WORDS[word.lower()]}"
+        for path in SOURCE_FILES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for word in rule.findall(line)
+    ]
+    assert found == []
 
 
 def test_every_dependency_is_imported():

@@ -3,7 +3,7 @@
 CPU                                   sdpa    (linear memory, whatever the mask)
 CUDA, no mask tensor needed           sdpa    (flash or cuDNN, dropout too)
 CUDA, decoding                        sdpa    (a mask of a few queries)
-CUDA, documents or padding, 16 bits   varlen  (no mask, skips what nobody sees)
+CUDA, documents or padding, 16 bits   varlen  (no mask, skips masked blocks)
 CUDA, bias, window, prefix, fp32      flex    (no mask tensor)
 CUDA, dropout with a mask             sdpa    (nothing else has dropout)
 """

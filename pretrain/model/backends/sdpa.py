@@ -81,7 +81,7 @@ class SdpaMask:
 
 
 def _untraced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keeps torch.compile from looking into a function; where nobody has compiled anything, without importing it."""
+    """Keeps torch.compile from looking into a function; where nothing was compiled, without importing it."""
     return _disable(function) if "torch._dynamo" in sys.modules else function
 
 

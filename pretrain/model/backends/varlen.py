@@ -112,7 +112,7 @@ class VarlenAttention:
 def plan_varlen(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> Spans:
     """Cuts rows that are laid end to end into segments, so that no query and no key is left out.
 
-    Queries that see nothing face no keys, and keys that nobody sees no queries.
+    Queries that see nothing have no keys, and keys that no query sees have no queries.
 
     Raises:
         ConfigError: The mask is not one of segments that follow each other, aligned as the kernel has it.

@@ -105,7 +105,7 @@ def open_flat(
 
 
 def refuse_wider(file: InputFile, options: ReadOptions) -> None:
-    """Refuses a file, taken for uint16 without being told, whose tokens are 32 bits wide.
+    """Refuses a file, read as uint16 by default, whose tokens are 32 bits wide.
 
     Read as uint16 they would all be in the vocabulary, every second one being the zero of the upper half.
 

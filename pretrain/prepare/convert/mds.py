@@ -136,7 +136,9 @@ def _parse_shard(index: Path, raw: dict[str, Any], options: ReadOptions) -> MdsE
 def _parse_file(index: Path, raw: dict[str, Any]) -> StoredFile:
     name = PurePosixPath(raw["basename"])
     if name.is_absolute() or ".." in name.parts:
-        raise DataError(f"names a file outside its folder: {raw['basename']!r}", where=str(index), fix="mend the index")
+        raise DataError(
+            f"names a file outside its folder: {raw['basename']!r}", where=str(index), fix="correct the index"
+        )
     return StoredFile(index.parent / name, int(raw["bytes"]), dict(raw["hashes"]))
 
 
