@@ -121,7 +121,7 @@ def _keep_watch(reader: int, writer: int) -> None:
 #
 # Rank 0 shares our terminal; what the others print goes to a log file each, and is quoted when they
 # failed first. A rank dies with its launcher: the kernel is asked for that (PR_SET_PDEATHSIG), so
-# that not even `kill -9` leaves orphans; what ranks have started goes with them (janitor.py). Stop
+# that not even `kill -9` leaves orphans; what ranks have started goes with them (`Janitor`). Stop
 # signals are held back in a rank until it can answer them.
 
 

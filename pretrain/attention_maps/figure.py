@@ -154,7 +154,7 @@ def _visible(character: str, drawable: Callable[[str], bool]) -> str:
 #
 # White is a weight of 0 and the darkest blue 1; what the mask forbids is grey and hatched, so that
 # it is not taken for a weight that the model has learnt to be 0. Not here: sizes and places
-# (`attention_layout.py`).
+# (`figure_layout.py`).
 
 
 DPI = 150

@@ -5,7 +5,7 @@
     summarize_head(head, keys)               ->  how spread its weights are, and where most of them go
 
 The kernels that models train with never hold the weights; `eager` does, and stands in for them during one forward.
-Not here: pictures (`attention_figure.py`), and how text becomes a batch (`attention_text.py`).
+Not here: pictures (`figure.py`), and how text becomes a batch (`terminal.py`).
 """
 
 from collections.abc import Sequence

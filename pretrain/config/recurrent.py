@@ -118,7 +118,6 @@ class RecurrentConfig(Section):
 
 
 AnyModelConfig = ModelConfig | RecurrentConfig
-AnyStackConfig = StackConfig | RecurrentStackConfig
 
 MODEL_SECTIONS: dict[str, type[Section]] = {"transformer": ModelConfig, "recurrent": RecurrentConfig}
 """Sections by `model.kind`."""

@@ -1,6 +1,6 @@
 """`pretrain doctor --calibrate`: measured speeds as constants of `pretrain plan`.
 
-kernels alone, on all ranks at once (measure.py)       shares of the peaks of `plan/gpus.py`
+kernels alone, on all ranks at once (kernel_speed.py)  shares of the peaks of `plan/gpus.py`
 a few steps of the config, made small, on one rank     efficiency: what a step reaches of what its kernels would take
 """
 

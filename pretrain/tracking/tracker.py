@@ -207,7 +207,7 @@ class Tracker:
 
         Args:
             step: Steps done.
-            metrics: Numbers on the host, by name. Those of `console.py` are shown; all are kept. A value that is not
+            metrics: Numbers on the host, by name. Those of `Console` are shown; all are kept. A value that is not
                 finite is null in metrics.jsonl, since JSON has no such number.
             shown: On the console too.
         """

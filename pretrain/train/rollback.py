@@ -1,6 +1,6 @@
 """Goes back to an earlier checkpoint of a run, and leaves out the samples that came after it.
 
-    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good (data/skips.py)
+    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good (data/damage.py)
                    "rollbacks": [{...}, ...]      each time that the run went back, by command or by itself
     checkpoints/   step-N.rolled-back             what is newer: set aside, never removed
 
