@@ -1,4 +1,4 @@
-"""How the memory of attention grows with length: ours against torch's math kernel and the reference, fp32, one thread.
+"""Memory of attention by length: ours against torch's math kernel and the reference, fp32, one thread.
 
     python -m benchmarks.attention_memory [--quick]        (Linux)
 

@@ -1,4 +1,4 @@
-"""What a save costs: how long the step waits, what it slows down until it is durable; and how long a load takes.
+"""Cost of a save: time that the step waits, slowdown until the save is durable, and time of a load.
 
     python -m benchmarks.checkpoint [--quick]
 

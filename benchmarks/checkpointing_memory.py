@@ -1,4 +1,4 @@
-"""What a model keeps for its backward pass under each mode of activation checkpointing, by length; counts, no noise.
+"""Bytes kept for the backward pass under each mode of activation checkpointing, by length; counts, no noise.
 
     python -m benchmarks.checkpointing_memory [--quick]
 

@@ -1,4 +1,4 @@
-"""What every benchmark shares: paired measurement, an interval for its ratio, and the row that is kept.
+"""Shared by all benchmarks: paired measurement, an interval for its ratio, and the row of the results.
 
     measure(arms, rounds)  ->  each round runs every arm once, in random order  ->  {arm: [Timing]}
     ratio(peer, ours)      ->  median of the paired ratios of CPU (or wall) time, with a bootstrap 95% interval

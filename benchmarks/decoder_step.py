@@ -1,4 +1,4 @@
-"""How long a decoder's training step takes: ours against nanoGPT and Hugging Face, fp32, one thread, in one run.
+"""Time of a decoder's training step: ours against nanoGPT and Hugging Face, fp32, one thread, in one run.
 
     python -m benchmarks.decoder_step --nanogpt PATH [--quick]        (needs transformers beside the core install)
 

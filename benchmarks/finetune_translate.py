@@ -30,7 +30,7 @@ COMPARED = {
     "messages": (("adapted", "before"), ("replay", "adapted"), ("adapted", "scratch")),
     "captions": (("adapted", "before"), ("replay", "before")),
 }
-"""Which arm is compared with which, on the test of each domain; others are not scored there."""
+"""Pairs of arms that are compared on the test of each domain; other arms are not scored there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What it takes to load a checkpoint that another topology wrote, against one that the same topology wrote.
+"""Time to load a checkpoint that another topology wrote, against one that the same topology wrote.
 
     python -m benchmarks.load_topology [--quick]
 

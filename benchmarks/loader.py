@@ -1,4 +1,4 @@
-"""How many shuffled tokens a CPU-second yields: TrainLoader against other loaders, in one run.
+"""Shuffled tokens per CPU second: TrainLoader against other loaders, in one run.
 
     python -m benchmarks.loader [--quick] [--rows 32]
     pip install -e '.[bench]'      first, for litdata, mosaicml-streaming and megatron-core (peers.py); those that are

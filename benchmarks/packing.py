@@ -1,4 +1,4 @@
-"""How full rows of whole documents are, and how fast they are planned: best-fit bins beside simpler packers.
+"""Fill of rows of whole documents, and speed of planning them: best-fit bins against simpler packers.
 
     python -m benchmarks.packing [--quick]
 

@@ -17,7 +17,7 @@ from pretrain.plan.gpus import CONSTANTS, Constants, GpuEfficiency
 
 START = [0.75, 0.6, 300.0, 600.0, 0.6, 0.35]
 LEAST_PASSES = 2.0
-"""What is kept is written once and read once; the fit would have less."""
+"""Lower bound of the fit: a saved tensor is written once and read once."""
 
 
 def build_constants(values: list[float]) -> Constants:

@@ -1,4 +1,4 @@
-"""What `pretrain prepare` costs beyond tokenising: reading, splitting, token shards on disk, against the encoder alone.
+"""Cost of `pretrain prepare` beyond tokenising: reading, splitting, token shards on disk, against the encoder alone.
 
     python -m benchmarks.prepare [--quick] [--short]
 

@@ -1,4 +1,4 @@
-"""How long the stream takes to its first batch, by how many samples of the run lie behind it, beside other loaders.
+"""Time of the stream to its first batch, by the number of samples already read, against other loaders.
 
     python -m benchmarks.resume [--quick]
     pip install -e '.[bench]'      first, for litdata and mosaicml-streaming; those that are missing are left out

@@ -1,4 +1,4 @@
-"""How well an order mixes a corpus, beside a full permutation: counts only, so there is no noise but the seed's.
+"""Quality of the shuffle, against a full permutation: counts only, so there is no noise but the seed's.
 
     python -m benchmarks.shuffle [--quick]
     pip install -e '.[bench]'      first, for mosaicml-streaming's orders; they are left out without it

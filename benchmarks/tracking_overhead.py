@@ -1,4 +1,4 @@
-"""What watching a run costs: CPU time of all tracking calls of a step, against a step of 50 ms.
+"""Cost of tracking: CPU time of all tracking calls of a step, against a step of 50 ms.
 
     python -m benchmarks.tracking_overhead [--quick]
 

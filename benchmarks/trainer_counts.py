@@ -1,4 +1,4 @@
-"""What benchmarks/trainer.py reads off an arm beside its time: what a step sends, and the time between engine calls."""
+"""Counts of an arm of benchmarks/trainer.py: bytes that a step sends, and the time between engine calls."""
 
 import contextlib
 import time
@@ -29,7 +29,7 @@ RING_PASSES = {
     "broadcast_": 1,
     "barrier": 0,
 }
-"""How often the whole tensor goes round a ring of ranks; each then sends (N - 1) / N of it as often."""
+"""Passes of the whole tensor round a ring of ranks: 2 for an all-reduce, 1 for a gather, a scatter or a broadcast."""
 
 
 @dataclass

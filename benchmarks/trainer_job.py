@@ -1,4 +1,4 @@
-"""What a rank of benchmarks/trainer.py does for a row: builds all arms, counts what they send, measures them."""
+"""One rank of benchmarks/trainer.py: builds all arms, counts what they send, measures them."""
 
 from functools import partial
 from pathlib import Path
