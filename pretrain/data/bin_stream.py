@@ -1,17 +1,18 @@
-"""Rows of whole documents: the samples are bins, in the order of `SampleOrder`, or one document each, by length.
+"""Rows of whole documents: samples are bins in the order of `SampleOrder`, or documents by length.
 
-    position  --SampleOrder over bins-->  sample j  -->  epoch j div N, place j mod N  --bisect-->  shard, bin
+    position  --SampleOrder over bins-->  sample j  -->  epoch, place in it  -->  shard, bin
     bin       -->  its pieces, copied side by side; the rest of the row is a document of padding
 
-Padding is the end-of-document token, in a document of its own, which no other token sees and which has no loss. Rows
-that are padded and not packed are regrouped, with similar lengths in one batch:
+Padding is the end-of-document token, in a document of its own, which no other token sees and which
+has no loss. Rows that are padded and not packed are regrouped, with similar lengths in one batch:
 
-    groups       of GROUP_BATCHES global batches: the samples at [g W, (g + 1) W) of the order below, W = batches x rows
+    groups       of GROUP_BATCHES global batches: the samples at [g W, (g + 1) W) of the order
+                 below, W = batches x rows
     in a group   sorted by length, cut into batches, the batches permuted by (seed, g)
 
-A group keeps its samples, so every sample still comes exactly once an epoch, and any position is found by one group.
-The number of rows of a global batch is part of the order; world size and micro-batch are not. There is no state but
-caches. Not here: the documents of a bin (`bins.py`).
+A group keeps its samples, so every sample still comes exactly once an epoch, and any position is
+found by one group. The number of rows of a global batch is part of the order; world size and
+micro-batch are not. There is no state but caches. Not here: the documents of a bin (`bins.py`).
 """
 
 from bisect import bisect_right
@@ -22,7 +23,7 @@ import numpy as np
 
 from pretrain.data.bins import BinStore
 from pretrain.data.damage import DamagePolicy
-from pretrain.data.lookahead import Lookahead
+from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, random_bits, rank_bits, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, PairRows, TokenRows
@@ -35,19 +36,15 @@ EPOCHS_KEPT = 4
 
 
 class BucketOrder:
-    """Maps positions of the run to samples.
-
-    Args:
-        order: Order to regroup.
-        lengths_of: Returns the lengths of samples, int64.
-        batch_rows: Rows of a global batch.
-        seed: Seed of the permutation of batches.
-    """
+    """Regroups a sample order by the lengths of samples, for global batches of `batch_rows`."""
 
     def __init__(
         self, order: SampleOrder, lengths_of: Callable[[np.ndarray], np.ndarray], *, batch_rows: int, seed: int
     ) -> None:
-        self._order, self._lengths_of, self._rows, self._seed = order, lengths_of, batch_rows, seed
+        self._order = order
+        self._lengths_of = lengths_of
+        self._rows = batch_rows
+        self._seed = seed
         self._size = GROUP_BATCHES * batch_rows
         self._group = lru_cache(GROUPS_KEPT)(self._build_group)
 
@@ -64,12 +61,22 @@ class BucketOrder:
 
     def _build_group(self, number: int) -> np.ndarray:
         samples = self._order.samples(range(number * self._size, (number + 1) * self._size))
-        by_length = samples[np.argsort(self._lengths_of(samples), kind="stable")].reshape(GROUP_BATCHES, self._rows)
-        return by_length[rank_bits(random_bits("buckets", (self._seed, number), GROUP_BATCHES))].reshape(-1)
+        by_length = samples[np.argsort(self._lengths_of(samples), kind="stable")]
+        batches = rank_bits(random_bits("buckets", (self._seed, number), GROUP_BATCHES))
+        return by_length.reshape(GROUP_BATCHES, self._rows)[batches].reshape(-1)
 
 
 class BinStream:
-    """The samples of one split, packed: of texts, labelled or not, of records, or of pairs."""
+    """The samples of one split, packed: of texts, labelled or not, of records, or of pairs.
+
+    Rows have `seq_len` tokens, T; those of the sources of pairs `source_len`, S. With `bucket_rows`,
+    the rows of a global batch, rows are padded documents of similar length. `seed`, `lanes` and
+    `block_samples` fix the order (`order.py`). Rows that cannot be read are errors without a
+    `damage` policy.
+
+    Raises:
+        DataError: No document fits a row; or the lengths of documents are damaged.
+    """
 
     def __init__(
         self,
@@ -83,43 +90,28 @@ class BinStream:
         bucket_rows: int | None = None,
         damage: DamagePolicy | None = None,
     ) -> None:
-        """Makes the bins that are not there yet.
-
-        Args:
-            shards: Shards of the split.
-            seq_len: Tokens of a row, T.
-            source_len: Tokens of a source row of pairs, S. None: not pairs.
-            seed: Seed of the sample order.
-            lanes: Lanes of the sample order (`order.py`).
-            block_samples: Places of a lane that are shuffled together (`order.py`).
-            bucket_rows: Rows of a global batch of padded documents of similar length. None: packed.
-            damage: Policy for unreadable rows. None: they are errors.
-
-        Raises:
-            DataError: No document fits a row; or the lengths of documents are damaged.
-        """
         self._damage = damage or DamagePolicy()
         self._reader = self._damage.reader(shards)
-        self.shards, self.seq_len, self.source_len = shards, seq_len, source_len
+        self.shards = shards
+        self.seq_len = seq_len
+        self.source_len = source_len
         self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
         self._counts, num_documents, num_cut = self._store.survey()
         self.num_too_long = num_cut if source_len is None else shards.split.num_documents - num_documents
-        """Documents that are longer than a row, and cut; of pairs, those that are, and in no bin."""
+        """Documents longer than a row: cut; pairs: in no bin."""
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
         self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)
         self._layout = lru_cache(EPOCHS_KEPT)(self._build_layout)
-        self._lookahead = Lookahead(shards.store, shards.split, shards.name) if shards.store.fetches else None
+        self._lookahead = None
+        if shards.store.fetches:
+            self._lookahead = Lookahead(shards.store, shards.split, shards.name)
         self._picks: SampleOrder | BucketOrder = self.order
         if bucket_rows is not None:
             self._picks = BucketOrder(self.order, self._lengths_of, batch_rows=bucket_rows, seed=seed)
 
     def read(self, positions: range) -> TokenRows | PairRows:
-        """Reads the samples at some positions of the run.
-
-        Raises:
-            DataError: A shard is missing or damaged; names shard and member.
-        """
+        """Reads the samples at some positions. Raises: DataError, naming shard and member."""
         if self._lookahead is not None and positions:
             self._lookahead.follow(self.order, self._layout, positions.start, overlap=0)
         samples = self._picks.samples(positions)
@@ -131,11 +123,7 @@ class BinStream:
         return num_bins if max_tokens is None else min(num_bins, -(-max_tokens // self.seq_len))
 
     def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows | PairRows:
-        """Reads rows in a fixed order; those past `num_windows` are padding.
-
-        Raises:
-            DataError: A shard is missing or damaged; names shard and member.
-        """
+        """Reads rows in a fixed order; those past `num_windows` are padding. Raises: DataError."""
         count = self.num_windows(max_tokens)
         places = [self._locate(window) if window < count else None for window in windows]
         return self._read_rows(places, np.array(windows, dtype=np.int64))
@@ -159,33 +147,29 @@ class BinStream:
         return lengths
 
     def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows | PairRows:
-        targets = _RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens")
-        sources = None
+        writers = [_RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens")]
         if self.source_len is not None:
-            sources = _RowWriter(len(places), self.source_len, self.shards, self._reader, "source")
-        writers = [writer for writer in (sources, targets) if writer is not None]
+            writers.append(_RowWriter(len(places), self.source_len, self.shards, self._reader, "source"))
         for row, place in enumerate(places):
             if place is None:
                 continue
             shard, number = place
             bins = self._store.load(shard)
             pieces = slice(int(bins.starts[number]), int(bins.starts[number + 1]))
-            documents = list(zip(bins.document[pieces].tolist(), bins.offset[pieces].tolist(), strict=True))
+            documents = bins.document[pieces].tolist()
             try:
-                for writer in writers:
-                    for document, offset in documents:
+                for document, offset in zip(documents, bins.offset[pieces].tolist(), strict=True):
+                    for writer in writers:
                         writer.copy(row, shard, document, offset)
             except DataError as error:
                 self._damage.skip(error, self.shards, int(samples[row]))
                 for writer in writers:  # a pair without its other side has no loss
                     writer.clear(row)
-        rows = targets.finish(samples)
-        return rows if sources is None else PairRows(sources.finish(samples), rows)
+        rows, *sources = (writer.finish(samples) for writer in writers)
+        return PairRows(sources[0], rows) if sources else rows
 
-    def _build_layout(self, epoch: int) -> tuple[list[int], list[int]]:
-        order = shard_order(len(self.shards), self.order.seed, epoch)
-        ends = np.cumsum(self._counts[order])
-        return order.tolist(), (ends - self._counts[order]).tolist()
+    def _build_layout(self, epoch: int) -> Layout:
+        return layout_of(self._counts, shard_order(len(self.shards), self.order.seed, epoch))
 
 
 class _RowWriter:
@@ -194,20 +178,24 @@ class _RowWriter:
     def __init__(
         self, num_rows: int, length: int, shards: ShardSet, reader: Callable[[int], ShardReader], side: str
     ) -> None:
-        self._shards, self._reader, self._side, self._length = shards, reader, side, length
-        self._tokens = np.full((num_rows, length + 1), shards.index.eos_id, dtype=shards.index.dtype)
-        kind, shape = shards.index.kind, self._tokens.shape
+        self._shards = shards
+        self._reader = reader
+        self._side = side
+        self._length = length
+        shape = (num_rows, length + 1)
+        self._tokens = np.full(shape, shards.index.eos_id, dtype=shards.index.dtype)
+        kind = shards.index.kind
         self._loss_mask = np.zeros(shape, dtype=bool) if kind == "records" else None
         self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if kind in LABELLED else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
 
     def copy(self, row: int, shard: int, document: int, offset: int) -> None:
-        """Appends what fits of a document from `offset` on, and one token more where the document goes on after a full
-        row: the target of the row's last token."""
+        """Appends what fits of a document from `offset`, and the target of a full row's last token."""
         reader = self._reader(shard)
         member, first, length = reader.locate(document, self._side)
-        first, at = first + offset, int(self._filled[row])
+        first += offset
+        at = int(self._filled[row])
         size = min(length - offset, self._length + 1 - at)
         values, _ = reader.source(member) if self._side == "source" else reader.member(member)
         self._tokens[row, at : at + size] = values[first : first + size]

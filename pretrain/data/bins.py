@@ -1,11 +1,20 @@
 """Best-fit packing: whole documents into rows of T tokens, none cut that fits (Ding et al. 2024).
 
-    lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own and a rest
-      -> longest first, each into the fullest bin that has room -> Bins, in the order in which they were opened
+    lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own
+                                      and a rest
+      -> longest first, each into the fullest bin that has room -> Bins, in the order of opening
 
-A bin is a sample, of one shard. The bins are a pure function of the lengths and T: they are made once a shard and
-length, and cached. Pairs fill two rows at once, source and target, with the same documents. Not here:
-tokens, and the order in which bins are trained on.
+A bin is a sample, of one shard. The bins are a pure function of the lengths and T. Pairs fill two
+rows at once, source and target, with the same documents. The bins of a shard folder are cached for
+each shard and row length:
+
+    DIR/bins/SHA256-1024.safetensors        SHA256: the first 16 digits of the shard's hash
+    DIR/bins/SHA256-256x256.safetensors     pairs: source x target
+
+A file that is missing or does not fit its shard is made again, from the lengths of the shard's
+documents: no shard is read or fetched for it. Any number of processes may do so at once: they make
+the same bytes, each begins at another shard and takes the files of the others, so that the ranks of
+a node share the work without waiting. Not here: tokens, and the order of bins in training.
 """
 
 import logging
@@ -26,6 +35,14 @@ from pretrain.utils.io import make_dir, write_file
 
 OPEN_PAIRS = 64
 """Open bins of pairs: a pair goes to the best of these."""
+
+BINS_DIR = "bins"
+FETCHED_AT_ONCE = 16
+"""Shards whose lengths are fetched at a time."""
+
+_FIELDS = ("starts", "document", "offset", "length")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ class Bins:
 
 
 def cut_documents(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents longer than `capacity`; returns document, offset and length of each piece, in order."""
+    """Cuts documents longer than `capacity`; returns document, offset and length of each piece."""
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -58,7 +75,7 @@ def cut_documents(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.nd
     return document, offset, np.minimum(lengths[document] - offset, capacity)
 
 
-def pack_documents(lengths: np.ndarray, capacity: int) -> Bins:
+def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False) -> Bins:
     """Packs documents of a shard into bins of `capacity` tokens: best-fit decreasing.
 
     Every token of every document is in exactly one bin. Costs about two microseconds a document.
@@ -66,31 +83,22 @@ def pack_documents(lengths: np.ndarray, capacity: int) -> Bins:
     Args:
         lengths: int64, tokens of each document, at least one each.
         capacity: T.
+        apart: Give each document, and each piece of one that is cut, a bin of its own.
     """
     document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
-    order = np.argsort(-length, kind="stable")
-    placed = np.empty(len(length), dtype=np.int64)
-    placed[order] = _best_fit(length[order].tolist(), capacity)
+    placed = np.arange(len(length))
+    if not apart:
+        order = np.argsort(-length, kind="stable")
+        placed[order] = _best_fit(length[order].tolist(), capacity)
     return _group(placed, document, offset, length)
-
-
-def separate_documents(lengths: np.ndarray, capacity: int) -> Bins:
-    """Gives each document a bin of its own, and each piece of one that is longer than a row."""
-    document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
-    return _group(np.arange(len(length)), document, offset, length)
-
-
-def separate_pairs(source_lengths: np.ndarray, lengths: np.ndarray, source_capacity: int, capacity: int) -> Bins:
-    """Gives each pair that fits both rows a bin of its own; the others are in none."""
-    (documents,) = np.nonzero((source_lengths <= source_capacity) & (lengths <= capacity))
-    return _group(np.arange(len(documents)), documents, np.zeros_like(documents), lengths[documents].astype(np.int64))
 
 
 def _best_fit(lengths: list[int], capacity: int) -> list[int]:
     """Returns the bin of each item; items come longest first."""
     # Bins by the room that they have left. Bit r of `rooms` says that some bin has room r.
     bins_with: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms, opened = 0, 0
+    rooms = 0
+    opened = 0
     placed: list[int] = []
     for length in lengths:
         fitting = rooms >> length
@@ -100,7 +108,8 @@ def _best_fit(lengths: list[int], capacity: int) -> list[int]:
             if not bins_with[room]:
                 rooms ^= 1 << room
         else:
-            room, number = capacity, opened
+            room = capacity
+            number = opened
             opened += 1
         placed.append(number)
         left = room - length
@@ -110,26 +119,38 @@ def _best_fit(lengths: list[int], capacity: int) -> list[int]:
     return placed
 
 
-def pack_pairs(source_lengths: np.ndarray, lengths: np.ndarray, source_capacity: int, capacity: int) -> Bins:
-    """Packs pairs into bins that hold `source_capacity` tokens on one side and `capacity` on the other.
+def pack_pairs(
+    source_lengths: np.ndarray, lengths: np.ndarray, source_capacity: int, capacity: int, *, apart: bool = False
+) -> Bins:
+    """Packs pairs into bins of `source_capacity` tokens on one side and `capacity` on the other.
 
-    Pairs longer than a row on either side are in no bin: the caller counts and reports them. First come the pairs that
-    fill most of either side; each goes to that of `OPEN_PAIRS` open bins which it leaves the least room in.
+    Pairs longer than a row on either side are in no bin: the caller counts and reports them. First
+    come the pairs that fill most of either side; each goes to that of `OPEN_PAIRS` open bins which
+    it leaves the least room in.
 
     Args:
         source_lengths: int64, tokens of each source.
         lengths: int64, tokens of each target.
         source_capacity: S.
         capacity: T.
+        apart: Give each pair a bin of its own.
     """
-    fits = (source_lengths <= source_capacity) & (lengths <= capacity)
-    (documents,) = np.nonzero(fits)
+    (documents,) = np.nonzero((source_lengths <= source_capacity) & (lengths <= capacity))
     sizes = np.stack((source_lengths[documents], lengths[documents]), axis=1).astype(np.int64)
-    order = np.argsort(-np.maximum(sizes[:, 0] / source_capacity, sizes[:, 1] / capacity), kind="stable")
+    placed = np.arange(len(documents))
+    if not apart:
+        placed = _best_fit_pairs(sizes, np.array([source_capacity, capacity]))
+    return _group(placed, documents, np.zeros_like(documents), sizes[:, 1])
+
+
+def _best_fit_pairs(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+    """Returns the bin of each pair, by sizes, int64 [pairs, 2], and the capacity of bins, [2]."""
+    order = np.argsort(-(sizes / capacity).max(axis=1), kind="stable")
     rooms = np.empty((0, 2), dtype=np.int64)
     numbers = np.empty(0, dtype=np.int64)
-    placed, opened = np.empty(len(documents), dtype=np.int64), 0
-    scale = np.array([1 / source_capacity, 1 / capacity])
+    placed = np.empty(len(sizes), dtype=np.int64)
+    opened = 0
+    scale = 1 / capacity
     for item in order.tolist():
         left = rooms - sizes[item]
         (fitting,) = np.nonzero((left >= 0).all(axis=1))
@@ -138,14 +159,17 @@ def pack_pairs(source_lengths: np.ndarray, lengths: np.ndarray, source_capacity:
             rooms[best] = left[best]
             placed[item] = numbers[best]
             continue
-        room = np.array([[source_capacity, capacity]]) - sizes[item]
+        room = capacity - sizes[item]
         if len(rooms) < OPEN_PAIRS:
-            rooms, numbers = np.concatenate((rooms, room)), np.append(numbers, opened)
+            rooms = np.concatenate((rooms, room[None]))
+            numbers = np.append(numbers, opened)
         else:  # the one with the least room makes way
             fullest = int(np.argmin((rooms * scale).sum(axis=1)))
-            rooms[fullest], numbers[fullest] = room, opened
-        placed[item], opened = opened, opened + 1
-    return _group(placed, documents, np.zeros_like(documents), lengths[documents].astype(np.int64))
+            rooms[fullest] = room
+            numbers[fullest] = opened
+        placed[item] = opened
+        opened += 1
+    return placed
 
 
 def _group(placed: np.ndarray, document: np.ndarray, offset: np.ndarray, length: np.ndarray) -> Bins:
@@ -156,27 +180,6 @@ def _group(placed: np.ndarray, document: np.ndarray, offset: np.ndarray, length:
     return Bins(starts, document[order], offset[order], length[order])
 
 
-# The bins of a shard folder, cached for each shard and row length:
-#
-#     DIR/bins/SHA256-1024.safetensors        SHA256: the first 16 digits of the shard's hash
-#     DIR/bins/SHA256-256x256.safetensors     pairs: source x target
-#
-# A file that is missing or does not fit its shard is made again, from the lengths of the shard's documents: no shard is
-# read or fetched for it. Any number of processes may do so at once: they make the same bytes, each begins at another
-# shard and takes the files of the others, so that the ranks of a node share the work without waiting.
-
-
-BINS_DIR = "bins"
-
-FETCHED_AT_ONCE = 16
-
-"""Shards whose lengths are fetched at a time."""
-
-_FIELDS = ("starts", "document", "offset", "length")
-
-_log = logging.getLogger(__name__)
-
-
 class BinStore:
     """The bins of a split, by shard.
 
@@ -184,27 +187,24 @@ class BinStore:
         shards: The split.
         capacity: Tokens of a row, T.
         source_capacity: Pairs: tokens of a source row, S. None: not pairs.
-        apart: Each document has a bin of its own; such bins are made when they are needed, and not kept on disk.
+        apart: Each document has a bin of its own; such bins are made when needed, not kept on disk.
     """
 
     def __init__(
         self, shards: ShardSet, capacity: int, source_capacity: int | None = None, *, apart: bool = False
     ) -> None:
-        self._shards, self._capacity, self._source_capacity, self._apart = shards, capacity, source_capacity, apart
+        self._shards = shards
+        self._capacity = capacity
+        self._source_capacity = source_capacity
+        self._apart = apart
         self.load: Callable[[int], Bins] = lru_cache(MAX_OPEN_SHARDS)(self._load)
         """Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged."""
         self._can_write = True
 
     def survey(self) -> tuple[np.ndarray, int, int]:
-        """Makes the bins that are not there yet.
-
-        Returns:
-            How many each shard has, int64 [shards]; how many documents are in them; and how many of these are cut.
-
-        Raises:
-            DataError: The lengths of a shard's documents are missing or damaged.
-        """
-        order = np.random.default_rng().permutation(len(self._shards))  # not seeded: another one in each process
+        """Makes missing bins; returns the bins of each shard, int64, documents in them, and cut ones."""
+        # Not seeded: another order in each process.
+        order = np.random.default_rng().permutation(len(self._shards))
         with ThreadPoolExecutor(FETCHED_AT_ONCE if self._shards.store.fetches else 1) as pool:
             found = list(pool.map(self._count, order.tolist()))
         counts, documents, cut = np.array(found, dtype=np.int64)[np.argsort(order)].T
@@ -216,28 +216,26 @@ class BinStore:
         return len(bins), int((bins.offset == 0).sum()), int((bins.offset == self._capacity).sum())
 
     def _load(self, number: int) -> Bins:
+        if self._apart:
+            return self._pack(number)
         shard = self._shards.split.shards[number]
-        path = self._path(shard)
-        bins = None if self._apart else _read(path, shard, pairs=self._source_capacity is not None)
+        size = f"{self._capacity}" if self._source_capacity is None else f"{self._source_capacity}x{self._capacity}"
+        path = self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
+        bins = _read(path, shard, pairs=self._source_capacity is not None)
         if bins is None:
             bins = self._pack(number)
             self._write(path, bins)
         return bins
 
-    def _path(self, shard: ShardIndex) -> Path:
-        size = f"{self._capacity}" if self._source_capacity is None else f"{self._source_capacity}x{self._capacity}"
-        return self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
-
     def _pack(self, number: int) -> Bins:
         lengths = self._shards.lengths(number, "tokens")
         if self._source_capacity is None:
-            return (separate_documents if self._apart else pack_documents)(lengths, self._capacity)
+            return pack_documents(lengths, self._capacity, apart=self._apart)
         sources = self._shards.lengths(number, "source")
-        pack = separate_pairs if self._apart else pack_pairs
-        return pack(sources, lengths, self._source_capacity, self._capacity)
+        return pack_pairs(sources, lengths, self._source_capacity, self._capacity, apart=self._apart)
 
     def _write(self, path: Path, bins: Bins) -> None:
-        if self._apart or not self._can_write:
+        if not self._can_write:
             return
         try:
             make_dir(path.parent)
@@ -248,13 +246,14 @@ class BinStore:
 
 
 def _read(path: Path, shard: ShardIndex, *, pairs: bool) -> Bins | None:
-    """Returns the bins in a file, or None where it is not there, cannot be read or does not fit its shard."""
+    """Returns the bins in a file; None where it cannot be read or does not fit its shard."""
     try:
         arrays = safetensors.numpy.load(path.read_bytes())
         bins = Bins(*(arrays[name] for name in _FIELDS))
     except (OSError, SafetensorError, KeyError):
         return None
     pieces = {len(bins.document), len(bins.offset), len(bins.length), int(bins.starts[-1])}
-    fits = len(pieces) == 1 and (not len(bins.document) or int(bins.document.max()) < shard.num_documents)
     num_tokens = int(bins.length.sum())
-    return bins if fits and (num_tokens == shard.num_tokens or (pairs and num_tokens < shard.num_tokens)) else None
+    fits = len(pieces) == 1 and int(bins.document.max(initial=-1)) < shard.num_documents
+    is_complete = num_tokens == shard.num_tokens or (pairs and num_tokens < shard.num_tokens)
+    return bins if fits and is_complete else None

@@ -1,42 +1,52 @@
 """Batches for the model: the rows of this rank, assembled ahead of time.
 
-    step at position p  -->  global batch = positions [p, p + rows), without skipped ones (damage.py)
+    step at position p  -->  global batch = positions [p, p + rows), without skipped ones (order.py)
     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
-    stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads, `prefetch` ahead
+    stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads,
+                             `prefetch` ahead
 
-The cursor of a run is one integer, the position of the next step that was not trained; it is the trainer's, and steps
-prefetched beyond it are dropped. Not here: state to save, and any order of its own (`order.py`).
+The cursor of a run is one integer, the position of the next step that was not trained; it is the
+trainer's, and steps prefetched beyond it are dropped. Not here: state to save, and any order of its
+own (`order.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pretrain.config.data import BatchPlan
-from pretrain.data.damage import NO_SKIPS, SkipRanges, count_skipped
+from pretrain.data.bin_stream import BinStream
+from pretrain.data.mixture import RowSource, merge_rows
+from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.source_streams import merge_rows
+from pretrain.data.stream import TokenStream
 from pretrain.rows import ModelRows, PairRows, TokenRows
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.rng import mix64
 
+RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+"""An objective's part: makes of rows what a model reads and predicts."""
 
-def crop(rows: TokenRows | PairRows, multiple: int = 8) -> TokenRows | PairRows:
-    """Takes away the columns that are padding in every row, down to a multiple of `multiple` and at least that."""
+
+CROP_MULTIPLE = 8
+
+
+def crop(rows: TokenRows | PairRows) -> TokenRows | PairRows:
+    """Removes columns that are padding in every row, down to a multiple of `CROP_MULTIPLE`."""
     if isinstance(rows, PairRows):
-        return PairRows(_crop_side(rows.source, multiple), _crop_side(rows.target, multiple))
-    return _crop_side(rows, multiple)
+        return PairRows(_crop_side(rows.source), _crop_side(rows.target))
+    return _crop_side(rows)
 
 
-def _crop_side(rows: TokenRows, multiple: int) -> TokenRows:
+def _crop_side(rows: TokenRows) -> TokenRows:
     assert rows.num_tokens is not None, "rows of known length"
     width = rows.tokens.shape[1]
     longest = int(rows.num_tokens.max(initial=1))
-    kept = min(width, -(-min(longest, width - 1) // multiple) * multiple + 1)
+    kept = min(width, -(-min(longest, width - 1) // CROP_MULTIPLE) * CROP_MULTIPLE + 1)
     row, column = np.divmod(rows.starts, width)
     inside = column < kept
     return TokenRows(
@@ -60,12 +70,7 @@ def _crop_side(rows: TokenRows, multiple: int) -> TokenRows:
 
 
 def digest_rows(sample_ids: np.ndarray, rows: np.ndarray) -> int:
-    """Returns the digest of some rows of a global batch, below 2**64.
-
-    Args:
-        sample_ids: Sample of each row, int64.
-        rows: Number of each row within the global batch, int64.
-    """
+    """Returns the digest of rows, by sample id and number in the global batch, int64 [rows] both."""
     mixed = mix64(mix64(sample_ids.astype(np.uint64)) ^ rows.astype(np.uint64))
     return int(mixed.sum(dtype=np.uint64))
 
@@ -80,31 +85,9 @@ def join64(high: float, low: float) -> int:
     return ((int(high) << 32) + int(low)) % 2**64
 
 
-RowMaker = Callable[[TokenRows | PairRows], ModelRows]
-
-"""Makes of rows what a model reads and predicts: an objective's part."""
-
-
-class RowSource(Protocol):
-    """The samples of a run, by position."""
-
-    def read(self, positions: range) -> TokenRows | PairRows:
-        """Reads the samples at some positions."""
-
-
-class WindowSource(Protocol):
-    """A split in a fixed order."""
-
-    def num_windows(self, max_tokens: int | None = None) -> int:
-        """Returns how many rows cover the split, or its first tokens."""
-
-    def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows | PairRows:
-        """Reads rows; those past the last are padding."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Counters of the rows of a step; those of micro-batches add up to a rank's, those of ranks to the step's.
+    """Counters of a step's rows: those of micro-batches add up to a rank's, and these to the step's.
 
     Attributes:
         num_targets: Targets with a loss.
@@ -160,7 +143,13 @@ class StepBatch:
 
 
 class TrainLoader:
-    """Iterates for ever over the steps of one rank, from any position."""
+    """Iterates for ever over the steps of one rank, from any position.
+
+    `start_position` is the cursor, the `next_position` of the last step trained. `workers` threads
+    keep `prefetch` micro-batches ready, at least those of one step. `crop` leaves out the columns
+    that are padding in all rows of a micro-batch, `pin_memory` pins the tensors for asynchronous
+    copies to a GPU, and `stop` ends a wait for data when it returns True.
+    """
 
     def __init__(
         self,
@@ -178,28 +167,29 @@ class TrainLoader:
         pin_memory: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Starts reading.
-
-        Args:
-            stream: The training split.
-            make_rows: The objective's.
-            plan: Cut of a global batch into ranks and micro-batches.
-            rank: This rank.
-            world_size: Ranks.
-            start_position: The cursor: `next_position` of the last step trained.
-            skips: Positions that are left out.
-            workers: Threads.
-            prefetch: Micro-batches kept ready; at least those of one step are.
-            crop: Leave out the columns that are padding in all rows of a micro-batch.
-            pin_memory: Pin the tensors, for asynchronous copies to a GPU.
-            stop: Ends a wait for data when it returns True.
-        """
         assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
-        self._stream, self._plan, self._rank, self._world_size = stream, plan, rank, world_size
-        self._make_rows, self._skips, self._start = make_rows, skips, skips.place_of(start_position)
-        self._options = {"workers": workers, "prefetch": prefetch, "crop": crop, "pin_memory": pin_memory, "stop": stop}
-        self._build = _BatchBuilder(make_rows, crop, pin_memory)
+        self._stream = stream
+        self._make_rows = make_rows
+        self._plan = plan
+        self._skips = skips
+        self._first_row = rank * plan.rows_per_rank
+        self._crop = crop
+        self._pin_memory = pin_memory
+        self._start = skips.place_of(start_position)
         self._steps_taken = 0
+        self._restart = partial(
+            TrainLoader,
+            stream,
+            make_rows,
+            plan,
+            rank=rank,
+            world_size=world_size,
+            workers=workers,
+            prefetch=prefetch,
+            crop=crop,
+            pin_memory=pin_memory,
+            stop=stop,
+        )
         depth = max(prefetch, plan.accumulation)
         self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers, stop=stop)
 
@@ -217,7 +207,7 @@ class TrainLoader:
         Raises:
             DataError: A shard is missing or damaged.
             StopIteration: The loader was closed.
-            WaitStoppedError: A stop was asked for while data was waited for.
+            WaitStoppedError: A stop was requested during the wait.
         """
         plan = self._plan
         place = self._start + self._steps_taken * plan.rows
@@ -231,11 +221,9 @@ class TrainLoader:
         )
 
     def restarted(self, position: int, skips: SkipRanges) -> "TrainLoader":
-        """Stops this loader; returns one that goes on from another position, or leaves out others."""
+        """Stops this loader; returns one that starts from another position, with other skips."""
         self.close()
-        ranks = {"rank": self._rank, "world_size": self._world_size}
-        more: dict[str, Any] = {**ranks, **self._options, "start_position": position, "skips": skips}
-        return TrainLoader(self._stream, self._make_rows, self._plan, **more)
+        return self._restart(start_position=position, skips=skips)
 
     def close(self) -> None:
         """Stops the threads and joins them."""
@@ -243,28 +231,29 @@ class TrainLoader:
 
     def _assemble(self, number: int) -> tuple[Batch, StepCounts]:
         """Reads the micro-batch `number` of this rank, counted from where the loader started."""
-        step, micro = divmod(number, self._plan.accumulation)
-        first_row = self._rank * self._plan.rows_per_rank + micro * self._plan.micro
-        first = self._start + step * self._plan.rows + first_row
-        spans = self._skips.spans(range(first, first + self._plan.micro))
-        parts = [self._stream.read(span) for span in spans]
-        rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(self._plan.micro))
-        ids = rows.target.sample_ids if isinstance(rows, PairRows) else rows.sample_ids
-        digest = digest_rows(ids, np.arange(first_row, first_row + self._plan.micro))
-        batch, made = self._build(rows)
-        return batch, StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
+        plan = self._plan
+        step, micro = divmod(number, plan.accumulation)
+        first_row = self._first_row + micro * plan.micro
+        first = self._start + step * plan.rows + first_row
+        parts = [self._stream.read(span) for span in self._skips.spans(range(first, first + plan.micro))]
+        rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
+        made = self._make_rows(crop(rows) if self._crop else rows)
+        digest = digest_rows(made.sample_ids, np.arange(first_row, first_row + plan.micro))
+        counts = StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
+        return _build_batch(made, self._pin_memory), counts
 
 
 class ValidationLoader:
     """Iterates over a split in its fixed order; every rank gets the same number of batches.
 
-    ZeRO-3 gathers weights in each forward, so all ranks must run as many: those that have run out of windows get rows
-    without targets. Each iteration starts from the beginning.
+    ZeRO-3 gathers weights in each forward, so all ranks must run as many: those that have run out of
+    windows get rows without targets. Each iteration starts from the beginning, and reads the first
+    `max_tokens` of the split (None: all); the other options are those of `TrainLoader`.
     """
 
     def __init__(
         self,
-        stream: WindowSource,
+        stream: TokenStream | BinStream,
         make_rows: RowMaker,
         *,
         micro: int,
@@ -274,21 +263,14 @@ class ValidationLoader:
         crop: bool = False,
         pin_memory: bool = False,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            stream: The validation split.
-            make_rows: The objective's.
-            micro: Rows a batch.
-            rank: This rank.
-            world_size: Ranks.
-            max_tokens: Only the first tokens of the split. None: all.
-            crop: Leave out the columns that are padding in all rows of a batch.
-            pin_memory: Pin the tensors, for asynchronous copies to a GPU.
-        """
-        self._stream, self._micro, self._rank, self._world_size = stream, micro, rank, world_size
+        self._stream = stream
+        self._make_rows = make_rows
+        self._micro = micro
+        self._rank = rank
+        self._world_size = world_size
         self._max_tokens = max_tokens
-        self._build = _BatchBuilder(make_rows, crop, pin_memory)
+        self._crop = crop
+        self._pin_memory = pin_memory
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
@@ -306,41 +288,36 @@ class ValidationLoader:
     def _assemble(self, number: int) -> Batch:
         first = (number * self._world_size + self._rank) * self._micro
         rows = self._stream.read_windows(range(first, first + self._micro), self._max_tokens)
-        return self._build(rows)[0]
+        return _build_batch(self._make_rows(crop(rows) if self._crop else rows), self._pin_memory)
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchBuilder:
-    """Makes the batch of some rows: the objective's arrays, and tensors of them."""
+def count_skipped(rows: TokenRows | PairRows) -> int:
+    """Returns the number of skipped rows of a training batch: those without a single token."""
+    target = rows.target if isinstance(rows, PairRows) else rows
+    return 0 if target.num_tokens is None else int((target.num_tokens == 0).sum())
 
-    make_rows: RowMaker
-    crop: bool
-    pin_memory: bool
 
-    def __call__(self, rows: TokenRows | PairRows) -> tuple[Batch, ModelRows]:
-        made = self.make_rows(crop(rows) if self.crop else rows)
-        source = None
-        if made.source is not None:
-            source = SourceBatch(
-                tokens_BS=self._tensor(made.source.tokens),
-                positions_BS=self._optional(made.source.positions),
-                documents_BS=self._optional(made.source.documents),
-            )
-        batch = Batch(
-            tokens_BT=self._tensor(made.inputs),
-            targets_BT=self._tensor(made.targets),
-            positions_BT=self._optional(made.positions),
-            documents_BT=self._optional(made.documents),
-            prefix_BT=self._optional(made.prefix),
-            target_positions_P=self._optional(made.target_positions),
-            source=source,
-            sample_ids=tuple(made.sample_ids.tolist()),
-        )
-        return batch, made
+def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
+    """Returns the tensors of an objective's rows."""
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
+    def tensor(array: np.ndarray) -> Tensor:
         result = torch.from_numpy(np.ascontiguousarray(array))
-        return result.pin_memory() if self.pin_memory else result
+        return result.pin_memory() if pin_memory else result
 
-    def _optional(self, array: np.ndarray | None) -> Tensor | None:
-        return None if array is None else self._tensor(array)
+    def optional(array: np.ndarray | None) -> Tensor | None:
+        return None if array is None else tensor(array)
+
+    read = made.source
+    source = None
+    if read is not None:
+        source = SourceBatch(tensor(read.tokens), optional(read.positions), optional(read.documents))
+    return Batch(
+        tokens_BT=tensor(made.inputs),
+        targets_BT=tensor(made.targets),
+        positions_BT=optional(made.positions),
+        documents_BT=optional(made.documents),
+        prefix_BT=optional(made.prefix),
+        target_positions_P=optional(made.target_positions),
+        source=source,
+        sample_ids=tuple(made.sample_ids.tolist()),
+    )

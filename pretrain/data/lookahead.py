@@ -1,16 +1,19 @@
 """Lookahead over the shards of the next samples: the order in which a remote folder is fetched.
 
-    position -> its block of places (order.py) -> for each lane, its reads from there on -> their shards
-             -> those of this block, which are read at the same time, then the others, by the block that needs them
-    offset   -> the shards of the fixed order from there on                                         (validation)
+    position -> its block of places (order.py) -> for each lane, the shards of its reads from there
+             -> those of this block, which are read at the same time, then the others, by the block
+                that needs them
+    offset   -> the shards of the fixed order from there on                            (validation)
 
-The store gets the list whenever reading enters another block or another shard; a local folder gets none. Not here:
-fetching (`shards/`) and reading (`stream.py`).
+The store gets the list whenever reading enters another block or another shard; a local folder gets
+none. Not here: fetching (`shards/`) and reading (`stream.py`).
 """
 
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
+
+import numpy as np
 
 from pretrain.data.order import SampleOrder
 from pretrain.shards.index import SplitIndex
@@ -22,17 +25,25 @@ Layout = tuple[list[int], list[int]]
 """Shards in the order of an epoch, and the offset at which each starts."""
 
 
+def layout_of(sizes: np.ndarray, order: np.ndarray) -> Layout:
+    """Returns the layout of shards in an order, by their sizes, int64."""
+    ends = np.cumsum(sizes[order])
+    return order.tolist(), (ends - sizes[order]).tolist()
+
+
 class Lookahead:
-    """Follows the reads of one stream. Safe to use from several threads, which may be some samples apart."""
+    """Follows the reads of one stream. Thread-safe; threads may be some samples apart."""
 
     def __init__(self, store: ShardStore, split: SplitIndex, reader: str) -> None:
         """Starts without a list; `reader` is a name of the stream that is unique on the store."""
-        self._store, self._split, self._reader = store, split, reader
+        self._store = store
+        self._split = split
+        self._reader = reader
         self._lock = threading.Lock()
         self._last: list[tuple[int, ...]] = []
 
     def follow(self, order: SampleOrder, layout: Callable[[int], Layout], position: int, *, overlap: int = 1) -> None:
-        """Announces reads from `position` on; see `shards_ahead`. Raises: DataError: see `upcoming`."""
+        """Announces reads from `position` on; see `shards_ahead`. Raises: as `ShardStore.upcoming`."""
         block = block_of(order, position)
         if self._enters(block):
             self._announce(*shards_ahead(order, layout, block, overlap=overlap))
@@ -40,12 +51,13 @@ class Lookahead:
     def follow_fixed(self, layout: Layout, start: int, end: int, total: int) -> None:
         """Announces reads from `start` to `end` of a layout, and later ones up to `total`."""
         shards, starts = layout
-        first, last, final = (bisect_right(starts, place) - 1 for place in (start, min(end, total) - 1, total - 1))
+        places = (start, min(end, total) - 1, total - 1)
+        first, last, final = (bisect_right(starts, place) - 1 for place in places)
         if start < total and self._enters((first,)):
             self._announce(shards[first : min(last + AHEAD_SHARDS, final) + 1], last - first + 1)
 
     def _enters(self, place: tuple[int, ...]) -> bool:
-        """Returns True for a new place; a thread that is still in the last one but one changes nothing."""
+        """Returns True for a new place; a thread in the last one but one changes nothing."""
         with self._lock:
             if place in self._last:
                 return False
@@ -71,7 +83,7 @@ def shards_ahead(
     overlap: int = 1,
     ahead: int = AHEAD_SHARDS,
 ) -> tuple[list[int], int]:
-    """Returns the shards of a block and of those after it, in the order of need, and the number of the block's shards.
+    """Returns shards of a block and of later ones, in the order of need, and how many the block has.
 
     Costs O(lanes x ahead), independent of the size of the data.
 
@@ -80,7 +92,7 @@ def shards_ahead(
         layout: Layout by epoch.
         block: Block, by `block_of`.
         overlap: Tokens that a sample reads beyond its own: 1, the last target; of bins, 0.
-        ahead: Number of shards beyond those of the block; fewer where this epoch and the next have no more.
+        ahead: Shards beyond those of the block; fewer where this epoch and the next have no more.
     """
     epoch, number = block
     needs = _needs(order, layout, epoch, number, overlap, ahead)
@@ -93,7 +105,7 @@ def shards_ahead(
 def _needs(
     order: SampleOrder, layout: Callable[[int], Layout], epoch: int, block: int, overlap: int, ahead: int
 ) -> list[tuple[int, int]]:
-    """Returns (number of the block that needs it first, shard) of an epoch from a block on, sorted by block."""
+    """Returns (first block that needs it, shard) of an epoch from a block on, sorted by block."""
     first = order.epoch_start(epoch)
     per_lane, num_longer = divmod(order.epoch_start(epoch + 1) - first, order.lanes)
     found = []
@@ -103,7 +115,8 @@ def _needs(
         begin = start + block * order.block_samples
         if begin >= end:
             continue
-        place, last = begin * order.seq_len, end * order.seq_len + overlap
+        place = begin * order.seq_len
+        last = end * order.seq_len + overlap
         now_last = min(end, begin + order.block_samples) * order.seq_len + overlap
         beyond = 0
         while place < last and beyond <= ahead:

@@ -1,58 +1,66 @@
-"""The order of a mixture: the source of each sample of a run, exact at every point, in whole numbers.
+"""A mixture: the source of each sample of a run, exact at every point, and the rows of all sources.
 
-    shares(t)     sum of a source's share of each of the first t samples: straight lines, bent at milestones
-    a sample      the k-th of a source may come as soon as shares > k - 1, and is due where shares reach k
-    deal          of the samples that may come, the one that is due first; of equals, that of the first source
+    shares(t)     sum of a source's share of each of the first t samples: straight lines, bent at
+                  milestones
+    a sample      the k-th of a source may come as soon as shares > k - 1, and is due where shares
+                  reach k
+    deal          of the samples that may come, the one that is due first, then the first source
 
-So every source is within one sample of its shares at every point. Such a sequence exists for any shares (Tijdeman
-1980): the samples that may only come in places i to j are never more than these places, and so (Hall) all find one, if
-the most urgent goes first. That looks ahead: due places behind a milestone follow the weights there.
+So every source is within one sample of its shares at every point. Such a sequence exists for any
+shares (Tijdeman 1980): the samples that may only come in places i to j are never more than these
+places, and so (Hall) all find one, if the most urgent goes first. That looks ahead: due places
+behind a milestone follow the weights there.
 
     period        whole numbers q_k that sum to P: source k gets q_k of every P samples
-    stretches     the order repeats after P samples; samples before that, and up to P samples before a milestone, which
-                  look beyond it, are in a table
-    position i    its stretch, and the place in that: its source, and how often that source came before
+    stretches     the order repeats after P samples; samples before that, and up to P samples before
+                  a milestone, which look beyond it, are in a table
+    position i    its stretch, and the place in that: its source, and the earlier samples of that
 
-The n-th sample of a source is arithmetic: there is no state to save. A source that does not repeat ends at the last
-position up to which its shares are at most its samples; a milestone there gives its weight to the others. Not here:
-the samples of a source (`stream.py`).
+The n-th sample of a source is arithmetic: there is no state to save. A source that does not repeat
+ends at the last position up to which its shares are at most its samples; a milestone there gives
+its weight to the others. Not here: the samples of a source (`stream.py`).
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil, floor, inf, lcm
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pretrain.errors import ConfigError
+from pretrain.rows import PairRows, TokenRows
 
 NEVER = inf
+MAX_PERIOD = 1_000_000
+SOURCE_BITS = 12
+"""Bits of a sample id with its source, below the sign: up to 4,096 sources of 2**51 samples each."""
+
+Segment = tuple[int, Sequence[float]]
+"""First position, and weight of each source from there on."""
 
 
 def rates_of(weights: Sequence[float]) -> list[Fraction]:
-    """Returns the share of each source in one sample, by weights as decimals; all 0 where no source has a weight."""
+    """Returns the share of each source in one sample, by decimal weights; all 0 without weights."""
     parts = [Fraction(str(weight)) for weight in weights]
     total = sum(parts) or Fraction(1)
     return [part / total for part in parts]
 
 
 class MixtureShares:
-    """The shares of all sources, by position.
+    """The shares of all sources, by position."""
 
-    Args:
-        starts: First position of each stretch of weights, ascending from 0.
-        rates: Share of each source in one sample, for each stretch; they sum to 1.
-    """
-
-    def __init__(self, starts: Sequence[int], rates: Sequence[Sequence[Fraction]]) -> None:
-        self._starts, self._rates = list(starts), [list(row) for row in rates]
-        self._totals = [[Fraction(0)] * len(rates[0])]
-        for row, start, stop in zip(self._rates, self._starts, self._starts[1:], strict=False):
-            total = [before + rate * (stop - start) for before, rate in zip(self._totals[-1], row, strict=True)]
-            self._totals.append(total)
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._starts = [start for start, _ in segments]
+        self._rates = [rates_of(weights) for _, weights in segments]
+        self.num_sources = len(self._rates[0])
+        self._totals = [[Fraction(0)] * self.num_sources]
+        for rates, (start, stop) in zip(self._rates, pairwise(self._starts), strict=False):
+            before = self._totals[-1]
+            self._totals.append([total + rate * (stop - start) for total, rate in zip(before, rates, strict=True)])
         # Whole numbers from here on: each place is a multiple of 1 / scale.
         self._scale = lcm(*(rate.numerator for row in self._rates for rate in row if rate)) * lcm(
             *(total.denominator for row in self._totals for total in row)
@@ -60,9 +68,10 @@ class MixtureShares:
         self._lines = [self._lines_of(source) for source in range(self.num_sources)]
 
     def _lines_of(self, source: int) -> list[tuple[int, int, float, float]]:
-        """Returns (base, step, last due, last opening) of each stretch in which the source has a weight.
+        """Returns (base, step, last due, last opening) of each stretch with a weight of the source.
 
-        Its shares reach k at `base + k * step`, for k up to `last due`, and exceed k there up to `last opening`.
+        Its shares reach k at `base + k * step`, for k up to `last due`, and exceed k there up to
+        `last opening`.
         """
         lines: list[tuple[int, int, float, float]] = []
         for number, (start, rates) in enumerate(zip(self._starts, self._rates, strict=True)):
@@ -70,7 +79,7 @@ class MixtureShares:
                 continue
             step = self._scale / rates[source]
             base = start * self._scale - self._totals[number][source] * step
-            assert base.denominator == step.denominator == 1, "the scale holds all numerators and denominators"
+            assert base.denominator == step.denominator == 1
             last: tuple[float, float] = (NEVER, NEVER)
             if number + 1 < len(self._starts):
                 total = self._totals[number + 1][source]
@@ -78,19 +87,15 @@ class MixtureShares:
             lines.append((int(base), int(step), *last))
         return lines
 
-    @property
-    def num_sources(self) -> int:
-        """Number of sources."""
-        return len(self._rates[0])
-
     def at(self, position: int) -> list[Fraction]:
         """Returns the shares of all sources in the first `position` samples."""
         number = bisect_right(self._starts, position) - 1
         past = position - self._starts[number]
-        return [total + rate * past for total, rate in zip(self._totals[number], self._rates[number], strict=True)]
+        rates = self._rates[number]
+        return [total + rate * past for total, rate in zip(self._totals[number], rates, strict=True)]
 
     def due(self, source: int, count: int) -> float:
-        """Returns the place where the shares of a source reach `count`, in units of 1 / scale; or NEVER."""
+        """Returns the place, times `_scale`, where the shares of a source reach `count`; or NEVER."""
         for base, step, last, _ in self._lines[source]:
             if count <= last:
                 return base + count * step
@@ -105,15 +110,9 @@ class MixtureShares:
 
 
 def deal(shares: MixtureShares, given: Sequence[int], start: int, stop: int) -> np.ndarray:
-    """Returns the source of each sample from `start` up to `stop`, int64 [stop - start].
-
-    Args:
-        shares: Shares of all sources.
-        given: Samples of each source before `start`, by `deal`.
-        start: First position.
-        stop: Position after the last.
-    """
-    had, sources = list(given), range(shares.num_sources)
+    """Returns the source of each sample from `start` up to `stop`, int64, after `given` of each."""
+    had = list(given)
+    sources = range(shares.num_sources)
     due = [shares.due(source, had[source] + 1) for source in sources]
     opening = [shares.opening(source, had[source]) for source in sources]
     order = np.empty(stop - start, dtype=np.int64)
@@ -121,19 +120,13 @@ def deal(shares: MixtureShares, given: Sequence[int], start: int, stop: int) -> 
         source = min((one for one in sources if opening[one] <= place), key=due.__getitem__)
         order[place - start - 1] = source
         had[source] += 1
-        due[source], opening[source] = shares.due(source, had[source] + 1), shares.opening(source, had[source])
+        due[source] = shares.due(source, had[source] + 1)
+        opening[source] = shares.opening(source, had[source])
     return order
 
 
-MAX_PERIOD = 1_000_000
-
-
 def period_counts(weights: Sequence[float]) -> list[int]:
-    """Returns the samples of each source in one period; weights are decimals and need not sum to one.
-
-    Raises:
-        ConfigError: The period is beyond `MAX_PERIOD`.
-    """
+    """Returns the samples of each source in a period. Raises: ConfigError: It is beyond `MAX_PERIOD`."""
     shares = rates_of(weights)
     period = lcm(*(share.denominator for share in shares))
     if period > MAX_PERIOD:
@@ -145,63 +138,60 @@ def period_counts(weights: Sequence[float]) -> list[int]:
 
 
 class MixtureOrder:
-    """Maps positions of the run to (source, position in the source).
+    """Maps positions of the run to (source, position in the source), by ascending segments from 0.
 
-    Cost: a table of some `P x (sources + 1)` integers a segment; a look-up is O(1) a position.
+    Cost: a table of some `P x (sources + 1)` integers a segment; a look-up is O(1) a position. A
+    source of weight 0 has at most one sample, which is still due.
+
+    Raises:
+        ConfigError: Weights that repeat too late.
     """
 
-    def __init__(self, segments: Sequence[tuple[int, Sequence[float]]]) -> None:
-        """Fixes the order.
-
-        Args:
-            segments: (first position, weights) of each piece of the run, the first at 0, ascending. A source of weight
-                0 has at most one sample, which is still due.
-
-        Raises:
-            ConfigError: Weights that repeat too late.
-        """
+    def __init__(self, segments: Sequence[Segment]) -> None:
         assert segments and segments[0][0] == 0 and all(a[0] < b[0] for a, b in pairwise(segments))
         starts = [start for start, _ in segments]
         counts = [period_counts(weights) for _, weights in segments]
-        self._shares = MixtureShares(starts, [rates_of(weights) for _, weights in segments])
+        self._shares = MixtureShares(segments)
         self._starts: list[int] = []
         self._stretches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for start, stop, row in zip(starts, [*starts[1:], None], counts, strict=True):
             self._add_segment(start, stop, sum(row))
 
     def _add_segment(self, start: int, stop: int | None, period: int) -> None:
-        """Adds the stretches of a segment: periods up to the first that begins as an earlier one did, then the rest."""
-        position, begun = start, dict[tuple[int, ...], int]()
+        """Adds periods up to the first that begins as an earlier one did, then the rest."""
+        position = start
+        begun: dict[tuple[int, ...], int] = {}
         while stop is None or stop - position >= 2 * period:
             ahead = self._ahead(position)
             if ahead in begun:
-                position = self._repeat_from(begun[ahead], position, None if stop is None else stop - period)
+                # One stretch that repeats takes the place of all since that one.
+                number = begun[ahead]
+                first = self._starts[number]
+                before = self._stretches[number][0]
+                order = np.concatenate([stretch[1] for stretch in self._stretches[number:]])
+                del self._starts[number:], self._stretches[number:]
+                self._put(first, before, order)
+                if stop is None:
+                    return
+                position += (stop - period - position) // len(order) * len(order)
                 break
             begun[ahead] = len(self._starts)
-            self._add_stretch(position, position + period)
+            self._deal(position, position + period)
             position += period
-        if stop is not None and position < stop:
-            self._add_stretch(position, stop)
+        if position < stop:
+            self._deal(position, stop)
 
     def _ahead(self, position: int) -> tuple[int, ...]:
-        """Returns the state that the order from here on depends on: 1 for a source that has had its next sample."""
-        had = self._had(position)
-        return tuple(count - floor(share) for count, share in zip(had, self._shares.at(position), strict=True))
+        """Returns the state of the order: 1 for a source that has had its next sample."""
+        shares = self._shares.at(position)
+        return tuple(count - floor(share) for count, share in zip(self._had(position), shares, strict=True))
 
     def _had(self, position: int) -> list[int]:
         return self.counts(position).tolist() if self._starts else [0] * self._shares.num_sources
 
-    def _add_stretch(self, start: int, stop: int) -> None:
+    def _deal(self, start: int, stop: int) -> None:
         had = self._had(start)
         self._put(start, np.array(had), deal(self._shares, had, start, stop))
-
-    def _repeat_from(self, number: int, position: int, stop: int | None) -> int:
-        """Merges the stretches from `number` on, up to `position`; returns its end, at most `stop`."""
-        start, before = self._starts[number], self._stretches[number][0]
-        order = np.concatenate([stretch[1] for stretch in self._stretches[number:]])
-        del self._starts[number:], self._stretches[number:]
-        self._put(start, before, order)
-        return position if stop is None else position + (stop - position) // len(order) * len(order)
 
     def _put(self, start: int, before: np.ndarray, order: np.ndarray) -> None:
         picked = np.zeros((len(order) + 1, self._shares.num_sources), dtype=np.int64)
@@ -210,20 +200,17 @@ class MixtureOrder:
         self._stretches.append((before, order, picked.cumsum(axis=0)))
 
     def counts(self, position: int) -> np.ndarray:
-        """Returns the samples of each source among the first `position` samples of the run, int64 [sources]."""
+        """Returns the samples of each source before a position, int64 [sources]."""
         number = bisect_right(self._starts, position) - 1
-        return self._counts_in(number, position - self._starts[number])
-
-    def _counts_in(self, number: int, place: int) -> np.ndarray:
         before, order, counts = self._stretches[number]
-        periods, rest = divmod(place, len(order))
+        periods, rest = divmod(position - self._starts[number], len(order))
         return before + periods * counts[-1] + counts[rest]
 
     def pick(self, positions: range) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the source of each of some ascending positions, and its position in that source, int64 both."""
-        sources = np.empty(len(positions), dtype=np.int64)
-        places = np.empty(len(positions), dtype=np.int64)
+        """Returns the source of each position, and the position in that source, int64 both."""
         values = np.asarray(positions, dtype=np.int64)
+        sources = np.empty_like(values)
+        places = np.empty_like(values)
         numbers = np.searchsorted(self._starts, values, side="right") - 1
         for number in np.unique(numbers).tolist():
             mine = numbers == number
@@ -235,10 +222,6 @@ class MixtureOrder:
         return sources, places
 
 
-Segment = tuple[int, list[float]]
-"""First position, and weight of each source from there on."""
-
-
 class FiniteMixture(NamedTuple):
     """A mixture whose sources end.
 
@@ -248,43 +231,118 @@ class FiniteMixture(NamedTuple):
         end: First position without any source; None: there always is one.
     """
 
-    segments: list[Segment]
+    segments: Sequence[Segment]
     ends: dict[int, int]
     end: int | None
 
 
-def end_sources(segments: Sequence[tuple[int, Sequence[float]]], supplies: Mapping[int, int]) -> FiniteMixture:
-    """Sets the weights of sources to 0 from their ends on.
-
-    Args:
-        segments: (first position, weights) of each stretch, the first at 0, ascending.
-        supplies: Samples of each source that does not repeat, by its number.
-    """
-    found: list[Segment] = [(start, list(weights)) for start, weights in segments]
+def end_sources(segments: Sequence[Segment], supplies: Mapping[int, int]) -> FiniteMixture:
+    """Sets the weights of sources to 0 from their ends on, by the samples of those that do not repeat."""
+    found = list(segments)
     ends: dict[int, int] = {}
     while True:
-        shares = MixtureShares([start for start, _ in found], [rates_of(weights) for _, weights in found])
-        over = {source: shares.opening(source, supplies[source]) for source in supplies.keys() - ends.keys()}
-        known = {source: int(place) - 1 for source, place in over.items() if place != NEVER}
-        if not known:
+        shares = MixtureShares(found)
+        left = sorted(supplies.keys() - ends.keys())
+        openings = {source: shares.opening(source, supplies[source]) for source in left}
+        source = min(left, key=openings.__getitem__, default=None)
+        if source is None or openings[source] == NEVER:
             break
-        source = min(known, key=lambda one: (known[one], one))
-        ends[source] = known[source]
-        found = _rest(found, source, known[source])
+        ends[source] = int(openings[source]) - 1
+        found = _rest(found, source, ends[source])
         # No position behind a gap without sources is ever read.
-        found = found[: next((n + 1 for n, (_, weights) in enumerate(found) if not any(weights)), len(found))]
+        gaps = [number for number, (_, weights) in enumerate(found) if not any(weights)]
+        found = found[: gaps[0] + 1] if gaps else found
     *rest, (last, weights) = found
     return FiniteMixture(found, ends, None) if any(weights) else FiniteMixture(rest, ends, last)
 
 
 def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:
     """Returns the segments with weight 0 of a source from `position` on."""
-    starts = sorted({position, *(start for start, _ in segments)})
     found: list[Segment] = []
-    for start in starts:
+    for start in sorted({position, *(start for start, _ in segments)}):
         weights = list(next(row for first, row in reversed(segments) if first <= start))
         if start >= position:
             weights[source] = 0.0
         found.append((start, weights))
-    assert all(a[0] < b[0] for a, b in pairwise(found))
     return found
+
+
+class RowSource(Protocol):
+    """The samples of a source, or of a run, by position."""
+
+    def read(self, positions: range) -> TokenRows | PairRows:
+        """Reads the samples at some positions."""
+
+
+class MixtureStream:
+    """Draws from several streams of one kind, tokenizer and row length."""
+
+    def __init__(self, sources: Sequence[RowSource], order: MixtureOrder) -> None:
+        assert 1 <= len(sources) <= 1 << SOURCE_BITS
+        self._sources = sources
+        self.order = order
+
+    def read(self, positions: range) -> TokenRows | PairRows:
+        """Reads the samples at some ascending positions of the run, one apart. Raises: DataError."""
+        assert positions.step == 1
+        sources, places = self.order.pick(positions)
+        parts: list[TokenRows | PairRows] = []
+        order = []
+        for source in np.unique(sources).tolist():
+            (rows,) = np.nonzero(sources == source)
+            # Consecutive positions of the run hold consecutive samples of each source.
+            part = self._sources[source].read(range(int(places[rows[0]]), int(places[rows[-1]]) + 1))
+            if isinstance(part, PairRows):
+                parts.append(PairRows(_numbered(part.source, source), _numbered(part.target, source)))
+            else:
+                parts.append(_numbered(part, source))
+            order.append(rows)
+        return merge_rows(parts, np.concatenate(order))
+
+
+def source_of(sample_ids: np.ndarray) -> np.ndarray:
+    """Returns the source of each sample of a mixture, int64."""
+    return sample_ids >> (63 - SOURCE_BITS)
+
+
+def _numbered(rows: TokenRows, source: int) -> TokenRows:
+    return replace(rows, sample_ids=rows.sample_ids + (source << (63 - SOURCE_BITS)))
+
+
+def merge_rows(parts: Sequence[TokenRows | PairRows], places: np.ndarray) -> TokenRows | PairRows:
+    """Puts the rows of all parts, one after another, at `places`, int64 [rows of all parts]."""
+    pairs = [part for part in parts if isinstance(part, PairRows)]
+    if pairs:
+        assert len(pairs) == len(parts), "sources of one mixture are of one kind"
+        source = _merge_side([part.source for part in pairs], places)
+        return PairRows(source, _merge_side([part.target for part in pairs], places))
+    return _merge_side([part for part in parts if isinstance(part, TokenRows)], places)
+
+
+def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
+    tokens = np.concatenate([part.tokens for part in parts])
+    width = tokens.shape[1]
+    first_rows = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
+    shifted = [part.starts + first * width for part, first in zip(parts, first_rows, strict=True)]
+    row, column = np.divmod(np.concatenate(shifted), width)
+    back = np.argsort(places)
+
+    def gather(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+        found = [array for array in arrays if array is not None]
+        assert len(found) in (0, len(arrays)), "sources of one mixture are packed alike"
+        return np.concatenate(found)[back] if found else None
+
+    num_tokens = [part.num_tokens for part in parts]
+    if any(numbers is not None for numbers in num_tokens):
+        # Only a part with skipped rows has counts; a complete one has full rows.
+        num_tokens = [
+            np.full(len(part.tokens), width) if part.num_tokens is None else part.num_tokens for part in parts
+        ]
+    return TokenRows(
+        tokens=tokens[back],
+        starts=np.sort(places[row] * width + column),
+        num_tokens=gather(num_tokens),
+        sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
+        loss_mask=gather([part.loss_mask for part in parts]),
+        labels=gather([part.labels for part in parts]),
+    )

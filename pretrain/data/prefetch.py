@@ -2,9 +2,9 @@
 
     make(0), make(1), ...  up to `depth` ahead of the consumer  -->  take() returns them by index
 
-The order of results is the order of indices, whichever thread is faster. numpy copies, CRC32 and page faults release
-the interpreter lock, so threads do; there are no worker processes. A wait ends at a stop request: a
-hanging disk or server must not keep a run from saving.
+The order of results is the order of indices, whichever thread is faster. numpy copies, CRC32 and
+page faults release the interpreter lock, so threads do; there are no worker processes. A wait ends
+at a stop request: a hanging disk or server must not keep a run from saving.
 """
 
 import time
@@ -22,7 +22,11 @@ POLL_S = 0.1
 
 
 class Prefetcher(Generic[Item]):
-    """Calls `make` with 0, 1, 2, ... ahead of the consumer."""
+    """Calls `make` with 0, 1, 2, ... ahead of the consumer, from several threads at once.
+
+    `depth` items are in flight or ready. Without `workers`, `take` calls `make` itself; without a
+    `total`, there is no end. `stop` ends a wait for a thread when it returns True.
+    """
 
     def __init__(
         self,
@@ -33,18 +37,12 @@ class Prefetcher(Generic[Item]):
         total: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Starts the threads and the first items.
-
-        Args:
-            make: Called from several threads at once, once an index.
-            depth: Items kept in flight or ready.
-            workers: Threads. 0: none, `take` calls `make` itself.
-            total: Number of items. None: no end.
-            stop: Ends a wait for a thread when it returns True.
-        """
         self.wait_s = 0.0
         """Seconds that `take` has waited: above zero if the consumer is faster than the threads."""
-        self._make, self._total, self._next, self._stop = make, total, 0, stop
+        self._make = make
+        self._total = total
+        self._stop = stop
+        self._next = 0
         self._is_stuck = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
         self._queue: deque[Callable[[], Item]] = deque()
@@ -79,6 +77,7 @@ class Prefetcher(Generic[Item]):
     def _submit(self) -> None:
         if self._total is None or self._next < self._total:
             make = partial(self._make, self._next)
+            # Without threads, an item is made when it is taken.
             self._queue.append(make if self._pool is None else partial(self._wait_for, self._pool.submit(make)))
             self._next += 1
 

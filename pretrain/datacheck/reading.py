@@ -18,8 +18,7 @@ import numpy as np
 from pretrain.config.data import BLOCK_SAMPLES, LANES, DataConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.data.bin_stream import GROUP_BATCHES
-from pretrain.data.source_streams import SourceStreams, open_stores, open_windows
-from pretrain.data.stream import TokenStream
+from pretrain.data.stream import SourceStreams, TokenStream, open_stores, open_windows
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import PairRows, TokenRows

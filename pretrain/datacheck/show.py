@@ -22,7 +22,8 @@ from pretrain.config.objective import NEEDS
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import LocatedTree
-from pretrain.data.source_streams import SOURCE_BITS, SourceStreams, open_windows, source_of
+from pretrain.data.mixture import SOURCE_BITS, source_of
+from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, SidePart, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError

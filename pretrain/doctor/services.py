@@ -132,7 +132,7 @@ def _look_at_folder(folder: Path) -> str:
 def _look_at_server(data: DataConfig, path: str, is_quick: bool) -> str:
     if is_quick:
         return "on a server: not looked at with --quick"
-    from pretrain.data.source_streams import open_stores
+    from pretrain.data.stream import open_stores
 
     one = data.model_copy(update={"path": path, "mixture": []})
     stores = open_stores(one, lambda: False)

@@ -18,7 +18,7 @@ from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import ValidationLoader
-from pretrain.data.source_streams import open_stores, open_windows
+from pretrain.data.stream import open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.evaluation_log import Data
 from pretrain.evaluate.label_scores import check_labels

@@ -18,9 +18,10 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
-from pretrain.data.damage import DamagePolicy, SkipRanges
+from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.source_streams import SourceStreams, open_windows
+from pretrain.data.order import SkipRanges
+from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.dist import World
 from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine

@@ -16,7 +16,7 @@ from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config, is_allowed
 from pretrain.config.run import RunConfig
-from pretrain.data.source_streams import check_packing, open_stores
+from pretrain.data.stream import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.doctor.check import this_host
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences

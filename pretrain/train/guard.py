@@ -24,7 +24,7 @@ from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.run import GuardConfig
-from pretrain.data.damage import SkipRanges
+from pretrain.data.order import SkipRanges
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, Update
 from pretrain.errors import CheckpointError, DivergedError

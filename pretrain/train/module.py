@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pretrain.data.source_streams import source_of
+from pretrain.data.mixture import source_of
 from pretrain.model import LanguageModel
 from pretrain.objective import Loss
 from pretrain.types import IGNORE_INDEX, Batch

@@ -1,6 +1,6 @@
 """Goes back to an earlier checkpoint of a run, and leaves out the samples that came after it.
 
-    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good (data/damage.py)
+    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good (data/order.py)
                    "rollbacks": [{...}, ...]      each time that the run went back, by command or by itself
     checkpoints/   step-N.rolled-back             what is newer: set aside, never removed
 
@@ -23,7 +23,7 @@ from pretrain.checkpoint.format import list_checkpoints, load_manifest, set_asid
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchConfig
 from pretrain.config.yaml_nodes import read_yaml
-from pretrain.data.damage import SkipRanges
+from pretrain.data.order import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.run.folder import RunDir, change_record
 from pretrain.run.lease import Lease

@@ -16,7 +16,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.data.loader import StepBatch, TrainLoader
-from pretrain.data.source_streams import SourceStreams, open_stores
+from pretrain.data.stream import SourceStreams, open_stores
 from pretrain.dist import World
 from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective import RowContext, build_rows

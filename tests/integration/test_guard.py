@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pretrain.checkpoint.format import list_checkpoints, load_manifest
-from pretrain.data.damage import NO_SKIPS, SkipRanges
 from pretrain.data.loader import digest_rows
+from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.stream import TokenStream
 from pretrain.errors import EXIT_DIVERGED
 from pretrain.run.folder import RunDir

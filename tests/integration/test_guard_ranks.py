@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pretrain.checkpoint.format import list_checkpoints
-from pretrain.data.damage import SkipRanges
 from pretrain.data.loader import digest_rows
+from pretrain.data.order import SkipRanges
 from pretrain.data.stream import TokenStream
 from pretrain.errors import EXIT_DIVERGED
 from pretrain.run.folder import RunDir

@@ -59,7 +59,7 @@ import os
 from pathlib import Path
 
 from pretrain.run import heartbeat, watchdog
-from pretrain.data.source_streams import SourceStreams
+from pretrain.data.stream import SourceStreams
 from pretrain.errors import DataError
 from tests.helpers.waiting import hang
 

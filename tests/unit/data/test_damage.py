@@ -8,9 +8,9 @@ import pytest
 
 from pretrain.config.data import DataConfig
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.damage import DamagePolicy, count_skipped
-from pretrain.data.mixture import MixtureOrder
-from pretrain.data.source_streams import MixtureStream
+from pretrain.data.damage import DamagePolicy
+from pretrain.data.loader import count_skipped
+from pretrain.data.mixture import MixtureOrder, MixtureStream
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.objective.causal import causal_rows

@@ -5,8 +5,8 @@ from itertools import chain
 import pytest
 
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.data.damage import SkipRanges
 from pretrain.data.loader import TrainLoader
+from pretrain.data.order import SkipRanges
 from tests.helpers.rows import CAUSAL
 from tests.unit.data.test_loader import ROWS, SEQ_LEN, build_stream, data, load_steps, row_contents  # noqa: F401
 

@@ -36,7 +36,7 @@ def blocks_and_shards(order, layout, sizes, overlap):
     while True:
         block, shards = block_of(order, position), set()
         while block_of(order, position) == block:
-            sample = order.sample_at(position)[1]
+            sample = order.samples(range(position, position + 1)).item()
             shards |= {owner(sample * order.seq_len + n) for n in range(order.seq_len + overlap)}
             position += 1
         yield block, shards

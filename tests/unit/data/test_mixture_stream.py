@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.mixture import MixtureOrder
-from pretrain.data.source_streams import MixtureStream, source_of
+from pretrain.data.mixture import MixtureOrder, MixtureStream, source_of
 from pretrain.data.stream import TokenStream
 from pretrain.shards.reader import ShardSet
 from tests.helpers.shards import make_shards

@@ -8,7 +8,8 @@ import pytest
 
 from pretrain.config.data import BatchConfig, DataConfig, plan_batch
 from pretrain.data.loader import TrainLoader, ValidationLoader
-from pretrain.data.source_streams import SourceStreams, open_stores, open_windows, source_of
+from pretrain.data.mixture import source_of
+from pretrain.data.stream import SourceStreams, open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import PairRows

@@ -7,7 +7,7 @@ import yaml
 from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.data.loader import TrainLoader
-from pretrain.data.source_streams import SourceStreams, open_stores
+from pretrain.data.stream import SourceStreams, open_stores
 from pretrain.datacheck.show import ReadingOptions, show
 from pretrain.datacheck.shown_rows import HIDDEN
 from pretrain.objective import build_rows

@@ -8,7 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import parse_model
-from pretrain.data.source_streams import SOURCE_BITS
+from pretrain.data.mixture import SOURCE_BITS
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.train.module import TrainModule, sum_by_source

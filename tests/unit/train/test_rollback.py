@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.damage import SkipRanges
+from pretrain.data.order import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError, DiskError
 from pretrain.run.folder import RunDir
 from pretrain.train.rollback import agree_on_skips, read_skips, roll_back
