@@ -1,5 +1,7 @@
 """`pretrain doctor`."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,16 +90,16 @@ def _compared(path: Path) -> "Report":
 
 
 def _selftest(asked: "TrialOptions", as_json: bool) -> int:
-    from pretrain.doctor.check import Report, exit_code, this_host
+    import socket
+
+    from pretrain.doctor.check import Report, exit_code
     from pretrain.doctor.selftest import run_selftest
     from pretrain.doctor.versions import own_versions
-    from pretrain.drill.watch import show_progress
 
-    with show_progress() as progress:
-        checks = run_selftest(asked, progress.say if asked.place.rank == 0 else lambda text: None)
+    checks = run_selftest(asked, _teller(asked.place.rank))
     if asked.place.rank:
         return exit_code(checks)
-    return _tell(Report(this_host(), checks, own_versions()), as_json)
+    return _tell(Report(socket.gethostname(), checks, own_versions()), as_json)
 
 
 def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_json: bool) -> int:
@@ -105,13 +107,11 @@ def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_j
     from dataclasses import asdict
 
     from pretrain.doctor.calibrate import calibrate, describe
-    from pretrain.drill.watch import show_progress
     from pretrain.plan.cluster import calibration_folder, save_calibration
     from pretrain.utils.io import remove_dir
 
     try:
-        with show_progress() as progress:
-            measured = calibrate(asked, gpu, progress.say if asked.place.rank == 0 else lambda text: None)
+        measured = calibrate(asked, gpu, _teller(asked.place.rank))
     finally:
         if asked.place.rank == 0 and asked.folder.exists():
             remove_dir(asked.folder)
@@ -127,6 +127,11 @@ def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_j
         print(f"{name:<24}{value:>18}   {share}".rstrip())
     print(f"written to {path}")
     return 0
+
+
+def _teller(rank: int) -> Callable[[str], None]:
+    """Returns a function that prints progress messages on stderr, on rank 0 only."""
+    return lambda text: None if rank else print(text, file=sys.stderr, flush=True)
 
 
 def _tell(report: "Report", as_json: bool) -> int:
@@ -180,9 +185,10 @@ def drill_command(
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.drill.drill import Drill, plan_steps
-    from pretrain.drill.watch import Target, show_progress
+    from pretrain.drill.watch import Target
     from pretrain.errors import EXIT_RESUME_ME
     from pretrain.shards.dataset import check_local
+    from pretrain.utils.log import transient_bar
 
     if target not in get_args(Target):
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")
@@ -192,8 +198,8 @@ def drill_command(
     folder = output or loaded.folder.with_name(f"{loaded.run.name}-drill")
     last_step = min(steps, loaded.train.last_step) if steps else plan_steps(loaded, kills, every)
     drill = Drill(loaded, folder, ranks, seed, cast(Target, target), last_step, every)
-    with show_progress() as progress:
-        verdict = drill.run(kills, at_most, progress)
+    with transient_bar("{task.completed}/{task.total}") as bar:
+        verdict = drill.run(kills, at_most, bar)
     if verdict is None:
         facts = {"kills": drill.num_done, "of": kills}
         print(

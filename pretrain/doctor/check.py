@@ -1,12 +1,13 @@
-"""Checks, and the report of a host with its checks."""
+"""Results of checks: the report of a host, as JSON and as a table for a terminal."""
 
-import json
-import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE
@@ -16,32 +17,18 @@ Status = Literal["pass", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check.
-
-    Attributes:
-        name: Name of the check.
-        status: `pass`; `warn`: it trains, but slower or with less safety than it could; `fail`: it will not train.
-        detail: What was found, with its numbers.
-        fix: Advice; empty if it passes.
-        exit_code: Exit code of the command if it fails.
-    """
+    """Result of one check. `warn`: slower or less safe training; `fail`: no training."""
 
     name: str
     status: Status
-    detail: str
-    fix: str = ""
-    exit_code: int = EXIT_UNAVAILABLE
+    detail: str  # what was found, with its numbers
+    fix: str = ""  # advice; empty if it passes
+    exit_code: int = EXIT_UNAVAILABLE  # of the command, if the check fails
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of all checks of a host.
-
-    Attributes:
-        host: Host name.
-        checks: Checks in the order of display.
-        versions: Versions of packages, and a digest of our code.
-    """
+    """All checks of a host in the order of display, and its versions (`versions.own_versions`)."""
 
     host: str
     checks: list[Check]
@@ -52,55 +39,41 @@ class Report:
         return {**asdict(self), "exit_code": exit_code(self.checks)}
 
 
-def this_host() -> str:
-    """Returns the name of this machine."""
-    return socket.gethostname()
-
-
 def exit_code(checks: Iterable[Check]) -> int:
-    """Returns the exit code of the first check that fails; 0 where none does."""
+    """Returns the exit code of the first check that fails; 0 without a failure."""
     return next((check.exit_code for check in checks if check.status == "fail"), EXIT_OK)
 
 
 def report_of(facts: dict[str, Any]) -> Report:
-    """Returns a report of its JSON values. Raises: TypeError, LookupError, AttributeError: the values are no report."""
-    names = {field.name for field in fields(Check)}
-    checks = [Check(**{key: one[key] for key in names & one.keys()}) for one in facts["checks"]]
-    return Report(facts["host"], checks, dict(facts["versions"]))
+    """Returns the report of its JSON values. Raises: ValueError: the values are no report."""
+    return TypeAdapter(Report).validate_python(facts)
 
 
 def read_reports(text: str) -> list[Report]:
-    """Reads reports, a line of JSON each, as `--quick --json` prints them; other lines are skipped."""
+    """Reads reports, a line of JSON each, as `--quick --json` prints them; skips other lines."""
+    adapter = TypeAdapter(Report)
     found = []
     for line in text.splitlines():
-        try:
-            found.append(report_of(json.loads(line)))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            continue
+        with suppress(ValueError):
+            found.append(adapter.validate_json(line))
     return found
-
-
-# The doctor's findings as a table for a terminal.
 
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def show_checks(title: str, checks: Sequence[Check], console: Console) -> None:
-    """Prints checks, a line each, and what to do about those that do not pass under them."""
+    """Prints checks, a line each, with the advice below those that do not pass."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
     table.add_column(min_width=4)
     table.add_column(min_width=16, overflow="fold")
     table.add_column(overflow="fold")
     for check in checks:
-        table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, _plain(check.detail))
+        status = f"[{_STYLES[check.status]}]{check.status}[/]"
+        table.add_row(status, check.name, escape(check.detail))
         if check.status != "pass" and check.fix:
-            table.add_row("", "", f"[bold]fix:[/] {_plain(check.fix)}")
+            table.add_row("", "", f"[bold]fix:[/] {escape(check.fix)}")
     console.print(table)
-    count = {status: sum(check.status == status for check in checks) for status in _STYLES}
-    console.print(f"{count['pass']} pass, {count['warn']} warn, {count['fail']} fail", highlight=False)
-
-
-def _plain(text: str) -> str:
-    """Escapes the markup of rich."""
-    return text.replace("[", "\\[")
+    statuses = [check.status for check in checks]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in ("pass", "warn", "fail"))
+    console.print(counts, highlight=False)

@@ -1,13 +1,13 @@
-"""File system of a run folder: the operations that leases, ledgers and checkpoints rely on, tried in a scratch folder.
+"""File system of a run folder: the operations that leases, ledgers and checkpoints rely on.
 
-    rename over a file      checkpoints and records are committed by it
-    exclusive hard link     a lease is taken by it; without, an exclusive create, which NFS 2 has not
+    rename over a file      commits checkpoints and records
+    exclusive hard link     takes a lease; without links an exclusive create does, which NFS 2 lacks
     fsync                   of a file and of a folder
-    another process         sees a file as soon as it is there
+    another process         sees a file at once
     clock                   of the server and of this host: reported, not relied on
     room                    for the checkpoints that are kept
 
-Everything is made in `.doctor-<token>` beside the run folder, and removed.
+They are tried in a scratch folder `.doctor-<token>` next to the run folder, removed at the end.
 """
 
 import os
@@ -20,6 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from pretrain.doctor.check import Check
 from pretrain.errors import EXIT_DISK
 
@@ -27,23 +29,22 @@ WRITTEN_WITHIN_S = 30.0
 VISIBLE_WITHIN_S = 5.0
 SLOW_FSYNC_S = 0.5
 SKEW_S = 5.0
-_MEMORY_ONLY = {"tmpfs", "ramfs"}
 _FIX = "set run.dir to a file system that keeps what is written, and that every node sees"
 
 
 def nearest_folder(folder: Path) -> Path:
-    """Returns the folder itself, or the nearest one above it that is there."""
+    """Returns the folder itself, or its nearest ancestor that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Check]:
-    """Tries the file system that a run folder is, or will be, on.
+    """Tries the file system of a run folder, which may not exist yet.
 
     Args:
-        folder: The run's.
-        needed_bytes: Size of all checkpoints kept at once; 0: unknown.
-        is_shared: Whether other nodes must see it too.
+        folder: The run folder.
+        needed_bytes: Size of the checkpoints to come; 0: unknown.
+        is_shared: Whether other nodes must see the folder too.
     """
     where = nearest_folder(folder)
     probe = where / f".doctor-{secrets.token_hex(6)}"
@@ -51,8 +52,13 @@ def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Che
         probe.mkdir()
     except OSError as error:
         return [_failed("run folder", f"{where}: cannot be written: {error.strerror}")]
+    checks = []
     try:
-        checks = [_try(name, try_it, probe) for name, try_it in _TRIALS]
+        for name, try_it in _TRIALS:
+            try:
+                checks.append(try_it(probe))
+            except OSError as error:
+                checks.append(_failed(name, f"refused: {error.strerror or error}"))
         checks += [_check_room(probe, needed_bytes), _check_kind(where, is_shared)]
     finally:
         shutil.rmtree(probe, ignore_errors=True)
@@ -61,13 +67,6 @@ def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Che
 
 def _failed(name: str, detail: str, fix: str = _FIX) -> Check:
     return Check(name, "fail", detail, fix, EXIT_DISK)
-
-
-def _try(name: str, try_it: Callable[[Path], Check], probe: Path) -> Check:
-    try:
-        return try_it(probe)
-    except OSError as error:
-        return _failed(name, f"refused: {error.strerror or error}")
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -79,12 +78,13 @@ def _write(path: Path, content: bytes) -> None:
 
 def try_rename(probe: Path) -> Check:
     """Renames a file over another, and a folder to a new name."""
-    old, new = probe / "old", probe / "new"
+    old = probe / "old"
+    new = probe / "new"
     _write(old, b"old")
     _write(new, b"new")
     new.replace(old)
     if old.read_bytes() != b"new" or new.exists():
-        return _failed("atomic rename", "a file that is renamed over another does not take its place")
+        return _failed("atomic rename", "a file that is renamed over another does not replace it")
     (probe / "tmp").mkdir()
     (probe / "tmp").rename(probe / "step")
     if not (probe / "step").is_dir() or (probe / "tmp").exists():
@@ -94,24 +94,27 @@ def try_rename(probe: Path) -> Check:
 
 def try_link(probe: Path) -> Check:
     """Makes a hard link twice: the second must fail."""
-    first, link = probe / "first", probe / "link"
+    first = probe / "first"
+    link = probe / "link"
     _write(first, b"owner")
     try:
         os.link(first, link)
     except OSError as error:
         text = f"none here ({error.strerror}): leases fall back on exclusive creation"
-        return Check("exclusive link", "warn", text, "prefer a file system with hard links for runs that may race")
+        fix = "prefer a file system with hard links for runs that may race"
+        return Check("exclusive link", "warn", text, fix)
     if first.stat().st_nlink != 2:
         return _failed("exclusive link", "a link is made, and its file does not count it")
     try:
         os.link(first, link)
     except FileExistsError:
         return Check("exclusive link", "pass", "a name is taken once")
-    return _failed("exclusive link", "a name that is taken can be taken again: two jobs may own one run")
+    text = "a name that is taken can be taken again: two jobs may own one run"
+    return _failed("exclusive link", text)
 
 
 def try_fsync(probe: Path) -> Check:
-    """Writes and syncs a small file and its folder, a few times; the slowest counts."""
+    """Writes and syncs a small file and its folder three times; the slowest counts."""
     slowest = 0.0
     for number in range(3):
         begun = time.monotonic()
@@ -123,46 +126,54 @@ def try_fsync(probe: Path) -> Check:
             os.close(descriptor)
         slowest = max(slowest, time.monotonic() - begun)
     if slowest > SLOW_FSYNC_S:
-        fix = "saves will be slow here: raise checkpoint.every_steps, or set run.dir to another file system"
+        fix = "raise checkpoint.every_steps, or set run.dir to another file system"
         return Check("fsync", "warn", f"a small file takes {slowest:.1f} s", fix)
     return Check("fsync", "pass", f"file and folder, {slowest * 1e3:.0f} ms")
 
 
+_WRITER = """
+import os, sys
+open(sys.argv[1] + ".new", "w").write("here")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+"""
+
+
 def try_other_process(probe: Path) -> Check:
-    """Has another process make a file, and waits until it is seen here."""
+    """Lets another process make a file, and waits until this one sees it."""
+    name = "another process"
     path = probe / "seen"
-    program = (
-        "import os, sys; open(sys.argv[1] + '.new', 'w').write('here'); os.rename(sys.argv[1] + '.new', sys.argv[1])"
-    )
-    list(probe.iterdir())  # so that a client that caches the names of a folder has them cached
-    command = [sys.executable, "-I", "-S", "-c", program, str(path)]
+    list(probe.iterdir())  # a client that caches the names of a folder has them cached from here on
+    command = [sys.executable, "-I", "-S", "-c", _WRITER, str(path)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=WRITTEN_WITHIN_S)
     except subprocess.TimeoutExpired:
-        return _failed("another process", f"it has not written a file within {WRITTEN_WITHIN_S:.0f} s")
+        return _failed(name, f"it has not written a file within {WRITTEN_WITHIN_S:.0f} s")
     if done.returncode:
-        return _failed("another process", "it cannot write: " + done.stderr.decode(errors="replace").strip()[-200:])
+        error = done.stderr.decode(errors="replace").strip()
+        return _failed(name, f"it cannot write: {error[-200:]}")
     written = time.monotonic()
     while True:
         with suppress(FileNotFoundError):
             if path.read_bytes() == b"here":
-                return Check("another process", "pass", "its file is seen at once")
+                return Check(name, "pass", "its file is seen at once")
         if time.monotonic() - written > VISIBLE_WITHIN_S:
-            return _failed("another process", f"its file is not seen within {VISIBLE_WITHIN_S:.0f} s")
+            return _failed(name, f"its file is not seen within {VISIBLE_WITHIN_S:.0f} s")
         time.sleep(0.02)
 
 
 def try_clock(probe: Path) -> Check:
-    """Compares the time that the file system gives to a new file with this host's."""
+    """Compares the time that the file system gives to a new file with the clock of this host."""
     path = probe / "clock"
     before = time.time()
     _write(path, b"?")
-    after, its = time.time(), path.stat().st_mtime
+    after = time.time()
+    written = path.stat().st_mtime
     # A file system may count in whole seconds.
-    skew = its - after if its > after else min(0.0, its - before + 1.0)
+    skew = written - after if written > after else min(0.0, written - before + 1.0)
     if abs(skew) > SKEW_S:
         text = f"the file system's is {skew:+.0f} s from this host's: times in logs will not match"
-        return Check("clock", "warn", text, "see to NTP on this host (leases and checkpoints do not use its clock)")
+        fix = "check NTP on this host (leases and checkpoints do not use its clock)"
+        return Check("clock", "warn", text, fix)
     return Check("clock", "pass", f"within {SKEW_S:.0f} s of the file system's")
 
 
@@ -178,32 +189,28 @@ _TRIALS: tuple[tuple[str, Callable[[Path], Check]], ...] = (
 def _check_room(probe: Path, needed: int) -> Check:
     free = shutil.disk_usage(probe).free
     text = f"{free / 2**30:,.1f} GiB free"
+    wanted = f"{needed / 2**30:,.1f} GiB"
     if needed > free:
         fix = "free space, lower checkpoint.keep, or set run.dir to a larger file system"
-        return _failed("room", f"{text}, and the checkpoints of this run take {needed / 2**30:,.1f} GiB", fix)
+        return _failed("room", f"{text}, and the checkpoints of this run take {wanted}", fix)
     if needed:
-        text += f", {needed / 2**30:,.1f} GiB wanted for checkpoints; a quota is not seen"
+        text += f", {wanted} wanted for checkpoints; quotas are not considered"
     return Check("room", "pass", text)
 
 
 def _check_kind(folder: Path, is_shared: bool) -> Check:
     kind, mount = find_mount(folder)
     text = f"{folder} is on {kind or 'an unknown file system'}{f' ({mount})' if mount else ''}"
-    if kind in _MEMORY_ONLY:
-        detail = f"{text}: in memory, {'seen by this node only, as a rule' if is_shared else 'gone with a reboot'}"
-        return Check("run folder", "warn", detail, _FIX)
+    if kind in ("tmpfs", "ramfs"):
+        risk = "seen by this node only, as a rule" if is_shared else "gone with a reboot"
+        return Check("run folder", "warn", f"{text}: in memory, {risk}", _FIX)
     return Check("run folder", "pass", text)
 
 
 def find_mount(folder: Path) -> tuple[str, str]:
-    """Returns kind and mount point of the file system of a folder; empty where the system does not say."""
-    found = ("", "")
-    with suppress(OSError):
-        target = str(folder.resolve())
-        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
-            _, mount, kind, *_ = line.split(" ")
-            mount = mount.encode().decode("unicode_escape")  # a blank is written \040
-            inside = mount == "/" or target == mount or target.startswith(mount + "/")
-            if inside and len(mount) >= len(found[1]):
-                found = (kind, mount)
-    return found
+    """Returns kind and mount point of the file system of a folder; empty if unknown."""
+    target = folder.resolve()
+    above = [one for one in psutil.disk_partitions(all=True) if target.is_relative_to(one.mountpoint)]
+    # Of two file systems at one mount point, the later one hides the earlier one.
+    found = max(reversed(above), key=lambda one: len(one.mountpoint), default=None)
+    return (found.fstype, found.mountpoint) if found else ("", "")

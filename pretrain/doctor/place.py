@@ -1,8 +1,8 @@
 """Number of ranks, and the rank of this process, from the environment of its launcher.
 
-torchrun, accelerate, deepspeed, `pretrain launch`     RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_*
-srun, one task a rank                                  SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
-nothing                                                the option --ranks
+torchrun, accelerate, deepspeed, `pretrain launch`    RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_*
+srun, one task a rank                                 SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
+without a launcher                                    the option --ranks
 """
 
 import re
@@ -11,47 +11,33 @@ from dataclasses import dataclass
 
 from pretrain.errors import LaunchError
 
-_FIRST_PORT, _PORTS = 20_000, 12_000
+_PORTS = range(20_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True)
 class JobTopology:
-    """Ranks of a job.
+    """Ranks of a job."""
 
-    Attributes:
-        rank: Rank of this process.
-        size: Ranks of the job; 0: unknown.
-        local_size: Ranks of this host; 0: unknown.
-        is_one_host: Whether all ranks are on this host.
-        is_started: Whether a launcher has started this process as a rank.
-    """
-
-    rank: int = 0
-    size: int = 0
-    local_size: int = 0
-    is_one_host: bool = True
-    is_started: bool = False
+    rank: int = 0  # of this process
+    size: int = 0  # ranks of the job; 0: unknown
+    local_size: int = 0  # ranks of this host; 0: unknown
+    is_one_host: bool = True  # all ranks are on this host
+    is_started: bool = False  # a launcher has started this process as a rank
 
 
 def find_place(environment: Mapping[str, str], ranks: int | None, *, is_quick: bool) -> JobTopology:
-    """Returns this process's place.
-
-    Args:
-        environment: Environment variables of this process.
-        ranks: Ranks from the command line; in a job, those of all nodes.
-        is_quick: Whether one process per node checks, which is no rank.
-    """
-    nodes = _number(environment, "SLURM_STEP_NUM_NODES") or _number(environment, "SLURM_NNODES") or 1
+    """Returns this process's place; `is_quick`: one process a node checks, which is no rank."""
+    num_nodes = _number(environment, "SLURM_STEP_NUM_NODES") or _number(environment, "SLURM_NNODES") or 1
     if "WORLD_SIZE" in environment and not is_quick:
         size = _number(environment, "WORLD_SIZE") or 1
         local = _number(environment, "LOCAL_WORLD_SIZE") or size
         return JobTopology(_number(environment, "RANK"), size, local, local == size, size > 1)
     tasks = _number(environment, "SLURM_NTASKS")
     if "SLURM_PROCID" in environment and tasks > 1 and not is_quick:
-        local = max(1, tasks // nodes)
-        return JobTopology(_number(environment, "SLURM_PROCID"), tasks, local, nodes == 1, True)
+        rank = _number(environment, "SLURM_PROCID")
+        return JobTopology(rank, tasks, max(1, tasks // num_nodes), num_nodes == 1, True)
     size = ranks or 0
-    return JobTopology(0, size, size // nodes, nodes == 1)
+    return JobTopology(0, size, size // num_nodes, num_nodes == 1)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -60,7 +46,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns what torchrun would set, for a task of srun; empty where that is set, or there is none.
+    """Returns torchrun's variables for a task of srun; empty if they are set, or outside of srun.
 
     Raises:
         LaunchError: The list of nodes cannot be read.
@@ -68,13 +54,14 @@ def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
     if "RANK" in environment or "SLURM_PROCID" not in environment:
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    job = _number(environment, "SLURM_JOB_ID") * 7 + _number(environment, "SLURM_STEP_ID")
+    # Equal on all tasks of a step, and seldom equal for two steps of a node.
+    number = _number(environment, "SLURM_JOB_ID") * 7 + _number(environment, "SLURM_STEP_ID")
     return {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment.get("SLURM_NTASKS", "1"),
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "MASTER_ADDR": environment.get("MASTER_ADDR") or first_node(nodes),
-        "MASTER_PORT": environment.get("MASTER_PORT") or str(_FIRST_PORT + job % _PORTS),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(_PORTS[number % len(_PORTS)]),
     }
 
 
@@ -86,5 +73,6 @@ def first_node(nodes: str) -> str:
     """
     found = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
     if found is None:
-        raise LaunchError(f"the node list {nodes!r} cannot be read", fix="set MASTER_ADDR to the first node's name")
+        fix = "set MASTER_ADDR to the first node's name"
+        raise LaunchError(f"the node list {nodes!r} cannot be read", fix=fix)
     return found[1] + (found[2] or "")

@@ -1,49 +1,44 @@
 """Checks of the network, the data and wandb."""
 
-import contextlib
 import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlparse
 
 from pretrain.config.data import DataConfig
-from pretrain.config.tracking import TrackingConfig
 from pretrain.doctor.check import Check, Status
 from pretrain.errors import EXIT_DATA, PretrainError
 from pretrain.utils.log import WANDB_HOST
 from pretrain.utils.net import usable_addresses
 
 RESOLVE_WITHIN_S = 3.0
+REACH_WITHIN_S = 5.0
+_FIRST_BYTES = 4096
 
 
 def check_name(host: str, is_alone: bool) -> Check:
-    """Sees that the name of this host stands for an address that other hosts can use.
-
-    Args:
-        host: The name.
-        is_alone: No other host takes part, so that it does not matter much.
-    """
+    """Checks that the name of this host stands for an address that other hosts can use."""
     bad: Status = "warn" if is_alone else "fail"
-    fix = f"have {host} in DNS or in every /etc/hosts, with the address of the network that the nodes share"
+    fix = f"have {host} in DNS or in every /etc/hosts, with its address in the nodes' network"
     found = resolve(host)
     if found is None:
         text = f"{host} is not looked up within {RESOLVE_WITHIN_S:.0f} s"
         return Check("hostname", bad, text, f"fix the name servers, or {fix}")
     if not found:
         return Check("hostname", bad, f"{host} does not resolve", fix)
-    if all(ip_address(address.partition("%")[0]).is_loopback for address in found):
-        text = f"{host} is {', '.join(found)}, which is this machine to everybody"
-        return Check("hostname", "pass", text) if is_alone else Check("hostname", "warn", text, fix)
-    return Check("hostname", "pass", f"{host} is {', '.join(found)}")
+    text = f"{host} is {', '.join(found)}"
+    if not is_alone and all(ip_address(address.partition("%")[0]).is_loopback for address in found):
+        return Check("hostname", "warn", f"{text}: other nodes cannot reach a loopback", fix)
+    return Check("hostname", "pass", text)
 
 
 def resolve(host: str) -> list[str] | None:
-    """Returns the addresses of a name, empty where it has none; None where no server answers in time."""
+    """Returns the addresses of a name, empty if it has none; None if no server answers in time."""
     found: list[list[str]] = []
 
     def look() -> None:
@@ -53,25 +48,28 @@ def resolve(host: str) -> list[str] | None:
         except (OSError, UnicodeError):
             found.append([])
 
-    thread = threading.Thread(target=look, daemon=True)  # the library's own timeout is a minute with two dead servers
+    # The timeout of the library is a minute with two dead servers.
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(RESOLVE_WITHIN_S)
     return found[0] if found else None
 
 
 def check_interfaces(is_alone: bool) -> Check:
-    """Lists the addresses that other hosts may use."""
+    """Lists addresses for other hosts, and checks the interfaces that variables name."""
     found = usable_addresses()
-    text = ", ".join(f"{name} {address}" for name, address in found)
     if not found and not is_alone:
-        return Check("interfaces", "fail", "no address but the loopback's", "bring the network of the nodes up")
-    asked = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if os.environ.get(name)]
+        fix = "bring the network of the nodes up"
+        return Check("interfaces", "fail", "no address but the loopback's", fix)
     there = {name for name, _ in found} | {name for _, name in socket.if_nameindex()}
-    for name in asked:
-        wanted = os.environ[name].lstrip("^=").split(",")[0]
-        if not os.environ[name].startswith("^") and not any(one.startswith(wanted) for one in there):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        value = os.environ.get(name, "")
+        wanted = value.lstrip("=").split(",")[0]
+        # `^` excludes interfaces.
+        if value and not value.startswith("^") and not any(one.startswith(wanted) for one in there):
             fix = f"name one of {', '.join(sorted(there))}, or unset it"
-            return Check("interfaces", "fail", f"{name}={os.environ[name]}, and there is no such interface", fix)
+            return Check("interfaces", "fail", f"{name}={value}, and there is no such interface", fix)
+    text = ", ".join(f"{name} {address}" for name, address in found)
     return Check("interfaces", "pass", text or "the loopback only")
 
 
@@ -87,36 +85,25 @@ def check_loopback() -> Check:
     return Check("loopback", "fail", "no port can be bound and reached", "bring the interface lo up")
 
 
-# What a run takes from outside of its machine: data, and Weights & Biases.
-
-
-REACH_WITHIN_S = 5.0
-
-_FIRST_BYTES = 4096
-
-
 def check_data(data: DataConfig, *, is_quick: bool) -> list[Check]:
-    """Sees that every source is there, whole by its index, and can be read.
-
-    Args:
-        data: Data section of the config.
-        is_quick: Leaves out what is on a server.
-    """
+    """Checks that every source exists, is complete and readable; `is_quick` skips servers."""
     found = []
     for path in data.paths:
         try:
             detail = _look_at_server(data, path, is_quick) if "://" in path else _look_at_folder(Path(path))
             found.append(Check("data", "pass", f"{path}: {detail}"))
         except PretrainError as error:
-            found.append(Check("data", "fail", f"{error.where or path}: {error.what}", error.fix, EXIT_DATA))
+            text = f"{error.where or path}: {error.what}"
+            found.append(Check("data", "fail", text, error.fix, EXIT_DATA))
         except OSError as error:
             text = f"{path}: {error.strerror or error}"
-            found.append(Check("data", "fail", text, "correct data.path, mount it, or fix permissions", EXIT_DATA))
+            fix = "correct data.path, mount it, or fix permissions"
+            found.append(Check("data", "fail", text, fix, EXIT_DATA))
     return found
 
 
 def _look_at_folder(folder: Path) -> str:
-    """Checks index and sizes, and reads the first bytes of each shard. Raises: DataError, OSError."""
+    """Checks index and sizes, and reads the first bytes of some shards."""
     from pretrain.shards.index import check_shards, load_index
 
     index = load_index(folder)
@@ -130,6 +117,7 @@ def _look_at_folder(folder: Path) -> str:
 
 
 def _look_at_server(data: DataConfig, path: str, is_quick: bool) -> str:
+    """Checks index and shards on a server. Raises: DataError."""
     if is_quick:
         return "on a server: not looked at with --quick"
     from pretrain.data.stream import open_stores
@@ -145,43 +133,34 @@ def _look_at_server(data: DataConfig, path: str, is_quick: bool) -> str:
     return "index and shards are there"
 
 
-def check_wandb(tracking: TrackingConfig | None, *, is_quick: bool) -> Check:
-    """Says in what mode Weights & Biases will run, and whether its server answers; it never stops a run.
-
-    Args:
-        tracking: Tracking section of the config; None without a config.
-        is_quick: Leaves the server out.
-    """
+def check_wandb(wanted: Literal["auto", "online", "offline", "off"], *, is_quick: bool) -> Check:
+    """Names the mode of Weights & Biases, and tries its server unless `is_quick`."""
     from pretrain.tracking.wandb_tracker import choose_mode
 
-    with _quiet("pretrain.tracking.wandb_tracker"):
-        mode = choose_mode(tracking.wandb if tracking else "auto")
+    logger = logging.getLogger("pretrain.tracking.wandb_tracker")
+    was_disabled = logger.disabled
+    logger.disabled = True  # the check says the same
+    try:
+        mode = choose_mode(wanted)
+    finally:
+        logger.disabled = was_disabled
     if mode == "off":
         return Check("wandb", "pass", "off; metrics.jsonl has every row")
     if mode == "offline":
         detail = "offline: `wandb sync` sends it later"
-        if tracking is not None and tracking.wandb == "online":
-            return Check("wandb", "warn", f"no key, so {detail}", "set WANDB_API_KEY, or run `wandb login`")
+        if wanted == "online":
+            fix = "set WANDB_API_KEY, or run `wandb login`"
+            return Check("wandb", "warn", f"no key, so {detail}", fix)
         return Check("wandb", "pass", detail)
-    address = urlparse(os.environ.get("WANDB_BASE_URL", "")) if os.environ.get("WANDB_BASE_URL") else None
-    host = (address and address.hostname) or WANDB_HOST
-    port = (address and address.port) or (80 if address and address.scheme == "http" else 443)
+    address = urlparse(os.environ.get("WANDB_BASE_URL") or f"https://{WANDB_HOST}")
+    host = address.hostname or WANDB_HOST
+    port = address.port or (80 if address.scheme == "http" else 443)
     if is_quick:
         return Check("wandb", "pass", f"there is a key for {host}")
     try:
         socket.create_connection((host, port), timeout=REACH_WITHIN_S).close()
     except OSError as error:
-        fix = "set WANDB_MODE=offline on nodes without a way out, and `wandb sync` later"
-        return Check("wandb", "warn", f"there is a key, but {host}:{port} does not answer: {error}", fix)
+        fix = "set WANDB_MODE=offline on nodes without internet access, and `wandb sync` later"
+        text = f"there is a key, but {host}:{port} does not answer: {error}"
+        return Check("wandb", "warn", text, fix)
     return Check("wandb", "pass", f"there is a key, and {host}:{port} answers")
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    was = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = was

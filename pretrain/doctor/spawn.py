@@ -1,6 +1,6 @@
-"""Starts processes of this machine for the doctor: ranks for one task, and `pretrain` as a user starts it.
+"""Processes that the doctor starts on this machine: ranks for one task, and `pretrain` commands.
 
-run_ranks("module:task", 2, {...})  ->  python -m pretrain.doctor.spawn module:task {...} OUTPUT, twice
+run_ranks("module:task", 2, {...})  ->  twice python -m pretrain.doctor.spawn module:task {...} OUTPUT
                                     ->  JSON in OUTPUT
 run_command(["train", ...], log)    ->  exit code, stdout, first error
 """
@@ -37,58 +37,52 @@ class Trial:
 
 
 def run_command(arguments: Sequence[str], log: Path, within_s: float = WITHIN_S) -> Trial:
-    """Runs `pretrain ARGUMENTS`, its messages in `log`. Raises: subprocess.TimeoutExpired."""
-    return end_of(start_command(arguments, log, _without_launcher(os.environ)), log, within_s)
+    """Runs `pretrain ARGUMENTS`, with stderr in `log`. Raises: subprocess.TimeoutExpired."""
+    return end_of(start_command(arguments, log, os.environ), log, within_s)
 
 
 def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts `pretrain ARGUMENTS`, its messages in `log`."""
+    """Starts `pretrain ARGUMENTS`, with stderr in `log`, stdout in a pipe, and without wandb."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**environment, "WANDB_MODE": "disabled"}
-    return _start(["pretrain", *arguments], log, environment, subprocess.PIPE)
-
-
-def rank_environment(turn: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment of a rank that this rank starts, to meet those that the others start.
-
-    Args:
-        turn: Number of the run in the job, from 1: each has a port of its own.
-        environment: Environment of this rank.
-    """
-    port = int(environment["MASTER_PORT"]) + turn
-    return {**_without_launcher(environment), "MASTER_PORT": str(port)}
+    # With these variables a rank would look for torchrun's agent.
+    kept = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+    return _start(["pretrain", *arguments], log, {**kept, "WANDB_MODE": "disabled"}, subprocess.PIPE)
 
 
 def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN_S) -> Trial:
-    """Waits for a command. Raises: subprocess.TimeoutExpired: it is killed."""
+    """Waits for a command, then kills it. Raises: subprocess.TimeoutExpired."""
     try:
         output, _ = process.communicate(timeout=within_s)
     finally:
         process.kill()
         process.wait()
-    return Trial(process.returncode, output.decode(errors="replace"), _first_error(log) if process.returncode else "")
+    error = _first_error(log) if process.returncode else ""
+    return Trial(process.returncode, output.decode(errors="replace"), error)
 
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
-    """Runs `task` on `num_ranks` ranks; returns the answer of rank 0.
+    """Runs a task on ranks of this machine; returns the answer of rank 0.
 
     Args:
         task: Function of (world, arguments), as "module:name".
         num_ranks: Number of processes.
-        arguments: JSON values, the same for all.
-        within_s: Seconds until they are killed.
+        arguments: JSON values, the same for all ranks.
+        within_s: Seconds until the ranks are killed.
 
     Raises:
-        LaunchError: Rank 0 gave no answer in time; the first error of a rank is quoted.
+        LaunchError: Rank 0 gave no answer in time; quotes the first error of a rank.
     """
     with tempfile.TemporaryDirectory() as place, reserved_port(None) as port:
         output = Path(place) / "answer.json"
         logs = [Path(place) / f"{rank}.log" for rank in range(num_ranks)]
         command = ["pretrain.doctor.spawn", task, json.dumps(arguments), str(output)]
-        processes = [
-            _start(command, log, _environment_of(rank, num_ranks, port), subprocess.STDOUT)
-            for rank, log in enumerate(logs)
-        ]
+        shared = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
+        processes = []
+        for rank, log in enumerate(logs):
+            numbers = {**shared, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+            environment = {"OMP_NUM_THREADS": "1", **os.environ}
+            environment |= {name: str(value) for name, value in numbers.items()}
+            processes.append(_start(command, log, environment, subprocess.STDOUT))
         deadline = time.monotonic() + within_s
         try:
             for process in processes:
@@ -103,19 +97,8 @@ def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: fl
         raise LaunchError(_first_error(*logs) or f"{num_ranks} ranks did not end within {within_s:.0f} s")
 
 
-def _environment_of(rank: int, size: int, port: int) -> dict[str, str]:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
-    return environment | {name: str(value) for name, value in numbers.items()}
-
-
-def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which torchrun's agent is not looked for."""
-    return {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
-
-
 def _start(command: Sequence[str], log: Path, environment: Mapping[str, str], stdout: int) -> subprocess.Popen[bytes]:
-    """Starts `python -m COMMAND` with stderr in `log`; stdout is a pipe, or goes there too (subprocess.STDOUT)."""
+    """Starts `python -m COMMAND` with stderr in `log`; stdout: PIPE, or STDOUT for `log`."""
     with log.open("wb") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -127,11 +110,11 @@ def _start(command: Sequence[str], log: Path, environment: Mapping[str, str], st
 
 
 def _first_error(*logs: Path) -> str:
-    """Returns the first error in the logs, else the last line of the first that has one; empty without a line."""
-    ends = [log.read_text(encoding="utf-8", errors="replace").strip().splitlines() for log in logs]
-    lines = [line.strip() for end in ends for line in end]
+    """Returns the first error in the logs, else the last line of the first log that has one."""
+    texts = [log.read_text(encoding="utf-8", errors="replace").strip().splitlines() for log in logs]
+    lines = [line.strip() for text in texts for line in text]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    errors += [end[-1].strip() for end in ends if end]
+    errors += [text[-1].strip() for text in texts if text]
     return redact(errors[0]) if errors else ""
 
 
@@ -139,7 +122,8 @@ def main() -> None:
     """Runs the task as one rank."""
     guard_streams()
     task, arguments, output = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
-    world, code = dist.read_world(), EXIT_OK
+    world = dist.read_world()
+    code = EXIT_OK
     try:
         answer = resolve_name(task)(world, arguments)
         if world.is_main:

@@ -1,12 +1,11 @@
 """Versions of code and packages of a host, and differences between hosts.
 
-Ranks that run different code are found before they train: one rank with another torch gives wrong sums or a hang
-long after the start, and nothing in that hang says why.
+Ranks that run different code are found before they train: one rank with another torch gives wrong
+sums, or a hang long after the start, and nothing in that hang says why.
 """
 
 import hashlib
 import platform
-from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,41 +16,39 @@ from pretrain.doctor.check import Check
 from pretrain.errors import LaunchError
 from pretrain.run.folder import package_versions
 
-UNCOMPARED = frozenset({"wandb"})
-"""Rank 0 alone uses it."""
+_UNCOMPARED = {"wandb"}  # rank 0 alone uses it
 _MOST_HOSTS = 4
 
 
-def code_digest() -> str:
-    """Returns 12 hex digits over our own source files; two installations of one version may differ in it."""
-    digest, root = hashlib.sha256(), Path(pretrain.__file__).parent
+def own_versions() -> dict[str, str]:
+    """Returns package versions, a digest of our source files and the kind of machine; about 50 ms.
+
+    Two installations of one version may differ in the digest.
+    """
+    digest = hashlib.sha256()
+    root = Path(pretrain.__file__).parent
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
-
-
-def own_versions() -> dict[str, str]:
-    """Returns the versions on this host, the digest of our code with them. About 50 ms; imports none of them."""
-    return {**package_versions(), "code": code_digest(), "machine": platform.machine()}
+    return {**package_versions(), "code": digest.hexdigest()[:12], "machine": platform.machine()}
 
 
 def digest_of(versions: dict[str, str]) -> str:
-    """Returns 16 hex digits that are equal where all compared versions are."""
-    text = "\n".join(f"{name} {version}" for name, version in sorted(versions.items()) if name not in UNCOMPARED)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Returns 16 hex digits, equal for two hosts if all compared versions are equal."""
+    compared = [f"{name} {version}" for name, version in sorted(versions.items()) if name not in _UNCOMPARED]
+    return hashlib.sha256("\n".join(compared).encode()).hexdigest()[:16]
 
 
 def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
-    """Returns a sentence for each package that is not the same everywhere; empty where all is.
+    """Returns a sentence for each package whose version differs between hosts.
 
     Args:
-        hosts: Name and versions of each; a name may come several times, once a rank.
+        hosts: Name and versions of each rank; a host may appear several times.
 
     Returns:
-        `torch is 2.9.0 on n2, 2.8.0 on n1, n3, n4 and 5 more`: the fewest first, they are what is to be mended.
+        `torch is 2.9.0 on n2, 2.8.0 on n1, n3, n4 and 5 more`: the rarest version first.
     """
     found = []
-    for name in sorted({name for _, versions in hosts for name in versions} - UNCOMPARED):
+    for name in sorted({name for _, versions in hosts for name in versions} - _UNCOMPARED):
         by_version: dict[str, list[str]] = {}
         for host, versions in hosts:
             places = by_version.setdefault(versions.get(name, "absent"), [])
@@ -59,7 +56,8 @@ def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
                 places.append(host)
         if len(by_version) > 1:
             rarest = sorted(by_version.items(), key=lambda item: len(item[1]))
-            found.append(f"{name} is " + ", ".join(f"{version} on {list_hosts(places)}" for version, places in rarest))
+            shown = ", ".join(f"{version} on {list_hosts(places)}" for version, places in rarest)
+            found.append(f"{name} is {shown}")
     return found
 
 
@@ -70,7 +68,7 @@ def list_hosts(hosts: Sequence[str]) -> str:
 
 
 def refuse_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> None:
-    """Raises: LaunchError where hosts differ, with host and package."""
+    """Raises: LaunchError if versions differ between hosts, with host and package."""
     differences = find_differences(hosts)
     if differences:
         raise LaunchError(
@@ -83,23 +81,27 @@ def check_same(hosts: Sequence[tuple[str, dict[str, str]]]) -> Check:
     """Compares the versions of all ranks or hosts."""
     differences = find_differences(hosts)
     if differences:
-        return Check("same versions", "fail", "; ".join(differences), "install the same packages on every node")
-    names = Counter(host for host, _ in hosts)
-    places = f"{len(names)} host{'s' if len(names) > 1 else ''}"
-    return Check("same versions", "pass", f"{len(hosts)} rank{'s' if len(hosts) > 1 else ''} on {places} run the same")
+        fix = "install the same packages on every node"
+        return Check("same versions", "fail", "; ".join(differences), fix)
+    num_hosts = len({host for host, _ in hosts})
+    ranks = f"{len(hosts)} rank{'s' if len(hosts) > 1 else ''}"
+    text = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''} run the same"
+    return Check("same versions", "pass", text)
 
 
 def check_packages(versions: dict[str, str], deepspeed_needed: bool) -> Check:
-    """Sees that what training needs is installed, in a version that we accept."""
+    """Checks that the packages for training are installed, in supported versions."""
     needed = [name for name in versions if deepspeed_needed or name != "deepspeed"]
     absent = [name for name in needed if versions[name] == "absent"]
     if absent:
-        return Check("packages", "fail", f"not installed: {', '.join(absent)}", f"pip install {' '.join(absent)}")
-    shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "deepspeed", "accelerate"))
+        fix = f"pip install {' '.join(absent)}"
+        return Check("packages", "fail", f"not installed: {', '.join(absent)}", fix)
     wrong = [f"{name} {versions[name]}, not {wanted}" for name, wanted in _unfit(versions)]
     if wrong:
-        return Check("packages", "warn", "; ".join(wrong), "install what pretrain asks for: pip install -U pretrain")
-    return Check("packages", "pass", f"{shown}; code {versions['code']}")
+        fix = "install what pretrain asks for: pip install -U pretrain"
+        return Check("packages", "warn", "; ".join(wrong), fix)
+    shown = [f"{name} {versions[name]}" for name in ("python", "torch", "deepspeed", "accelerate")]
+    return Check("packages", "pass", f"{', '.join(shown)}; code {versions['code']}")
 
 
 def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
@@ -111,7 +113,7 @@ def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
     try:
         declared = [Requirement(line) for line in metadata.requires("pretrain") or []]
     except metadata.PackageNotFoundError:
-        return []  # it is run from its source
+        return []  # run from its source
     for one in declared:
         version = versions.get(one.name, "absent")
         try:

@@ -1,1 +1,1 @@
-"""The kill-and-resume drill: the user's own config, killed at random moments, against an uninterrupted run."""
+"""`pretrain drill`: a run of a config, killed at random moments, against an uninterrupted one."""

@@ -1,9 +1,9 @@
 """One attempt at a run of a drill: launched as a user does, killed at its moment, or left to end.
 
-    launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait until all its processes are gone
+    launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait for all processes
 
-Processes are found in /proc by a mark in their environment, which children inherit and which survives the death of a
-parent. The launcher dies with the drill (PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
+Processes are found in /proc by a mark in their environment, which children inherit. The launcher dies with the drill
+(PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
 """
 
 import os
@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from pretrain.drill.drill_folder import DrillFolder, Pace
 from pretrain.drill.watch import Kill, Watch, last_row, newest_step
@@ -24,36 +26,57 @@ from pretrain.utils.io import make_dir
 from pretrain.utils.process import die_with
 
 MARK = "PRETRAIN_DRILL"
-
-_POLL_S = 0.02
+GONE_WITHIN_S = 10.0
+END_WITHIN_S = 60.0
+POLL_S = 0.004
+_GONE_POLL_S = 0.05
+STEPS_SPREAD = 2  # checkpoint intervals over which kills in steps are spread
+SAVE_SPREAD = 2.0  # of the longest save: read-back and retention follow the commit
 
 
 def check_platform() -> None:
-    """Raises LaunchError where there is no /proc."""
+    """Raises LaunchError without /proc."""
     if not sys.platform.startswith("linux"):
-        raise LaunchError("the drill finds its processes in /proc, which only Linux has", fix="run it on Linux")
+        what = "the drill finds its processes in /proc, which only Linux has"
+        raise LaunchError(what, fix="run it on Linux")
 
 
 def marked(mark: str) -> dict[int, str]:
     """Returns the command line of every live process that carries `mark`, by process id."""
-    return {pid: _command_of(pid) for pid in _pids() if f"{MARK}={mark}".encode() in _environment_of(pid)}
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # of another user, or gone
+            if process.environ().get(MARK) == mark:
+                found[process.pid] = " ".join(process.cmdline())
+    return found
 
 
 def find_ranks(launcher: int, mark: str) -> dict[int, int]:
     """Returns the process id of each rank that a launcher has started so far, by rank.
 
-    What a rank has forked carries the same RANK: the rank is the one whose parent does not.
+    Forks of a rank carry the same RANK: the rank is the one whose parent does not.
     """
     found: dict[int, int] = {}
     waiting = [launcher]
     while waiting:
         for child in _children_of(waiting.pop()):
-            environment = _environment_of(child)
-            ranks = [item[5:] for item in environment if item.startswith(b"RANK=")]
-            if ranks and f"{MARK}={mark}".encode() in environment:
-                found[int(ranks[0])] = child
+            environment: dict[str, str] = {}
+            with suppress(psutil.Error, OSError):
+                environment = psutil.Process(child).environ()
+            if environment.get(MARK) == mark and "RANK" in environment:
+                found[int(environment["RANK"])] = child
             else:
                 waiting.append(child)
+    return found
+
+
+def _children_of(pid: int) -> list[int]:
+    """Returns the children of a process; ten times as fast as psutil, which reads all processes."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has just ended
+                found += map(int, (thread / "children").read_text().split())
     return found
 
 
@@ -70,78 +93,24 @@ def wait_until_gone(mark: str, timeout_s: float) -> dict[int, str]:
     while left := marked(mark):
         if time.monotonic() > deadline:
             return left
-        time.sleep(_POLL_S)
+        time.sleep(_GONE_POLL_S)
     return {}
-
-
-def _pids() -> Iterator[int]:
-    yield from (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-
-
-def _environment_of(pid: int) -> list[bytes]:
-    """The environment that a process was started with; empty where it is another user's, a zombie, or gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
-
-
-def _command_of(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
-
-
-def _children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # a thread that has just ended: its children are another's, or gone
-                found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-POLL_S = 0.004
-
-GONE_WITHIN_S = 10.0
-
-END_WITHIN_S = 60.0
-
-STEPS_SPREAD = 2
-
-"""Checkpoint intervals over which kills in steps are spread: before the next commit and after it."""
-
-SAVE_SPREAD = 2.0
-
-"""Kills in a save are spread over this multiple of the longest save: read-back and retention follow the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """Outcome of an attempt.
+    """Outcome of an attempt."""
 
-    Attributes:
-        exit_code: Exit code of the launcher; negative if it was killed.
-        is_killed: Whether the drill killed it, before it ended well by itself.
-        saved: Newest committed step before and after it.
-        resumed_from: Step that it resumed from; None if it did not get that far.
-        step: Last step done; 0: none.
-        first_step_s: Seconds from its start to its first step; None without one.
-        longest_save_s: Seconds from the first file of a checkpoint to its commit.
-        wall_s: Seconds from its start to its end.
-        gone_s: Seconds from the kill until all its processes were gone.
-        left: Command lines of processes that had to be killed at the end.
-    """
-
-    exit_code: int
-    is_killed: bool
-    saved: tuple[int, int]
-    resumed_from: int | None
-    step: int
-    first_step_s: float | None
-    longest_save_s: float
-    wall_s: float
-    gone_s: float
-    left: list[str]
+    exit_code: int  # of the launcher; negative if it was killed
+    is_killed: bool  # by the drill, before it ended well by itself
+    saved: tuple[int, int]  # newest committed step before and after
+    resumed_from: int | None  # None if it did not get that far
+    step: int  # last step done; 0: none
+    first_step_s: float | None  # seconds from the start to the first step
+    longest_save_s: float  # seconds from the first file of a checkpoint to its commit
+    wall_s: float  # seconds from start to end
+    gone_s: float  # seconds from the kill to the end of all processes
+    left: list[str]  # command lines of processes that had to be killed at the end
 
 
 class DrillAttempts:
@@ -149,12 +118,14 @@ class DrillAttempts:
 
     Args:
         folder: Folder of the drill.
-        mark: Value of PRETRAIN_DRILL in the environment of all its processes.
+        mark: Value of PRETRAIN_DRILL in the environment of all processes.
         num_ranks: Ranks of a run.
     """
 
     def __init__(self, folder: DrillFolder, mark: str, num_ranks: int) -> None:
-        self._folder, self._mark, self._num_ranks = folder, mark, num_ranks
+        self._folder = folder
+        self._mark = mark
+        self._num_ranks = num_ranks
 
     def complete(self, name: str, tell: Callable[[int], None]) -> AttemptOutcome:
         """Runs `name` to its end; `tell` receives the step."""
@@ -182,7 +153,7 @@ class DrillAttempts:
         return self._run(name, wait)
 
     def _kill(self, process: subprocess.Popen[bytes], plan: Kill) -> bool:
-        """Kills what the plan names, as soon as it is there; returns whether it was."""
+        """Kills the target of a plan as soon as it exists; returns whether it did."""
         while process.poll() is None:
             ranks = find_ranks(process.pid, self._mark)
             if plan.target == "launcher":
@@ -207,7 +178,8 @@ class DrillAttempts:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_WITHIN_S)
             left = wait_until_gone(self._mark, GONE_WITHIN_S)
-        finally:  # also where a Ctrl-C falls into the launch: the mark finds what `process` does not name yet
+        finally:
+            # After a Ctrl-C during the launch, the mark finds a launcher that `process` does not name yet.
             kill(list(marked(self._mark)))
             wait_until_gone(self._mark, GONE_WITHIN_S)
         exit_code = process.wait()
@@ -226,15 +198,15 @@ class DrillAttempts:
         )
 
     def _launch(self, name: str) -> subprocess.Popen[bytes]:
-        temporary = make_dir(self._folder.temporary)
-        command = [sys.executable, "-m", "pretrain", "launch", "local"]
-        # Python discards what a signal handler raises in the callbacks of a fork: a Ctrl-C would be lost there.
+        temporary = make_dir(self._folder.temporary).resolve()
+        command = [sys.executable, "-m", "pretrain", "launch", "local", str(self._folder.config(name))]
+        # Python discards exceptions of signal handlers in the callbacks of a fork, and so a Ctrl-C.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             with self._folder.log(name).open("ab") as log:
                 return subprocess.Popen(
-                    [*command, str(self._folder.config(name)), "--ranks", str(self._num_ranks)],
-                    env={**os.environ, MARK: self._mark, "TMPDIR": str(temporary.resolve())},
+                    [*command, "--ranks", str(self._num_ranks)],
+                    env={**os.environ, MARK: self._mark, "TMPDIR": str(temporary)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -252,25 +224,23 @@ def _prepare_launcher(parent: int, mask: set[int | signal.Signals]) -> None:
 
 
 def _moments(plan: Kill, watch: Watch, pace: Pace, every_steps: int) -> list[Callable[[], bool]]:
-    """Returns what has to come true, one after another, before the kill."""
+    """Returns the conditions that must become true, one after another, before the kill."""
     if plan.phase == "start-up":
-        return [lambda: _past(watch.begun, plan.moment * pace.start_s) or watch.step() > 0]
+        moment = watch.begun + plan.moment * pace.start_s
+        return [lambda: time.monotonic() >= moment or watch.step() > 0]
     if plan.phase == "steps":
-        target, pause_s = watch.saved + 1 + int(plan.moment * STEPS_SPREAD * every_steps), plan.jitter * pace.step_s
-        return [lambda: watch.step() >= target, _after(pause_s)]
+        target = watch.saved + 1 + int(plan.moment * STEPS_SPREAD * every_steps)
+        return [lambda: watch.step() >= target, _after(plan.jitter * pace.step_s)]
     return [watch.has_begun_to_save, _after(plan.moment * SAVE_SPREAD * pace.save_s)]
 
 
-def _past(begun: float, seconds: float) -> bool:
-    return time.monotonic() - begun >= seconds
-
-
 def _after(seconds: float) -> Callable[[], bool]:
-    """Returns what comes true so many seconds after it was asked first."""
-    begun: list[float] = []
+    """Returns a condition that becomes true so many seconds after its first evaluation."""
+    begun: float | None = None
 
     def is_over() -> bool:
-        begun.append(time.monotonic())
-        return _past(begun[0], seconds)
+        nonlocal begun
+        begun = time.monotonic() if begun is None else begun
+        return time.monotonic() - begun >= seconds
 
     return is_over

@@ -1,6 +1,7 @@
-"""Verdict of a drill: comparison of the killed run with the uninterrupted one, and the cost of the kills."""
+"""Verdict of a drill: comparison with the uninterrupted run, and the cost of the kills."""
 
 import filecmp
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,33 +16,20 @@ from pretrain.tracking.audit import compare
 
 @dataclass(frozen=True, slots=True)
 class DrillVerdict:
-    """The facts of a finished drill; durations in seconds.
-
-    Attributes:
-        passed: Whether there is no problem.
-        problems: Problems, one line each.
-        kills: Number of kills; `phases` and `targets` have the counts of each kind.
-        steps: Steps of the run.
-        steps_repeated: Steps repeated after kills.
-        checkpoints: Checkpoints of the killed run.
-        golden_s: Duration of the uninterrupted run.
-        killed_s: Duration of the killed run, all attempts.
-        restart_s: Median time from a start to its first step.
-        gone_s: Longest time from a kill until all processes were gone.
-    """
+    """The facts of a finished drill; durations in seconds."""
 
     passed: bool
-    problems: list[str]
+    problems: list[str]  # one line each
     kills: int
-    phases: dict[str, int]
-    targets: dict[str, int]
+    phases: dict[str, int]  # number of kills in each phase
+    targets: dict[str, int]  # number of kills of each target
     steps: int
-    steps_repeated: int
-    checkpoints: int
-    golden_s: float
-    killed_s: float
-    restart_s: float
-    gone_s: float
+    steps_repeated: int  # after kills
+    checkpoints: int  # of the killed run
+    golden_s: float  # the uninterrupted run
+    killed_s: float  # the killed run, all attempts
+    restart_s: float  # median from a start to its first step
+    gone_s: float  # longest from a kill to the end of all processes
 
     @property
     def lost_s(self) -> float:
@@ -57,18 +45,20 @@ class DrillVerdict:
         phases = ", ".join(f"{count} in {phase}" for phase, count in self.phases.items())
         targets = ", ".join(f"{count} of {name}" for name, count in self.targets.items())
         share = f", {self.lost_s / self.kills:.1f} s a kill" if self.kills else ""
+        time = f"{self.killed_s:.1f} s against {self.golden_s:.1f} s: {self.lost_s:.1f} s lost{share}"
         rows = [
             f"kills         {self.kills}" + (f" ({phases}; {targets})" if self.kills else ""),
             f"steps         {self.steps}, and {self.steps_repeated} repeated",
             f"checkpoints   {self.checkpoints} committed",
-            f"time          {self.killed_s:.1f} s against {self.golden_s:.1f} s: {self.lost_s:.1f} s lost{share}",
+            f"time          {time}",
             f"a restart     {self.restart_s:.1f} s to its first step",
             f"after a kill  {self.gone_s:.1f} s at most until all processes were gone",
         ]
-        if self.passed:
-            same = "passed: ledger, weights and moments are those of the uninterrupted run; nothing is left"
-            return [*rows, same]
-        return [*rows, f"FAILED: {len(self.problems)} problems", *(f"  {text}" for text in self.problems)]
+        if not self.passed:
+            rows.append(f"FAILED: {len(self.problems)} problems")
+            return [*rows, *(f"  {text}" for text in self.problems)]
+        same = "ledger, weights and moments are those of the uninterrupted run; nothing is left"
+        return [*rows, f"passed: {same}"]
 
 
 def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
@@ -80,10 +70,13 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
         left: Leftovers of the processes.
     """
     problems = [*state.problems, *(f"left behind: {text}" for text in left)]
-    problems += [*_compare_ledgers(folder), *_compare_checkpoints(folder)]
+    if (different := compare(folder.run(GOLDEN).audit, folder.run(KILLED).audit)) is not None:
+        text = str(different).replace("first ledger", "uninterrupted run").replace("second", "killed one")
+        problems.append(f"the ledgers differ: {text}")
+    problems += _compare_checkpoints(folder)
     assert state.pace is not None
     kills = state.kills
-    starts = [kill["first_step_s"] for kill in kills if kill["first_step_s"] is not None] or [state.pace.start_s]
+    starts = [kill["first_step_s"] for kill in kills if kill["first_step_s"] is not None]
     return DrillVerdict(
         passed=not problems,
         problems=problems,
@@ -95,51 +88,42 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
         checkpoints=-(-state.settings.steps // state.settings.every_steps),
         golden_s=round(state.pace.total_s, 3),
         killed_s=round(state.killed_s, 3),
-        restart_s=round(median(starts), 3),
+        restart_s=round(median(starts or [state.pace.start_s]), 3),
         gone_s=round(max((kill["gone_s"] for kill in kills), default=0.0), 3),
     )
 
 
-def _compare_ledgers(folder: DrillFolder) -> list[str]:
-    different = compare(folder.run(GOLDEN).audit, folder.run(KILLED).audit)
-    if different is None:
-        return []
-    text = str(different).replace("first ledger", "uninterrupted run").replace("second", "killed one")
-    return [f"the ledgers differ: {text}"]
-
-
 def _compare_checkpoints(folder: DrillFolder) -> list[str]:
-    """Returns what differs in the last checkpoints; one layout wrote both, so equal bits are equal bytes."""
+    """Returns differences of the last checkpoints; one layout wrote both: equal bits are equal bytes."""
     found = [list_checkpoints(folder.run(name).checkpoints) for name in (GOLDEN, KILLED)]
     if not all(found):
         return ["a run has no checkpoint at its end"]
     golden, killed = (paths[-1] for paths in found)
     if golden.name != killed.name:
         return [f"the last checkpoint is {killed.name}, not {golden.name}"]
-    ours, theirs = load_manifest(killed), load_manifest(golden)
-    # What an earlier version did not know, in a drill that is done in parts, is no difference.
-    states = [TrainState.from_json(manifest.state, str(folder.path)).to_json() for manifest in (ours, theirs)]
-    mine, its = (state | manifest.scalars for state, manifest in zip(states, (ours, theirs), strict=True))
-    keys = [key for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
+    manifests = [load_manifest(path) for path in (golden, killed)]
+    # Parsing fills in fields that an earlier version did not know, in a drill that is done in parts.
+    states = [TrainState.from_json(manifest.state, str(folder.path)).to_json() for manifest in manifests]
+    wanted, own = (state | manifest.scalars for state, manifest in zip(states, manifests, strict=True))
+    keys = [key for key in sorted(wanted.keys() | own.keys()) if wanted.get(key) != own.get(key)]
     problems = [f"the training state differs in {', '.join(keys)}"] if keys else []
-    names = {record.name for manifest in (ours, theirs) for record in manifest.files}
+    names = {record.name for manifest in manifests for record in manifest.files}
     equal, _, _ = filecmp.cmpfiles(golden, killed, names, shallow=False)
     if len(equal) < len(names):
-        named = _name_difference(golden, killed, ours.shapes, ours.moments)
+        named = _name_difference(golden, killed, manifests[1].shapes, manifests[1].moments)
         problems.append(named or f"the files of {killed} differ")
     return problems
 
 
 def _name_difference(golden: Path, killed: Path, shapes: dict[str, list[int]], moments: list[str]) -> str | None:
     """Names the first parameter whose weight or moment differs. Imports torch: rarely needed."""
-    import math
-
     import torch
 
     from pretrain.checkpoint.fragments import FragmentReader
     from pretrain.errors import CheckpointError
 
-    readers = [FragmentReader(path / record.name for record in load_manifest(path).files) for path in (golden, killed)]
+    files = [[path / record.name for record in load_manifest(path).files] for path in (golden, killed)]
+    readers = [FragmentReader(paths) for paths in files]
     for name, shape in shapes.items():
         for kind in ("weight", *moments):
             values = [torch.empty(math.prod(shape)) for _ in readers]

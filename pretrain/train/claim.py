@@ -1,9 +1,10 @@
-"""Checks before anything is built: equal versions on all ranks, config against data, and the lease of the run folder.
+"""The claim of a run folder: checks before anything is built, and the lease.
 
-With other packages on one node a run fails in obscure ways, or trains with sums that differ from its peers.
+    config, index  ->  vocabulary and special tokens left open by the config  ->  row maker  ->  lease  ->  Claim
 """
 
 import logging
+import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,6 @@ from pretrain.config.resumption import check_config, is_allowed
 from pretrain.config.run import RunConfig
 from pretrain.data.stream import check_packing, open_stores
 from pretrain.dist import World
-from pretrain.doctor.check import this_host
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
 from pretrain.errors import ConfigError, DataError
 from pretrain.objective import RowMaker, build_rows
@@ -32,8 +32,16 @@ from pretrain.tracking.picture_files import ATTENTION
 from pretrain.utils.io import write_file
 
 
+log = logging.getLogger(__name__)
+
+_ORDER = ("data", "batch", "seed")
+"""Sections whose keys, where they are allowed to change, change the order of samples."""
+
+
 def agree_on_versions(world: World) -> None:
     """Compares the versions of all ranks. Collective; one small gather, and the 20 ms of reading our own source.
+
+    With other packages on one node a run fails in obscure ways, or trains with sums that differ from its peers.
 
     Raises:
         LaunchError: They differ; every rank names host and package.
@@ -42,13 +50,8 @@ def agree_on_versions(world: World) -> None:
         return
     versions = own_versions()
     if len(set(dist.gather_objects(digest_of(versions)))) > 1:
-        found = dist.gather_objects({"host": this_host(), "versions": versions})
+        found = dist.gather_objects({"host": socket.gethostname(), "versions": versions})
         refuse_differences([(one["host"], one["versions"]) for one in found])
-
-
-# The claim of a run folder:
-#
-#     config, index  ->  vocabulary and special tokens left open by the config  ->  row maker  ->  lease  ->  Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +67,20 @@ class Claim:
 
     @property
     def lease_number(self) -> int:
-        """Which owner of the folder this is, from 1; 0 on ranks other than 0."""
+        """Number of this owner of the folder, from 1; 0 on ranks other than 0."""
         return self.lease.number if self.lease else 0
 
     def check_lease(self) -> None:
-        """Makes sure, on rank 0, that the folder is ours still. Raises: LockedError, DiskError."""
+        """Makes sure, on rank 0, that the folder is still ours. Raises: LockedError, DiskError."""
         if self.lease is not None:
             self.lease.check()
 
 
 def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
-    """Checks config and data, and takes the run folder. Needs no process group: bad input is reported within seconds.
+    """Checks config and data, and takes the run folder. Needs no process group, so that bad input is reported early.
 
     Raises:
-        LockedError: Another live run holds the folder.
+        LockedError: Another live run owns the folder.
         ConfigError: The config contradicts the data or the run that is resumed, or the tokenizer lacks a token that the
             objective needs.
         DataError: Shards are missing or damaged.
@@ -112,7 +115,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
 
 
 def sweep(folder: RunDir) -> None:
-    """Removes what killed attempts were writing. Raises: DiskError."""
+    """Removes the unfinished files of killed attempts. Raises: DiskError."""
     remove_leftovers(folder.checkpoints)
     for place in (folder.path, folder.checkpoints, folder.path / ATTENTION):
         for leftover in place.glob("?*.tmp-*"):  # of a file that is replaced
@@ -121,7 +124,7 @@ def sweep(folder: RunDir) -> None:
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
-    """Writes what the run folder says of this attempt (rank 0); returns run.json on every rank. Collective."""
+    """Writes config, tokenizer and attempt to the run folder (rank 0); returns run.json on every rank. Collective."""
     record = None
     claim.check_lease()
     if world.is_main:
@@ -137,22 +140,8 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-# Data of a resumption: the same shards, and the same samples next.
-
-
-log = logging.getLogger(__name__)
-
-_ORDER = ("data", "batch", "seed")
-
-"""Sections whose keys, where they are allowed to change, change what comes next."""
-
-
 def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
-    """Compares the data of a checkpoint with the data at hand.
-
-    Raises:
-        ConfigError: They are not the same shards or tokenizer.
-    """
+    """Compares shards and tokenizer of a checkpoint with those at hand. Raises: ConfigError, where they differ."""
     pairs = {
         "tokenizer": (saved.tokenizer_hash, fresh.tokenizer_hash),
         "token shards": (saved.data_hash, fresh.data_hash),
@@ -166,15 +155,15 @@ def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
 
 
 def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) -> None:
-    """Compares the samples that come with those that were to come when the checkpoint was saved.
+    """Compares the samples of the next step with those that the checkpoint says come next.
 
     Args:
-        saved: The state that the run goes on from.
+        saved: The state that the run continues from.
         next_digest: Digest of the global sample ids of its next step; None: no next step.
         allow: `resume.allow`; where the order may change, a difference is a warning.
 
     Raises:
-        DataError: They are others.
+        DataError: They differ.
     """
     found = "" if next_digest is None else f"{next_digest:016x}"
     if not (found and saved.next_digest) or found == saved.next_digest:
@@ -187,3 +176,86 @@ def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) ->
     if not any(key.split(".")[0] in _ORDER for key in allow):
         raise error
     log.warning("%s", error.what)
+
+
+def note_commit(folder: RunDir, step: int) -> None:
+    """Marks the first commit of the last attempt in run.json. Thread-safe.
+
+    A failure is a warning: the checkpoint is valid all the same, and the next commit tries again.
+    """
+    try:
+        add_to_attempt(folder, {COMMITTED: step}, once=True)
+    except (ConfigError, DiskError) as error:
+        log.warning("%s", error)
+
+
+def check_new(folder: RunDir) -> None:
+    """Refuses to begin at step 0 in a folder with evidence of a checkpoint, or of a run without its record.
+
+    Raises:
+        CheckpointError: There is evidence; names the file.
+        ConfigError: run.json is damaged.
+    """
+    sign = _find_sign(folder)
+    if sign is not None:
+        raise CheckpointError(
+            f"there is no checkpoint, but {sign}: a run never starts over by itself",
+            where=str(folder.checkpoints),
+            fix="restore the checkpoints, or start over under another run.name",
+        )
+
+
+def _find_sign(folder: RunDir) -> str | None:
+    """Returns the evidence of a commit, or of an old run whose record is missing; else None."""
+    if not folder.exists():
+        for file in (folder.audit, folder.metrics):
+            if file.is_file() and file.stat().st_size:
+                return f"{file.name} has rows, and run.json is missing"
+        return None
+    for attempt in folder.read_record()["attempts"]:
+        for key in (COMMITTED, "from_step"):
+            if attempt.get(key):
+                return f"run.json tells of one of step {attempt[key]}"
+    try:
+        before = 1
+        for row in read_audit(folder.audit):
+            # A later attempt that did not begin at step 1 began at a checkpoint.
+            if row.attempt > before and row.step > 1:
+                return f"audit.jsonl tells of an attempt that began at one of step {row.step - 1}"
+            before = max(before, row.attempt)
+        for metrics in read_rows(folder.metrics):
+            if metrics.get(SAVED):
+                return f"metrics.jsonl tells of one of step {metrics[SAVED]}"
+    except DataError as error:
+        return f"the records are damaged ({error.where}: {error.what})"
+    return None
+
+
+def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:
+    """Notes the evaluations of earlier attempts: a killed one may have had no time to mark its best checkpoint.
+
+    Args:
+        checkpoints: Checkpoints of the run.
+        metric: `checkpoint.best`.
+        sources: Sources that have a validation split.
+        run: Run folder, rewound to the step that the attempt continues from.
+
+    Raises:
+        ConfigError: No validation split has the metric.
+    """
+    if metric is None:
+        return
+    source = metric.removeprefix(OF_A_SOURCE)
+    if not sources or (source != metric and source not in sources):
+        raise ConfigError(
+            f"checkpoint.best={metric}: the data have no validation split that tells it",
+            fix="prepare with a split, or leave it out",
+        )
+    try:
+        rows = read_rows(run.metrics)
+    except DataError as error:
+        log.warning("%s", error)
+        return
+    for row in rows:
+        if metric in row:
+            checkpoints.note_evaluation(row["step"], row)

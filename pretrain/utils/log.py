@@ -17,6 +17,7 @@ import netrc
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,30 @@ def stderr_console() -> Any:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+@contextlib.contextmanager
+def transient_bar(amount: str = "{task.percentage:>3.0f}%") -> Iterator[Any]:
+    """Draws a progress bar on stderr that disappears at the end; draws nothing where stderr is no terminal.
+
+    Args:
+        amount: Text after the bar, a format string over `task`: `{task.completed}/{task.total}`.
+
+    Yields:
+        A `rich.progress.Progress`; any thread may advance its tasks.
+    """
+    from rich import progress
+
+    console = stderr_console()
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn(amount),
+        progress.TimeRemainingColumn(),
+    )
+    is_shown = bool(console.is_terminal)
+    with progress.Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
+        yield bar
 
 
 def _stderr_handler() -> logging.Handler:

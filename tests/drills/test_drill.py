@@ -22,8 +22,8 @@ ALONE = ("engine={kind: single, zero_stage: 0}",)
 # Dropout depends on the attempt. The first of the killed run does not come to its end, where the drill is late.
 DRIFTING = """
 import pretrain.run.folder as rundir
-import pretrain.train.bad_step as noise
-from pretrain.run.phase import Progress
+import pretrain.train.step as noise
+from pretrain.run.heartbeat import Progress
 from tests.helpers.waiting import poll_pause
 
 real, enter_phase, number, waits = rundir.begin_attempt, Progress.enter, 0, False
@@ -67,7 +67,7 @@ def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(
     assert len(state["kills"]) == 1 and state["kills"][0]["exit_code"] == 128 + signal.SIGKILL
     refused = drill(make_run, output, *options, "--seed", "1")
     assert refused.code == EXIT_USAGE
-    fix = "give another --output, or the same settings to go on"
+    fix = "give another --output, or the same settings to continue"
     assert refused.errors == [f"{output}: this drill was begun with another seed (0, not 1); {fix}"]
 
 

@@ -164,7 +164,7 @@ def test_a_gpu_is_measured_and_reaches_a_share_of_its_data_sheet():
     from pretrain.doctor.spawn import run_ranks
 
     shape = {"device": "cuda", "precision": "bf16", "heads": 16, "head_width": 128, "seq_len": 4096, "causal": True}
-    found = build_calibration(run_ranks("pretrain.doctor.kernel_speed:measure_task", 1, shape, 300), None)
+    found = build_calibration(run_ranks("pretrain.doctor.calibrate:measure", 1, shape, 300), None)
     assert 0.2 < found.products < 1.1
     assert 0.3 < found.memory_share < 1.1
     assert 0.1 < found.attention < 1.5  # half of the pairs are hidden, and counted

@@ -8,8 +8,8 @@ from pretrain.config.load import load_config
 from pretrain.doctor.calibrate import build_calibration, describe, shape_of, step_seconds, with_step
 from pretrain.doctor.small import fewer_layers, small_overrides
 from pretrain.errors import ConfigError
-from pretrain.plan.cluster import Cluster, find_gpu
-from pretrain.plan.gpus import GPUS, name_of_device
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.gpus import GPUS, find_gpu, name_of_device
 
 QUICKSTART = "configs/run/quickstart.yaml"
 H100 = GPUS["h100"]

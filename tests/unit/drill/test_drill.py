@@ -5,18 +5,7 @@ import pytest
 from pretrain.config.load import load_config
 from pretrain.drill.drill import Drill, plan_steps, steps_for
 from pretrain.drill.drill_folder import Pace
-from pretrain.drill.watch import DrillProgress
-
-
-class Said(DrillProgress):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        super().__init__(None, None)
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
+from pretrain.utils.log import transient_bar
 
 
 def config(steps: int):
@@ -29,12 +18,13 @@ def test_a_run_is_as_long_as_its_kills_need_and_the_config_allows():
 
 
 @pytest.mark.parametrize(("steps", "lines"), [(1250, 0), (160, 1)])
-def test_a_run_that_is_short_for_its_kills_is_told(tmp_path, monkeypatch, steps, lines):
-    monkeypatch.setattr(Drill, "_run_golden", lambda self, progress: Pace(1.0, 1.0, 1.0, 1.0))
-    drill, said = Drill(config(2000), tmp_path / "drill", 2, 0, "any", steps, 2), Said()
-    assert drill.run(500, 0, said) is None
+def test_a_run_that_is_short_for_its_kills_is_told(tmp_path, monkeypatch, capsys, steps, lines):
+    monkeypatch.setattr(Drill, "_run_golden", lambda self, bar: Pace(1.0, 1.0, 1.0, 1.0))
+    drill = Drill(config(2000), tmp_path / "drill", 2, 0, "any", steps, 2)
+    with transient_bar() as bar:
+        assert drill.run(500, 0, bar) is None
     expected = (
         "a run of 160 steps is short for 500 kills, which may need 1250: kills near its end come in start-up; raise "
         "train.steps"
     )
-    assert said.lines == [expected] * lines
+    assert capsys.readouterr().err.splitlines() == [expected] * lines
