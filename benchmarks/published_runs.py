@@ -18,8 +18,8 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.plan.gpus import CONSTANTS, GPUS, Constants
-from pretrain.plan.roofline import Network, Work, time_step
-from pretrain.plan.work import TrainingTask, plan_work
+from pretrain.plan.roofline import Network, Work, plan_work, time_step
+from pretrain.plan.task import TrainingTask
 
 
 class PublishedRun(NamedTuple):

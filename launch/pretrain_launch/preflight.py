@@ -9,11 +9,12 @@ from pretrain.config.load import load_config
 from pretrain.config.resumption import check_config, fill_from
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
-from pretrain.plan.cluster import Cluster, find_calibration, find_gpu
+from pretrain.plan.cluster import Cluster, find_calibration
 from pretrain.plan.course import parse_time
+from pretrain.plan.gpus import find_gpu
 from pretrain.plan.params import count_parameters
 from pretrain.plan.search import Problem, check_fits
-from pretrain.plan.work import known_model
+from pretrain.plan.task import known_model
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
@@ -83,10 +84,7 @@ def signal_for(save_s: float) -> int:
 
 def plan_time(text: str, signal_s: int) -> int:
     """Returns a limit in seconds. Raises: ConfigError, where it is none, or leaves no time to train."""
-    try:
-        seconds = parse_time(text)
-    except ValueError:
-        raise ConfigError(f"{text[:40]!r} is no time", where="--time", fix="write 3d, 12h, 90m or 2-12:00:00") from None
+    seconds = parse_time(text)
     if not signal_s + MARGIN_S < seconds <= LIMIT_S:
         raise ConfigError(
             f"{text[:40]!r} is {seconds:.0f} s; a job saves {signal_s} s before its end",

@@ -44,7 +44,7 @@ def plan_command(
 
     from pretrain.config.load import load_config
     from pretrain.errors import ConfigError
-    from pretrain.plan.course import MTBF_NODE_DAYS
+    from pretrain.plan.course import MTBF_NODE_DAYS, parse_time
     from pretrain.plan.estimate import PlanOptions, plan_facts
     from pretrain.plan.search import parse_sweep
 
@@ -52,7 +52,7 @@ def plan_command(
     asked = PlanOptions(
         mfu=mfu,
         measured_tokens_s=None if measured is None else _tokens_s(measured),
-        time_s=None if time is None else _seconds(time),
+        time_s=None if time is None else parse_time(time),
         disk_bytes_s=disk_gb_s * 1e9,
         mtbf_node_days=mtbf_node_days or MTBF_NODE_DAYS,
         search=search,
@@ -77,7 +77,8 @@ def _cluster(
 ) -> "Cluster":
     """Returns the cluster that is asked for; where nothing is, the most GPUs of one node that divide the batch."""
     from pretrain.errors import ConfigError
-    from pretrain.plan.cluster import Cluster, find_calibration, find_gpu, load_calibration
+    from pretrain.plan.cluster import Cluster, find_calibration, load_calibration
+    from pretrain.plan.gpus import find_gpu
 
     measured = None if calibration is None else load_calibration(calibration)
     name = gpu or (measured.gpu if measured else None) or ("cpu" if config.engine.device == "cpu" else "h100")
@@ -110,16 +111,6 @@ def _stored(config: "RunConfig") -> "StoredData | None":
         vocab_size=dataset.index.vocab_size,
         labels=dataset.index.labels,
     )
-
-
-def _seconds(text: str) -> float:
-    from pretrain.errors import ConfigError
-    from pretrain.plan.course import parse_time
-
-    try:
-        return parse_time(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is no time", where="--time", fix="write 3d, 12h, 90m or 2-12:00:00") from None
 
 
 def _tokens_s(run: Path) -> float:

@@ -47,6 +47,11 @@ class EngineConfig(Section):
         """Timeout of the process group, which names no rank: later than any limit of the watchdog."""
         return 3 * self.timeout_s + 60
 
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a value in the compute dtype."""
+        return 4 if self.precision == "fp32" else 2
+
     @model_validator(mode="before")
     @classmethod
     def _without_zero(cls, values: Any) -> Any:

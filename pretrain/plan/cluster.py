@@ -1,21 +1,20 @@
 """The cluster that a run is planned for, and measured shares of its peaks, bandwidths and memory.
 
-    pretrain doctor --calibrate CONFIG   writes ~/.cache/pretrain/calibration/GPU.json (under XDG_CACHE_HOME, if set)
+    pretrain doctor --calibrate CONFIG   writes ~/.cache/pretrain/calibration/GPU.json
     pretrain plan CONFIG --gpu GPU       reads it
 
 With a calibration, a layout that is predicted not to fit is refused; without, it is a warning.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import linear_regression
 
 from pretrain.errors import ConfigError
-from pretrain.plan.gpus import CONSTANTS, GPUS, Constants, Gpu, GpuEfficiency
-from pretrain.plan.roofline import Network
+from pretrain.plan.gpus import CONSTANTS, Constants, Gpu, GpuEfficiency
 from pretrain.utils.io import make_dir, write_json
 
 
@@ -39,29 +38,29 @@ class Calibration:
     group_bytes: int | None  # further memory of its process group; None: measured by one rank
     memory_bytes: int  # memory for a rank: of its GPU; on CPUs, of a machine, whose ranks share it
 
-    def constants(self, gpu: Gpu, base: Constants = CONSTANTS) -> Constants:
+    def constants(self, gpu: Gpu) -> Constants:
         """Returns the roofline's constants for this device; those not measured stay."""
-        shares = GpuEfficiency(self.products * self.efficiency, self.half_width, self.attention * self.efficiency)
+        products = self.products * self.efficiency
+        shares = GpuEfficiency(products, self.half_width, self.attention * self.efficiency)
+        link = self.link_share
+        network = self.network_share
         return replace(
-            base,
-            shares={**base.shares, gpu.generation: shares},
+            CONSTANTS,
+            shares={**CONSTANTS.shares, gpu.generation: shares},
             memory_share=self.memory_share * self.efficiency,
-            link_share=base.link_share if self.link_share is None else self.link_share,
-            network_share=base.network_share if self.network_share is None else self.network_share,
+            link_share=CONSTANTS.link_share if link is None else link,
+            network_share=CONSTANTS.network_share if network is None else network,
         )
 
 
 def fit_products(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Fits share = products w / (w + half_width) to pairs of width and share; returns `products` and `half_width`.
+    """Fits share = products w / (w + half_width) to pairs of width and share; returns the constants.
 
-    Its reciprocal is linear in 1 / w: least squares of that. Where shares do not grow with width, the half width is 0
-    and the share is the largest.
+    Its reciprocal is linear in 1 / w: least squares of that. Where shares do not grow with width, the
+    half width is 0 and the share is the largest.
     """
-    xs, ys = [1 / width for width, _ in measured], [1 / share for _, share in measured]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    slope /= sum((x - mean_x) ** 2 for x in xs)
-    start = mean_y - slope * mean_x
+    widths = [1 / width for width, _ in measured]
+    slope, start = linear_regression(widths, [1 / share for _, share in measured])
     if slope <= 0 or start <= 0:
         return max(share for _, share in measured), 0.0
     return 1 / start, slope / start
@@ -74,7 +73,7 @@ def calibration_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Writes a calibration. Raises: DiskError."""
+    """Writes a calibration."""
     make_dir(path.parent)
     write_json(path, asdict(calibration))
 
@@ -103,12 +102,9 @@ def find_calibration(name: str, folder: Path | None = None) -> Calibration | Non
         return None
     found = load_calibration(path)
     if found.gpu != name.lower():
-        raise ConfigError(f"was measured on {found.gpu}, not {name}", where=str(path), fix="give the other --gpu")
+        what = f"was measured on {found.gpu}, not {name}"
+        raise ConfigError(what, where=str(path), fix="give the other --gpu")
     return found
-
-
-OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
-"""True: gradients are reduced during the backward pass, by `engine.kind`, as `deepspeed_config` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +130,3 @@ class Cluster:
     def constants(self) -> Constants:
         """Constants of the roofline: measured, or fitted on published runs."""
         return CONSTANTS if self.calibration is None else self.calibration.constants(self.gpu)
-
-    def network(self, kind: str, zero_stage: int) -> Network:
-        """Returns the network of an engine at a ZeRO stage."""
-        return Network(self.nodes, self.per_node, zero_stage, OVERLAPS.get(kind, False))
-
-
-def find_gpu(name: str) -> Gpu:
-    """Returns a GPU by the name that `--gpu` takes. Raises: ConfigError, with the nearest ones."""
-    if name.lower() not in GPUS:
-        near = difflib.get_close_matches(name.lower(), GPUS, n=3, cutoff=0.3) or list(GPUS)
-        raise ConfigError(f"unknown GPU {name!r}", where="--gpu", fix=f"use {' or '.join(near)}")
-    return GPUS[name.lower()]

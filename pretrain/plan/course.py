@@ -1,17 +1,19 @@
-"""The course of a run: its data, checkpoints and their disk space, jobs under a time limit, and failures."""
+"""The course of a run: its data, checkpoints, jobs under a time limit, and failures."""
 
 import math
+import operator
 import re
 from dataclasses import dataclass
 
 from pretrain.config.train import CheckpointConfig
+from pretrain.errors import ConfigError
 
 OPTIMAL_TOKENS = 20
 """Compute-optimal tokens a parameter (Hoffmann et al. 2022, table 3)."""
 
 MTBF_NODE_DAYS = 154.0
-"""Mean days between failures of a node of 8 GPUs: 6.50 a thousand node-days on Meta's RSC-1 (Kokolis et al. 2025, 4;
-2.34 on RSC-2). Llama 3's 419 in 54 days on 2,048 nodes are 264 node-days each (Llama Team 2024, 3.3.4)."""
+"""Mean days between failures of a node of 8 GPUs: 6.50 a thousand node-days on Meta's RSC-1 (Kokolis
+et al. 2025, 4; 2.34 on RSC-2). Llama 3's are 264 days apart (Llama Team 2024, 3.3.4)."""
 
 _HEADER_BYTES = 160
 """Bytes of a piece in the header of its file, and of a parameter in the manifest."""
@@ -46,35 +48,27 @@ class Supply:
 def plan_supply(
     rows: int, row_tokens: int, steps: int, step_s: float, parameters: int, lanes: int, stored: StoredData | None
 ) -> Supply:
-    """Plans the data of a run of `steps` steps of `rows` rows; `stored` is None where the data are not here."""
+    """Plans the data of a run of `steps` steps of `rows` rows; `stored=None`: they are not here."""
     needed = rows * row_tokens * steps
     bytes_s = rows * row_tokens * (stored.token_bytes if stored else 2) / step_s
+    optimal = OPTIMAL_TOKENS * parameters
     if stored is None:
-        return Supply(needed, OPTIMAL_TOKENS * parameters, bytes_s)
+        return Supply(needed, optimal, bytes_s)
     epoch_rows = stored.tokens // row_tokens
-    problem = None
-    if epoch_rows < lanes:
-        problem = (
-            f"data.lanes={lanes} lanes share {epoch_rows} rows of an epoch: lower data.lanes, or prepare more text"
-        )
+    shared = f"data.lanes={lanes} lanes share {epoch_rows} rows of an epoch"
+    problem = None if epoch_rows >= lanes else f"{shared}: lower data.lanes, or prepare more text"
     epochs = needed / max(1, stored.tokens)
-    return Supply(needed, OPTIMAL_TOKENS * parameters, bytes_s, epochs, epoch_rows // lanes, problem)
+    return Supply(needed, optimal, bytes_s, epochs, epoch_rows // lanes, problem)
 
 
 def checkpoint_bytes(elements: int, tensors: int, ranks: int) -> int:
-    """Returns the size of a checkpoint: values in fp32, headers and manifest.
-
-    Args:
-        elements: Saved values: of parameters (trained ones only in a run of adapters) and of optimizer state, which for
-            AdamW is twice as many more.
-        tensors: Saved tensors.
-        ranks: Number of ranks: each has a file, and may have a piece of each tensor.
-    """
+    """Returns the size of a checkpoint of values in fp32, with headers and manifest."""
+    # Each rank has a file, and may have a piece of each tensor.
     return 4 * elements + tensors * (ranks + 1) * _HEADER_BYTES
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
-    """Returns the most checkpoints on disk: the newest, the one being written, the best, and the permanent ones."""
+    """Returns the most checkpoints on disk: newest, unfinished, best, and permanent ones."""
     permanent = 0
     if config.every_steps and config.keep_every_steps:
         permanent = last_step // math.lcm(config.every_steps, config.keep_every_steps)
@@ -87,7 +81,7 @@ def young_interval(save_s: float, mtbf_s: float) -> float:
 
 
 def daly_interval(save_s: float, mtbf_s: float) -> float:
-    """Returns the same to higher order (Daly 2006, 20): for a save of less than twice the time between failures."""
+    """Returns the same to higher order (Daly 2006, 20)."""
     if save_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = save_s / (2 * mtbf_s)
@@ -106,15 +100,7 @@ class Failures:
 
 
 def plan_failures(nodes: int, mtbf_node_days: float, save_s: float, interval_s: float, total_s: float) -> Failures:
-    """Plans for failures of nodes, any of which ends the job.
-
-    Args:
-        nodes: Number of nodes.
-        mtbf_node_days: Mean days between failures of one node.
-        save_s: Seconds of a save; training waits for less of it, being copied to host memory first.
-        interval_s: Seconds between checkpoints; 0: none, and a failure loses all.
-        total_s: Seconds of the whole run.
-    """
+    """Plans for failures of nodes, any of which ends the job; `interval_s=0`: it has no checkpoints."""
     mtbf_s = mtbf_node_days * 86_400 / nodes
     repeated_s = (interval_s or total_s) / 2 + START_S
     saving = save_s / interval_s if interval_s else 0.0
@@ -129,39 +115,35 @@ def plan_failures(nodes: int, mtbf_node_days: float, save_s: float, interval_s: 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """A run in jobs under a time limit: `lost_s` of each goes to starting and to the save at its end."""
+    """A run in jobs under a time limit."""
 
     count: int
     steps_each: int
-    lost_s: float
+    lost_s: float  # time of a job that goes to starting, and to the save at its end
 
 
 def plan_jobs(limit_s: float, total_s: float, step_s: float, save_s: float) -> Jobs:
-    """Cuts a run into jobs: each starts, trains, and saves before its limit. A limit that is too short gives 0 jobs."""
+    """Cuts a run into jobs that start, train and save before their limit; 0: it is too short."""
     lost = START_S + save_s
     steps = int(max(0.0, limit_s - lost) // step_s)
     return Jobs(math.ceil(total_s / (steps * step_s)) if steps else 0, steps, lost)
 
 
 def parse_time(text: str) -> float:
-    """Returns the seconds of a limit: `3d`, `12h`, `90m`, `1d12h`, or Slurm's `2-12:00:00`, `12:00:00`, `90`.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    text = text.strip().lower()
-    days, dash, rest = text.rpartition("-")
-    if dash or ":" in text:
+    """Returns the seconds of `--time`: `1d12h`, `90m`, or Slurm's `2-12:00:00`. Raises: ConfigError."""
+    given = text.strip().lower()
+    if slurm := re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", given):
+        days, rest = slurm.groups()
         parts = [int(part) for part in rest.split(":")]
-        if not 1 <= len(parts) <= 3:
-            raise ValueError(text)
         # After days the first number is hours; else minutes:seconds, as `sbatch --time` reads it.
-        scale = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-        return float(int(days or 0) * 86_400 + sum(part * unit for part, unit in zip(parts, scale, strict=False)))
-    if text.isdecimal():
-        return 60.0 * int(text)
-    units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
-    total = sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
-    if not total or not re.fullmatch(r"([\d.]+[dhms])+", text):
-        raise ValueError(text)
+        units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
+        return float(int(days or 0) * 86_400 + sum(map(operator.mul, parts, units)))
+    units_s = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+    total = 0.0
+    if re.fullmatch(r"((\d+\.?\d*|\.\d+)[dhms])+", given):
+        parts_s = re.findall(r"([\d.]+)([dhms])", given)
+        total = sum(float(number) * units_s[unit] for number, unit in parts_s)
+    if not total:
+        what = f"{text[:40]!r} is no time"
+        raise ConfigError(what, where="--time", fix="write 3d, 12h, 90m or 2-12:00:00")
     return total

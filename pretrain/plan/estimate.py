@@ -3,35 +3,24 @@
 config, cluster -> model, batch -> memory of a rank -> rates -> network -> course of the run -> data
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pretrain.config.data import BatchPlan, plan_batch
+from pretrain.config.data import plan_batch
 from pretrain.config.run import RunConfig
+from pretrain.plan import course, roofline
 from pretrain.plan.cluster import Cluster
-from pretrain.plan.course import MTBF_NODE_DAYS, StoredData, checkpoints_at_once, plan_failures, plan_jobs, plan_supply
-from pretrain.plan.memory import state_bytes
-from pretrain.plan.params import count_parts
-from pretrain.plan.roofline import Network, link_seconds, wire_bytes
-from pretrain.plan.search import (
-    DAY_S,
-    LayoutCandidate,
-    Rate,
-    ScalingPoint,
-    check_fits,
-    given_rate,
-    predict_rate,
-    search,
-    sweep,
-)
-from pretrain.plan.state_memory import host_bytes, largest_micro, memory_limit, rank_memory
-from pretrain.plan.trained import Values
-from pretrain.plan.work import ParallelLayout, TrainingTask, known_model, plan_work, recompute_share, task_of
+from pretrain.plan.course import StoredData
+from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory, state_bytes
+from pretrain.plan.params import Values, count_parts
+from pretrain.plan.roofline import Network, Rate, link_seconds, predict_rate
+from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
+from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
+
+DAY_S = 86_400
 
 _MOST_ROWS = 1024
 """Largest micro-batch that is looked for."""
-
-_ENGINE_FIELDS = ("zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +30,8 @@ class PlanOptions:
     mfu: float | None = None  # assumed MFU, 0 to 1
     measured_tokens_s: float | None = None  # measured tokens a second of a run of the same config
     time_s: float | None = None  # time limit of a job
-    disk_bytes_s: float = 2e9  # write speed of all ranks together, onto the file system of checkpoints
-    mtbf_node_days: float = MTBF_NODE_DAYS  # mean days between failures of a node
+    disk_bytes_s: float = 2e9  # write speed of checkpoints, by all ranks together
+    mtbf_node_days: float = course.MTBF_NODE_DAYS  # mean days between failures of a node
     search: bool = False  # true: look for layouts
     sweep: tuple[int, ...] = ()  # numbers of nodes to predict
 
@@ -50,23 +39,22 @@ class PlanOptions:
 def plan_facts(
     config: RunConfig, cluster: Cluster, options: PlanOptions, stored: StoredData | None = None
 ) -> dict[str, Any]:
-    """Plans a run.
-
-    Args:
-        config: Config of the run.
-        cluster: Machines.
-        options: Further questions.
-        stored: Data of the run. None: they are not here, and an unknown vocabulary is assumed.
+    """Plans a run; `stored=None`: its data are not here, and an unknown vocabulary is assumed.
 
     Returns:
-        JSON values: bytes, seconds and counts. Where the batch does not divide over the ranks, values that depend on
-        the layout are absent, and `problems` says why.
+        JSON values: bytes, seconds and counts. Where the batch does not divide over the ranks, values
+        that depend on the layout are absent, and `problems` has the reason.
     """
-    model = known_model(config.model, stored.vocab_size if stored else None, stored.labels if stored else ())
-    task = task_of(config, model)
+    known = (stored.vocab_size, stored.labels) if stored else (None, ())
+    task = task_of(config, known_model(config.model, *known))
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {
-        "cluster": {"nodes": cluster.nodes, "per_node": cluster.per_node, "ranks": cluster.size, **asdict(cluster.gpu)},
+        "cluster": {
+            "nodes": cluster.nodes,
+            "per_node": cluster.per_node,
+            "ranks": cluster.size,
+            **asdict(cluster.gpu),
+        },
         "calibration": None if cluster.calibration is None else asdict(cluster.calibration),
         "model": _model_facts(config, task, stored),
         "problems": [asdict(problem) for problem in problems],
@@ -74,26 +62,41 @@ def plan_facts(
     if not any(problem.kind == "batch" for problem in problems):
         batch = plan_batch(config.batch, cluster.size)
         layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
-        facts["layout"] = _layout_facts(config, task, batch, cluster)
+        facts["layout"] = {
+            "engine": config.engine.kind,
+            "precision": config.engine.precision,
+            **_engine_facts(layout),
+            **asdict(batch),
+            "tokens_per_step": batch.rows * task.tokens,
+        }
         facts["memory"] = _memory_facts(task, layout, cluster, batch.rows_per_rank)
-        rates = _rates(task, layout, cluster, options)
+        rates = {"predicted": predict_rate(task, layout, cluster)}
+        if options.mfu is not None:
+            rates["assumed"] = predict_rate(task, layout, cluster, mfu=options.mfu)
+        if options.measured_tokens_s is not None:
+            speed = options.measured_tokens_s
+            rates["measured"] = predict_rate(task, layout, cluster, tokens_s=speed)
         facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
         facts["network"] = _network_facts(task, layout, cluster)
-        # The surest rate is the base of all that follows.
+        # The surest rate, which is the last, is the base of all that follows.
         best = list(rates.values())[-1]
         facts["course"] = _course_facts(config, task.values, best, cluster, options)
-        facts["data"] = _data_facts(config, facts["model"]["parameters"]["total"], best, stored)
+        total = facts["model"]["parameters"]["total"]
+        facts["data"] = _data_facts(config, total, best.step_s, stored)
     if options.search:
         found = search(task, config.engine, cluster, config.batch.rows)
         facts["search"] = [_candidate_facts(one) for one in found]
     if options.sweep:
-        facts["sweep"] = [_point_facts(point, config) for point in sweep(config, task, cluster, list(options.sweep))]
+        points = sweep(config, task, cluster, options.sweep)
+        facts["sweep"] = [_point_facts(point, config) for point in points]
     return facts
 
 
 def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | None) -> dict[str, Any]:
-    parts, flops = count_parts(task.model), task.flops
-    again = recompute_share(task.model, config.engine) * (flops.forward.projections + flops.forward.attention)
+    parts = count_parts(task.model)
+    flops = task.flops
+    in_blocks = flops.forward.projections + flops.forward.attention
+    again = roofline.recompute_share(task.model, config.engine) * in_blocks
     return {
         "vocab_size": task.model.vocab_size,
         "vocab_assumed": config.model.vocab_size is None and stored is None,
@@ -111,46 +114,33 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
     }
 
 
-def _layout_facts(config: RunConfig, task: TrainingTask, batch: BatchPlan, cluster: Cluster) -> dict[str, Any]:
-    engine = config.engine
-    return {
-        "engine": engine.kind,
-        "zero_stage": engine.zero_stage,
-        "precision": engine.precision,
-        **{name: getattr(engine, name) for name in _ENGINE_FIELDS[1:]},
-        "rows": batch.rows,
-        "rows_per_rank": batch.rows_per_rank,
-        "micro": batch.micro,
-        "accumulation": batch.accumulation,
-        "tokens_per_step": batch.rows * task.tokens,
-    }
+def _engine_facts(layout: ParallelLayout) -> dict[str, Any]:
+    names = ("zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params")
+    return {name: getattr(layout.engine, name) for name in names}
 
 
 def _candidate_facts(found: LayoutCandidate) -> dict[str, Any]:
-    layout, rate = found.layout, found.rate
     return {
-        "overrides": layout.overrides(),
-        "accumulation": layout.accumulation,
-        "micro": layout.micro,
-        **{name: getattr(layout.engine, name) for name in _ENGINE_FIELDS},
-        "mfu": rate.mfu,
-        "tokens_per_s": rate.tokens_s,
-        "bound": rate.bound,
+        "overrides": found.layout.overrides(),
+        "accumulation": found.layout.accumulation,
+        "micro": found.layout.micro,
+        **_engine_facts(found.layout),
+        **_speed_facts(found.rate),
         "memory_bytes": found.memory_bytes,
     }
 
 
 def _point_facts(point: ScalingPoint, config: RunConfig) -> dict[str, Any]:
-    facts, rate = asdict(point), point.rate
+    facts = asdict(point)
     del facts["rate"]
-    return {
-        **{name: facts.pop(name) for name in ("nodes", "ranks", "micro", "accumulation")},
-        "mfu": None if rate is None else rate.mfu,
-        "tokens_per_s": None if rate is None else rate.tokens_s,
-        "days": None if rate is None else rate.step_s * config.train.last_step / DAY_S,
-        "bound": None if rate is None else rate.bound,
-        **facts,
-    }
+    rate = point.rate
+    if rate is None:
+        return facts | dict.fromkeys(("mfu", "tokens_per_s", "bound", "days"))
+    return facts | _speed_facts(rate) | {"days": rate.step_s * config.train.last_step / DAY_S}
+
+
+def _speed_facts(rate: Rate) -> dict[str, Any]:
+    return {"mfu": rate.mfu, "tokens_per_s": rate.tokens_s, "bound": rate.bound}
 
 
 def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, rows_per_rank: int) -> dict[str, Any]:
@@ -161,28 +151,16 @@ def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, 
         "total": found.total,
         "limit": memory_limit(cluster),
         "host": host_bytes(task, layout, cluster),
-        "largest_micro": largest_micro(task, layout, cluster, most),
+        "largest_micro": largest_micro(task, layout.engine, cluster, most),
         "micro_limit": most,
     }
-
-
-def _rates(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, options: PlanOptions) -> dict[str, Rate]:
-    """Returns the known rates, the surest last."""
-    rates = {"predicted": predict_rate(task, layout, cluster)}
-    if options.mfu is not None:
-        rates["assumed"] = given_rate(task, layout, cluster, mfu=options.mfu)
-    if options.measured_tokens_s is not None:
-        rates["measured"] = given_rate(task, layout, cluster, tokens_s=options.measured_tokens_s)
-    return rates
 
 
 def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, Any]:
     total_s = rate.step_s * config.train.last_step
     return {
-        "mfu": rate.mfu,
-        "tokens_per_s": rate.tokens_s,
+        **_speed_facts(rate),
         "step_s": rate.step_s,
-        "bound": rate.bound,
         "parts_s": None if rate.parts is None else asdict(rate.parts),
         "days": total_s / DAY_S,
         "gpu_hours": total_s * cluster.size / 3600,
@@ -190,22 +168,18 @@ def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, An
 
 
 def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> list[dict[str, Any]]:
-    """Returns bytes and seconds of a rank's communication in a step at each ZeRO stage, without overlap."""
-    work = plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
+    """Returns what a rank sends in a step at each ZeRO stage, without overlap."""
+    work = roofline.plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
     found = []
     for stage in range(4):
-        network = Network(cluster.nodes, cluster.per_node, stage, overlaps=False)
-        often, once = wire_bytes(work, network)
+        network = Network(cluster.nodes, cluster.per_node, stage)
+        often, once = roofline.wire_bytes(work, network)
         total = layout.accumulation * often + once
-        alone = Network(1, cluster.per_node, stage, overlaps=False)
-        found.append(
-            {
-                "zero_stage": stage,
-                "bytes": total,
-                "inside_s": link_seconds(total, alone, cluster.gpu, cluster.constants),
-                "between_s": link_seconds(total, network, cluster.gpu, cluster.constants) if cluster.nodes > 1 else 0.0,
-            }
-        )
+        inside = link_seconds(total, replace(network, nodes=1), cluster.gpu, cluster.constants)
+        between = 0.0
+        if cluster.nodes > 1:
+            between = link_seconds(total, network, cluster.gpu, cluster.constants)
+        found.append({"zero_stage": stage, "bytes": total, "inside_s": inside, "between_s": between})
     return found
 
 
@@ -213,11 +187,14 @@ def _course_facts(
     config: RunConfig, values: Values, rate: Rate, cluster: Cluster, options: PlanOptions
 ) -> dict[str, Any]:
     last = config.train.last_step
+    step_s = rate.step_s
     size = 4 * values.saved + state_bytes(config.optim.kind, values)
-    kept = checkpoints_at_once(config.checkpoint, last)
-    save_s, total_s = size / options.disk_bytes_s, rate.step_s * last
-    interval_s = config.checkpoint.every_steps * rate.step_s
-    failures = plan_failures(cluster.nodes, options.mtbf_node_days, save_s, interval_s, total_s)
+    kept = course.checkpoints_at_once(config.checkpoint, last)
+    save_s = size / options.disk_bytes_s
+    total_s = step_s * last
+    interval_s = config.checkpoint.every_steps * step_s
+    mtbf_days = options.mtbf_node_days
+    failures = course.plan_failures(cluster.nodes, mtbf_days, save_s, interval_s, total_s)
     facts: dict[str, Any] = {
         "steps": last,
         "total_s": total_s,
@@ -226,21 +203,17 @@ def _course_facts(
         "disk_bytes": kept * size,
         "save_s": save_s,
         "interval_s": interval_s,
-        "failures": {**asdict(failures), "daly_steps": max(1, round(failures.daly_s / rate.step_s))},
+        "failures": {**asdict(failures), "daly_steps": max(1, round(failures.daly_s / step_s))},
     }
     if options.time_s is not None:
-        facts["jobs"] = {"limit_s": options.time_s, **asdict(plan_jobs(options.time_s, total_s, rate.step_s, save_s))}
+        jobs = course.plan_jobs(options.time_s, total_s, step_s, save_s)
+        facts["jobs"] = {"limit_s": options.time_s, **asdict(jobs)}
     return facts
 
 
-def _data_facts(config: RunConfig, parameters: int, rate: Rate, stored: StoredData | None) -> dict[str, Any]:
-    supply = plan_supply(
-        config.batch.rows,
-        config.lengths.row,
-        config.train.last_step,
-        rate.step_s,
-        parameters,
-        config.data.lanes,
-        stored,
-    )
-    return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": config.data.lanes}
+def _data_facts(config: RunConfig, parameters: int, step_s: float, stored: StoredData | None) -> dict[str, Any]:
+    lanes = config.data.lanes
+    steps = config.train.last_step
+    rows = config.batch.rows
+    supply = course.plan_supply(rows, config.lengths.row, steps, step_s, parameters, lanes, stored)
+    return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}

@@ -3,20 +3,16 @@
     y = x W    forward 2 FLOPs a weight and token, gradient of x 2, gradient of W 2
 
 All trained, that is 6 N + 12 L D T a token: N are the weights that a token is multiplied with
-(projections and head, tied or not; no look-ups, norms and biases), D = N H is the width of all query
-heads, and scores and mixing count all T keys, masked ones too. A layer with a window counts the keys
-that the window leaves: a kernel for windows computes no others. Recomputation is not useful work and
-is not counted; nor is a pooler.
+(projections and head, tied or not; no look-ups, norms and biases), D is the width of all query
+heads, and scores and mixing count all T keys, masked ones too. A layer with a window counts the
+keys that the window leaves. Neither recomputation nor a pooler is counted.
 
-A frozen W lacks its gradient: 4 N. An x that no trained parameter has gone into lacks the other: 2 N,
-as in the blocks below the first trained one. An adapter's A and B are two products more, both trained
-(Hu et al. 2022, 4.1).
-
-    embedding -> blocks, in order, with the gradient that the stream so far needs -> head
+A frozen W lacks its gradient: 4 N. An x that no trained parameter has gone into lacks the other:
+2 N, as in the blocks below the first trained one. An adapter's A and B are two products more, both
+trained (Hu et al. 2022, 4.1). All weights of a recurrent model count as trained.
 
 With two stacks a source token meets the encoder and the decoder's keys and values of it, a target
-token the rest of the decoder and the head; cross attention has T x S scores. Of a recurrent model all
-weights count as trained. Tested against torch's own counter.
+token the rest of the decoder and the head; cross attention has T x S scores.
 """
 
 import math
@@ -26,8 +22,7 @@ from dataclasses import dataclass
 
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
-from pretrain.plan.params import parameter_shapes
-from pretrain.plan.trained import TrainableSubset
+from pretrain.plan.params import TrainableSubset, parameter_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +48,8 @@ class TrainingFlops:
     frozen_blocks: dict[str, int]  # first blocks of each stack that no gradient reaches
 
 
-def _score_pairs(length: int, window: int | None, *, causal: bool) -> int:
-    """Returns the pairs of query and key that count in a row of one layer. The edges of a row are not special."""
-    if window is None:
-        return length * length
-    return length * min(length, window if causal else 2 * window - 1)
-
-
 class _Walk:
-    """Visits a model in the order in which it computes; methods return True if their result has a gradient."""
+    """Visits a model in the order of computation; methods return if their result has a gradient."""
 
     def __init__(self, model: ModelConfig, trained: TrainableSubset | None) -> None:
         self.shapes = parameter_shapes(model)
@@ -85,7 +73,8 @@ class _Walk:
     def linear(self, name: str, tokens: int, reads: bool, part: str = "projections") -> bool:
         """Adds a layer and its adapter."""
         outputs, inputs = self.shapes[f"{name}.weight"]
-        weight, adapted = self.has(f"{name}.weight"), name in self.layers
+        weight = self.has(f"{name}.weight")
+        adapted = name in self.layers
         self.add(part, inputs * outputs * tokens, reads + weight)
         if adapted:
             self.add(part, self.rank * inputs * tokens, reads + 1)
@@ -120,7 +109,8 @@ class _Walk:
         self, name: str, stack: StackConfig, tokens: int, source: int | None = None, encoded: bool = False
     ) -> tuple[bool, int]:
         """Adds all blocks; returns also how many of the first no gradient reaches."""
-        causal, pre, frozen = name == "decoder", stack.norm_placement == "pre", 0
+        pre = stack.norm_placement == "pre"
+        frozen = 0
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
         stream = self.has("embedding.weight", f"{name}.token_type.weight")
         stream = stream or (stack.position == "learned" and self.has(f"{name}.position.weight"))
@@ -134,7 +124,9 @@ class _Walk:
 
         for number, window in enumerate(stack.windows):
             block = f"{name}.blocks.{number}"
-            pairs = _score_pairs(tokens, window, causal=causal)
+            # Pairs of query and key of a row: its edges count as the rest.
+            reach = tokens if window is None else window if name == "decoder" else 2 * window - 1
+            pairs = tokens * min(tokens, reach)
             norm = f"{block}.attention_norm"
             mixed = self.attention(f"{block}.attention", stack, tokens, pairs, normed(norm, stream), bias)
             stream = added(norm, stream, mixed)
@@ -143,7 +135,8 @@ class _Walk:
                 mixed = self.cross(f"{block}.cross", stack, tokens, source, normed(norm, stream), encoded)
                 stream = added(norm, stream, mixed)
             norm = f"{block}.feedforward_norm"
-            stream = added(norm, stream, self.feedforward(f"{block}.feedforward", stack, tokens, normed(norm, stream)))
+            result = self.feedforward(f"{block}.feedforward", stack, tokens, normed(norm, stream))
+            stream = added(norm, stream, result)
             frozen += not stream
         return self.norm(f"{name}.norm", stream), frozen
 
@@ -157,15 +150,15 @@ class _Walk:
         self.add("head", model.num_head_rows * model.last_stack.width * tokens, reads + weight)
 
     def flops(self, head_share: float, frozen_blocks: dict[str, int]) -> TrainingFlops:
-        whole, forward = (
-            RowFlops(counts["projections"], counts["attention"], round(counts["head"] * head_share))
-            for counts in (self.whole, self.forward)
-        )
-        return TrainingFlops(whole, forward, frozen_blocks)
+        def row(counts: Counter[str]) -> RowFlops:
+            head = round(counts["head"] * head_share)
+            return RowFlops(counts["projections"], counts["attention"], head)
+
+        return TrainingFlops(row(self.whole), row(self.forward), frozen_blocks)
 
 
 def _recurrent_flops(model: RecurrentConfig, seq_len: int, source_len: int, head_share: float) -> TrainingFlops:
-    """Counts each weight once a token of its side; attention has two products of width D a pair of tokens."""
+    """Counts each weight once a token of its side, and two products of width D a pair of tokens."""
     shapes = parameter_shapes(model)
 
     def weights(*names: str) -> int:
@@ -195,7 +188,7 @@ def count_flops(
         model: Model whose `vocab_size` is known.
         seq_len: Tokens of a row, T; with two stacks those of the target.
         source_len: Source tokens of a row, S; only with two stacks. None: as many as T.
-        head_share: Share of the row's positions at which the head is computed: a masked language model's are few.
+        head_share: Share of the positions at which the head is computed.
         trained: Trained part of a Transformer. None: all.
     """
     source = source_len or seq_len
@@ -205,7 +198,8 @@ def count_flops(
     frozen: dict[str, int] = {}
     stream = False
     if model.encoder is not None:
-        stream, frozen["encoder"] = walk.stack("encoder", model.encoder, seq_len if model.decoder is None else source)
+        tokens = seq_len if model.decoder is None else source
+        stream, frozen["encoder"] = walk.stack("encoder", model.encoder, tokens)
     if model.decoder is not None:
         read = None if model.encoder is None else source
         stream, frozen["decoder"] = walk.stack("decoder", model.decoder, seq_len, read, stream)

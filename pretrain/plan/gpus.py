@@ -1,7 +1,10 @@
-"""Data sheets of GPUs, and the roofline's constants, fitted on published runs (docs/plan.md prints the errors)."""
+"""Data sheets of GPUs, and the roofline's constants, fitted on published runs (docs/plan.md)."""
 
+import difflib
 import re
 from dataclasses import dataclass
+
+from pretrain.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class Constants:
     """Constants of the roofline."""
 
     shares: dict[str, GpuEfficiency]  # reached shares of the peak, by generation
-    passes: float  # times that elementwise kernels move activations: write, read, and both of gradients
+    passes: float  # times that elementwise kernels move activations and their gradients
     logit_bytes: float  # bytes moved for each score of the loss
     memory_share: float  # reached share of the memory bandwidth
     link_share: float  # reached share of the links within a node
@@ -51,28 +54,16 @@ CONSTANTS = Constants(
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device, by its maker's data sheet.
-
-    Attributes:
-        name: Model name.
-        flops: Dense bf16 FLOP/s; where there is no bf16, fp16.
-        flops_fp32: FLOP/s in fp32, without tf32.
-        memory_gib: Memory that the driver leaves, about 1.5% less than is sold.
-        memory_bytes_s: Memory bandwidth.
-        link_bytes_s: NVLink to the others of its node, all links, one direction; else PCIe.
-        network_bytes_s: Share of the node's network, one direction: 400 Gb/s with H100 and later (DGX H100),
-            200 Gb/s with A100 (DGX A100).
-        generation: Key of `Constants.shares`.
-    """
+    """A device, by its maker's data sheet."""
 
     name: str
-    flops: float
-    flops_fp32: float
-    memory_gib: float
-    memory_bytes_s: float
-    link_bytes_s: float
-    network_bytes_s: float
-    generation: str
+    flops: float  # dense bf16 FLOP/s; where there is no bf16, fp16
+    flops_fp32: float  # FLOP/s in fp32, without tf32
+    memory_gib: float  # memory that the driver leaves, about 1.5% less than is sold
+    memory_bytes_s: float  # memory bandwidth
+    link_bytes_s: float  # NVLink to the others of its node, all links, one direction; else PCIe
+    network_bytes_s: float  # share of the node's network, one direction, as in a DGX H100 or A100
+    generation: str  # key of `Constants.shares`
 
 
 def _gpu(
@@ -97,7 +88,7 @@ GPUS: dict[str, Gpu] = {
     "b200": _gpu("B200 180GB", 2250, 80, 178.3, 8.0, 900, 50, "hopper"),
     "mi250x": _gpu("MI250X, one of two dies, 64GB", 191.5, 47.9, 64.0, 1.6, 150, 25, "ampere"),
     "mi300x": _gpu("MI300X 192GB", 1307, 163.4, 191.7, 5.3, 448, 50, "hopper"),
-    # One core of a server with AVX-512 in fp32 and its share of the memory; for arithmetic, not for promises.
+    # One core of a server with AVX-512 in fp32, and its share of the memory: a rough figure.
     "cpu": _gpu("CPU core", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
 }
 """GPUs by the name that `--gpu` takes."""
@@ -119,6 +110,14 @@ _DEVICES = (
     (r"MI250X", "mi250x"),
     (r"MI300X", "mi300x"),
 )
+
+
+def find_gpu(name: str) -> Gpu:
+    """Returns a GPU by the name that `--gpu` takes. Raises: ConfigError, with the nearest ones."""
+    if name.lower() not in GPUS:
+        near = difflib.get_close_matches(name.lower(), GPUS, n=3, cutoff=0.3) or list(GPUS)
+        raise ConfigError(f"unknown GPU {name!r}", where="--gpu", fix=f"use {' or '.join(near)}")
+    return GPUS[name.lower()]
 
 
 def name_of_device(device: str) -> str | None:

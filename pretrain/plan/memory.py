@@ -1,12 +1,22 @@
-"""Memory of weights, gradients, optimizer state and communication buckets on a rank, by ZeRO stage.
+"""The memory of one rank, on its device and on the host.
 
-Not here: activations, and the allocator's overhead.
+    device    weights + gradients + optimizer, by ZeRO stage, + activations at the peak
+              + the loss's chunk of logits + buckets by `plan_buckets` + weights gathered by stage 3
+              + context and fragmentation
+    host      offloaded state, and the copy that a checkpoint is written from
+
+Tested against the live tensors of real ranks (`tests/integration/test_plan_memory.py`).
 """
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from pretrain.plan.trained import Values
+from pretrain.config.engine import EngineConfig
+from pretrain.plan.activations import activation_bytes
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.params import Values
+from pretrain.plan.task import ParallelLayout, TrainingTask
 
 _MIN_BUCKET = 2**20
 _MAX_BUCKET = 50_000_000
@@ -17,39 +27,35 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class BucketSizes:
-    """DeepSpeed's buffer sizes, in elements. Fields carry the names of its `zero_optimization` section."""
+    """DeepSpeed's buffer sizes in elements, by their names in its `zero_optimization` section."""
 
     reduce_bucket_size: int  # gradients reduced at once
     allgather_bucket_size: int  # weights gathered at once after a step (stages 1 and 2)
     stage3_prefetch_bucket_size: int  # weights gathered ahead of use. 0 below stage 3
-    stage3_param_persistence_threshold: int  # tensors smaller than this are kept whole. 0 below stage 3
+    stage3_param_persistence_threshold: int  # smaller tensors are kept whole. 0 below stage 3
 
 
 def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
-    """Sizes the buckets from the model, instead of 5e8 elements whatever the model.
+    """Sizes the buckets from the model, instead of 5e8 elements for any model.
 
-    Each is 5% of the parameters, at least 2^20 elements (4 MiB in fp32; with 2^18 a 5M model on gloo spent an eighth of
-    its step on latency) and at most 5e7. A parameter larger than a bucket is reduced by itself. Tensors under a
-    ten-thousandth of the model (norms and biases), at most 1e5 elements, persist: all of them together are a per cent
-    or two of it.
+    Each is 5% of the parameters, at least 2^20 elements (with 2^18 a 5M model on gloo spent an eighth
+    of its step on latency) and at most 5e7. A parameter larger than a bucket is reduced by itself.
+    Tensors under a ten-thousandth of the model (norms and biases), at most 1e5 elements, persist:
+    all of them together are a per cent or two of it.
     """
     share = num_parameters // 20 // _ALIGNMENT * _ALIGNMENT
     bucket = max(_MIN_BUCKET, min(_MAX_BUCKET // _ALIGNMENT * _ALIGNMENT, share))
-    sharded_weights = zero_stage == 3
-    return BucketSizes(
-        reduce_bucket_size=bucket,
-        allgather_bucket_size=bucket,
-        stage3_prefetch_bucket_size=bucket if sharded_weights else 0,
-        stage3_param_persistence_threshold=min(_MAX_PERSISTENT, num_parameters // 10_000) if sharded_weights else 0,
-    )
+    if zero_stage < 3:
+        return BucketSizes(bucket, bucket, 0, 0)
+    return BucketSizes(bucket, bucket, bucket, min(_MAX_PERSISTENT, num_parameters // 10_000))
 
 
 STATE_BYTES = {"adamw": (8, 8), "muon": (4, 8), "adafactor": (0, 0)}
-"""Bytes of fp32 optimizer state by `optim.kind`: for each value of a hidden matrix, and for each other."""
+"""Bytes of fp32 optimizer state by `optim.kind`, for a value of a hidden matrix and for others."""
 
 
 def state_bytes(optimizer: str, values: Values) -> int:
-    """Returns the bytes of all optimizer state, in fp32; an unknown `optim.kind` counts as AdamW."""
+    """Returns the bytes of all optimizer state; an unknown `optim.kind` counts as AdamW."""
     of_hidden, of_others = STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
     return of_hidden * values.hidden + of_others * (values.trained - values.hidden)
 
@@ -77,12 +83,12 @@ def bytes_per_parameter(
     offload_optimizer: bool = False,
     offload_params: bool = False,
 ) -> BytesPerParameter:
-    """Returns the state of a rank's device per parameter (Rajbhandari et al. 2020, section 3 and figure 1).
+    """Returns the state of a rank's device per parameter (Rajbhandari et al. 2020, 3 and figure 1).
 
-    Replicated, fp32 has 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master weight and two
-    moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the gradients' too, stage 3 the
-    weights' too. From stage 1 on DeepSpeed steps a copy of a rank's share, in fp32 4 bytes more than in the paper.
-    Adafactor's rows and columns are too few to count.
+    Replicated, fp32 has 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master
+    weight and two moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the
+    gradients' too, stage 3 the weights' too. From stage 1 on DeepSpeed steps a copy of a rank's share,
+    in fp32 4 bytes more than in the paper. Adafactor's rows and columns are too few to count.
 
     Args:
         zero_stage: ZeRO stage; 0 for DDP and one process.
@@ -100,3 +106,134 @@ def bytes_per_parameter(
         gradients=working / (world_size if zero_stage >= 2 else 1),
         optimizer=kept / (world_size if zero_stage >= 1 else 1),
     )
+
+
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Scores of a chunk of the loss, as in `objective/loss.py`."""
+
+_MAX_LIVE = 1_000_000_000
+"""DeepSpeed's default of `stage3_max_live_parameters`: those that stage 3 may leave gathered."""
+
+_ALL_REDUCED = 500_000_000
+"""Gradients that DeepSpeed copies and reduces at once at stage 0 (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
+
+_CONTEXT_BYTES = 600 * 2**20
+_NCCL_BYTES = 500 * 2**20
+_FRAGMENTED = 0.03
+"""CUDA context of a process, channels of NCCL, and the share that the allocator cannot use."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Peak bytes on the device of one rank."""
+
+    weights: int  # working weights
+    gradients: int  # gradients between micro-batches
+    optimizer: int  # master weights and moments
+    gathered: int  # weights that stage 3 has gathered
+    activations: int  # activations of a micro-batch, and of the block that is computed again
+    loss: int  # logits of a chunk, and the sum of the head's gradient
+    buckets: int  # communication buckets
+    overhead: int = 0  # context, NCCL, fragmentation
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> RankMemory:
+    """Counts the memory of one rank."""
+    engine = layout.engine
+    values = task.values
+    each = bytes_per_parameter(
+        engine.zero_stage,
+        engine.precision if engine.kind == "deepspeed" else "fp32",
+        cluster.size,
+        state_bytes(task.optimizer, values) / values.trained,
+        offload_optimizer=engine.offload_optimizer != "none",
+        offload_params=engine.offload_params != "none",
+    )
+    gathers = (engine.zero_stage == 3 and cluster.size > 1) or engine.offload_params != "none"
+    found = RankMemory(
+        weights=round(each.weights * values.weights),
+        gradients=round(each.gradients * values.trained),
+        optimizer=round(each.optimizer * values.trained),
+        gathered=engine.compute_bytes * min(values.weights, _MAX_LIVE) if gathers else 0,
+        activations=activation_bytes(task, engine, layout.micro, cluster.device).peak,
+        loss=_loss_bytes(task, layout, cluster.device),
+        buckets=_bucket_bytes(task, layout, cluster.size),
+    )
+    overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
+    return replace(found, overhead=overhead)
+
+
+def _loss_bytes(task: TrainingTask, layout: ParallelLayout, device: str) -> int:
+    """Returns the working memory of the loss: a chunk of logits, its gradient, and sums in fp32."""
+    if task.model.head.kind != "lm":
+        return 0
+    size = layout.engine.compute_bytes
+    rows = task.model.padded_vocab_size
+    positions = round(layout.micro * task.lengths.target * task.head_share)
+    logits = min(CHUNK_LOGITS[device], positions * rows)
+    if size == 4:
+        return 4 * logits
+    # In 16 bits: scores before, and gradients after the fp32 pass.
+    sums = rows * task.model.last_stack.width * (4 + size if task.trains_head else 0)
+    return logits * (4 + 2 * size) + sums
+
+
+def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:
+    """Returns bytes of communication buckets, which are sized without adapters."""
+    engine = layout.engine
+    trained = task.values.trained
+    if world_size == 1 and engine.kind != "deepspeed":
+        return 0
+    if engine.kind == "ddp":
+        return 4 * trained  # DDP's buckets are a copy of the gradients
+    if not engine.zero_stage:
+        return engine.compute_bytes * min(trained, _ALL_REDUCED) if world_size > 1 else 0
+    parameters = task.values.weights - (task.trained.adapter_values if task.trained else 0)
+    buckets = plan_buckets(parameters, engine.zero_stage)
+    gathered = max(buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size)
+    return engine.compute_bytes * (buckets.reduce_bucket_size + gathered)
+
+
+def _fixed_bytes(cluster: Cluster) -> int:
+    """Returns bytes of a process without tensors: measured, else estimated, 0 for a CPU."""
+    measured = cluster.calibration
+    context, group = (0, 0) if cluster.device == "cpu" else (_CONTEXT_BYTES, _NCCL_BYTES)
+    if measured is not None:
+        context = measured.overhead_bytes
+        group = group if measured.group_bytes is None else measured.group_bytes
+    return context + (group if cluster.size > 1 else 0)
+
+
+def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
+    """Returns bytes of a rank on its host: offloaded state, and the copy that a save writes from."""
+    engine = layout.engine
+    values = task.values
+    state = state_bytes(task.optimizer, values)
+    found = (4 * values.saved + state) // cluster.size
+    if engine.offload_optimizer != "none":
+        found += (state + 8 * values.trained) // cluster.size
+    if engine.offload_params != "none":
+        found += values.weights * engine.compute_bytes // cluster.size
+    return found
+
+
+def memory_limit(cluster: Cluster) -> int:
+    """Returns the memory limit of a rank; on CPUs the ranks of a machine share its memory."""
+    if cluster.calibration is None:
+        return int(cluster.gpu.memory_gib * 2**30)
+    return cluster.calibration.memory_bytes // (cluster.per_node if cluster.device == "cpu" else 1)
+
+
+def largest_micro(task: TrainingTask, engine: EngineConfig, cluster: Cluster, most: int) -> int:
+    """Returns the largest micro-batch that fits a rank, at most `most`; 0: none fits."""
+    limit = memory_limit(cluster)
+
+    def needed(micro: int) -> int:
+        return rank_memory(task, ParallelLayout(engine, micro, 1), cluster).total
+
+    return bisect_right(range(1, most + 1), limit, key=needed)

@@ -1,11 +1,18 @@
-"""Names, shapes and counts of a model's parameters, from its config: exactly those that `pretrain.model` builds."""
+"""Names, shapes and counts of the parameters that `pretrain.model` builds, and of the trained ones.
+
+all             weights, gradients, optimizer state and checkpoints count every parameter
+init.freeze     weights and checkpoints count all; gradients, masters and moments what is left
+finetune: lora  weights count all and the adapters; the rest counts adapters and what is trained with them
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 
+from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig, RecurrentStackConfig
+from pretrain.errors import ConfigError
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
@@ -14,7 +21,7 @@ _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
 def decoder_input_width(model: RecurrentConfig) -> int:
-    """Returns the input width of the decoder's first layer: a token, and the attention output where it is fed back."""
+    """Returns the width of the decoder's input: a token, and attention where that is fed back."""
     return model.decoder.width * (2 if model.feeds_back else 1)
 
 
@@ -31,7 +38,8 @@ def _norm(name: str, stack: StackConfig) -> Named:
 
 
 def _attention(name: str, stack: StackConfig) -> Named:
-    heads, kv = stack.heads * stack.per_head_width, stack.num_kv_heads * stack.per_head_width
+    heads = stack.heads * stack.per_head_width
+    kv = stack.num_kv_heads * stack.per_head_width
     if name.endswith("cross"):
         yield from _linear(f"{name}.query", stack.width, heads, stack.has_qkv_bias)
         yield from _linear(f"{name}.key_value", stack.width, 2 * kv, stack.has_qkv_bias)
@@ -66,7 +74,8 @@ def _stack(name: str, stack: StackConfig, max_seq_len: int, *, reads_encoder: bo
     if stack.input_norm:
         yield from _norm(f"{name}.input_norm", stack)
     for number in range(stack.layers):
-        yield from _block(f"{name}.blocks.{number}", stack, reads_encoder=reads_encoder, first=number == 0)
+        block = f"{name}.blocks.{number}"
+        yield from _block(block, stack, reads_encoder=reads_encoder, first=number == 0)
     if stack.norm_placement == "pre":
         yield from _norm(f"{name}.norm", stack)
 
@@ -84,24 +93,16 @@ def _head(model: ModelConfig) -> Named:
         yield "head.bias", (model.num_head_rows,)
 
 
-def _cell_matrices(stack: RecurrentStackConfig, input_width: int) -> Iterator[tuple[int, int]]:
-    """Yields inputs and outputs of each matrix of each layer and direction; with each, torch has a bias."""
-    directions = 2 if stack.bidirectional else 1
-    hidden = stack.width // directions
-    for layer in range(stack.layers):
-        for _ in range(directions):
-            yield input_width if layer == 0 else stack.width, _GATES[stack.cell] * hidden
-            yield hidden, _GATES[stack.cell] * hidden
-
-
 def _cells(name: str, stack: RecurrentStackConfig, input_width: int) -> Named:
     directions = ("", "_reverse") if stack.bidirectional else ("",)
-    places = [f"l{layer}{direction}" for layer in range(stack.layers) for direction in directions]
-    matrices = list(_cell_matrices(stack, input_width))
-    for place, *pair in zip(places, matrices[::2], matrices[1::2], strict=True):
-        for kind, (inputs, outputs) in zip(("ih", "hh"), pair, strict=True):
-            yield f"{name}.rnn.weight_{kind}_{place}", (outputs, inputs)
-            yield f"{name}.rnn.bias_{kind}_{place}", (outputs,)
+    hidden = stack.width // len(directions)
+    rows = _GATES[stack.cell] * hidden
+    for layer in range(stack.layers):
+        for direction in directions:
+            # torch has a bias with each of the two matrices.
+            for kind, inputs in (("ih", stack.width if layer else input_width), ("hh", hidden)):
+                yield f"{name}.rnn.weight_{kind}_l{layer}{direction}", (rows, inputs)
+                yield f"{name}.rnn.bias_{kind}_l{layer}{direction}", (rows,)
 
 
 def _recurrent(model: RecurrentConfig) -> Named:
@@ -121,17 +122,18 @@ def _recurrent(model: RecurrentConfig) -> Named:
 
 
 def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
-    """Returns the shape of every parameter by its name; one that two parts share has its first name only.
+    """Returns the shape of every parameter by its name; a shared one has its first name only.
 
-    Args:
-        model: `vocab_size` must be known, and the labels of a head that has some.
+    The vocabulary size, and the labels of a head of labels, must be known.
     """
     if isinstance(model, RecurrentConfig):
         return dict(_recurrent(model))
-    stacks = [(name, stack) for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)) if stack]
     found: dict[str, Shape] = {"embedding.weight": (model.padded_vocab_size, model.last_stack.width)}
-    for name, stack in stacks:
-        found |= _stack(name, stack, model.max_seq_len, reads_encoder=len(stacks) == 2 and name == "decoder")
+    if model.encoder is not None:
+        found |= _stack("encoder", model.encoder, model.max_seq_len, reads_encoder=False)
+    if model.decoder is not None:
+        reads_encoder = model.encoder is not None
+        found |= _stack("decoder", model.decoder, model.max_seq_len, reads_encoder=reads_encoder)
     found |= _head(model)
     if model.pooler:
         found |= _linear("pooler", model.last_stack.width, model.last_stack.width, True)
@@ -157,16 +159,19 @@ class ParameterCount:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
+_PARTS = {"position": "position", "rnn": "recurrent", "feedforward": "feedforward"}
+"""Parts by a word of the parameter's name."""
+
+
 def _part_of(name: str) -> str:
-    parts = name.split(".")
-    if parts[0] in ("head", "pooler"):
-        return parts[0]
-    if parts[-2].endswith("norm"):
+    words = name.split(".")
+    if words[0] in ("head", "pooler"):
+        return words[0]
+    if words[-2].endswith("norm"):
         return "norm"
-    if parts[-2] in ("embedding", "token_type"):
+    if words[-2] in ("embedding", "token_type"):
         return "embedding"
-    found = {"position": "position", "rnn": "recurrent", "feedforward": "feedforward"}
-    return next((part for word, part in found.items() if word in parts), "attention")
+    return next((part for word, part in _PARTS.items() if word in words), "attention")
 
 
 def count_parts(model: AnyModelConfig) -> ParameterCount:
@@ -179,4 +184,83 @@ def count_parts(model: AnyModelConfig) -> ParameterCount:
 
 def count_parameters(model: AnyModelConfig) -> int:
     """Returns the number of parameters of the built model, with its padded vocabulary."""
-    return sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    shapes = parameter_shapes(model)
+    return _count(shapes, shapes)
+
+
+def _count(shapes: dict[str, Shape], names: Collection[str]) -> int:
+    return sum(math.prod(shapes[name]) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainableSubset:
+    """The trained part of a model that is not trained as a whole."""
+
+    names: frozenset[str]  # trained parameters of the model
+    layers: frozenset[str]  # linear layers that have an adapter
+    finetune: FinetuneConfig  # rank and dropout of the adapters
+    full_values: int  # number of values of `names`
+    adapter_values: int  # number of values of the adapters
+    saves_all: bool  # checkpoints contain frozen parameters too
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Numbers of values of a model."""
+
+    weights: int  # all weights, with adapters
+    trained: int  # those with a gradient and optimizer state
+    hidden: int  # trained values of matrices between embedding and head, which Muon steps
+    saved: int  # weights in a checkpoint
+
+
+_OUTSIDE = frozenset({"embedding", "position", "token_type", "head"})
+"""Name parts of matrices that Muon does not step (`optim/build.py`)."""
+
+
+def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Values:
+    """Counts the values of a model whose vocabulary is known. `trained=None`: all are trained."""
+    shapes = parameter_shapes(model)
+    total = _count(shapes, shapes)
+    names = shapes.keys() if trained is None else trained.names
+    matrices = [name for name in names if len(shapes[name]) == 2]
+    hidden = _count(shapes, [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))])
+    if trained is None:
+        return Values(total, total, hidden, total)
+    values = trained.full_values + trained.adapter_values
+    return Values(
+        weights=total + trained.adapter_values,
+        trained=values,
+        hidden=hidden + trained.adapter_values,
+        saved=total if trained.saves_all else values,
+    )
+
+
+def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:
+    """Returns the trained parameters of a run by `init.freeze` and `finetune`; None: all.
+
+    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1). A head of
+    labels counts as new, and so as trained with them: the start is not read.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or nothing is left to train.
+    """
+    if finetune.kind == "full" and not freeze:
+        return None
+    shapes = parameter_shapes(model)
+    if finetune.kind == "full":
+        check_patterns("init.freeze", freeze, shapes)
+        names = frozenset(name for name in shapes if not matches(name, freeze))
+        if not names:
+            what = f"init.freeze={list(freeze)} leaves nothing to train"
+            raise ConfigError(what, fix="name fewer parameters")
+        return TrainableSubset(names, frozenset(), finetune, _count(shapes, names), 0, saves_all=True)
+    in_blocks = [name for name, shape in shapes.items() if ".blocks." in name and len(shape) == 2]
+    linear = [name.removesuffix(".weight") for name in in_blocks]
+    check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")
+    check_patterns("finetune.also", finetune.also, shapes)
+    layers = frozenset(name for name in linear if matches(name, finetune.targets))
+    also = [*finetune.also, *(["head.*"] if model.head.kind == "labels" else [])]
+    names = frozenset(name for name in shapes if matches(name, also))
+    adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
+    return TrainableSubset(names, layers, finetune, _count(shapes, names), adapters, saves_all=False)

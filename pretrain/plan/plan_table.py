@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from pretrain.utils.units import count, flops, percent, size, span
@@ -19,6 +19,7 @@ _MEMORY = {
 }
 
 _BAR = 30
+_SMALL_BAR = 12
 
 
 def show_plan(facts: dict[str, Any], console: Console) -> None:
@@ -27,36 +28,50 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
     if "layout" in facts:
         _show_memory(facts, console)
         _show_time(facts, console)
-        _show_course(facts, console)
+        _show_course(facts["course"], console)
         _show_data(facts["data"], console)
     if "search" in facts:
-        show_search(facts["search"], console)
+        _show_search(facts["search"], console)
     if "sweep" in facts:
-        show_sweep(facts["sweep"], console)
+        _show_sweep(facts["sweep"], console)
     for problem in facts["problems"]:
         word = "error" if problem["refuses"] else "predicted"
-        console.print(f"{word}: {problem['what']}; {problem['fix']}", style="bold red", soft_wrap=True)
+        text = f"{word}: {problem['what']}; {problem['fix']}"
+        console.print(text, style="bold red", soft_wrap=True)
 
 
-def _section(title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+def _section(title: str | None) -> Table:
+    """Returns a table of a name, a value and a note a row."""
+    table = _table(title, ())
+    table.show_header = False
     table.add_column(style="dim", min_width=28)
     table.add_column(justify="right", min_width=12)
     table.add_column(overflow="fold")
     return table
 
 
+def _table(title: str | None, columns: tuple[str, ...], gap: int = 2) -> Table:
+    """Returns a table of numbers; a column without a name, and the curve, are text."""
+    padding = (0, gap, 0, 0)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=padding)
+    for name in columns:
+        justify: JustifyMethod = "left" if name in ("", "curve") else "right"
+        table.add_column(name, justify=justify, header_style="dim", no_wrap=True)
+    return table
+
+
 def _show_model(facts: dict[str, Any], console: Console) -> None:
-    model, cluster = facts["model"], facts["cluster"]
-    parts = dict(model["parameters"])
-    total = parts.pop("total")
+    model = facts["model"]
+    cluster = facts["cluster"]
+    total = model["parameters"]["total"]
     table = _section(f"Model: {count(total)} parameters ({total:,})")
-    for name, number in parts.items():
-        if number:
+    for name, number in model["parameters"].items():
+        if number and name != "total":
             table.add_row(name, count(number), percent(number / total))
     weights = total + model["adapters"]
     if model["trained"] != total:
-        table.add_row("trained", count(model["trained"]), f"{percent(model['trained'] / weights)} of the weights")
+        share = percent(model["trained"] / weights)
+        table.add_row("trained", count(model["trained"]), f"{share} of the weights")
     if model["adapters"]:
         table.add_row("adapters", count(model["adapters"]), percent(model["adapters"] / weights))
     each = model["flops_per_token"]
@@ -67,23 +82,24 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
     console.print(table)
     if model["vocab_assumed"]:
         console.print(
-            f"[yellow]The vocabulary is not known, its data are not here: {model['vocab_size']:,} is assumed; "
-            "say model.vocab_size=N[/yellow]",
+            f"The vocabulary is not known, its data are not here: {model['vocab_size']:,} is assumed; "
+            "say model.vocab_size=N",
+            style="yellow",
             soft_wrap=True,
         )
     layout = facts.get("layout")
-    where = f"{cluster['nodes']} x {cluster['per_node']} {cluster['name']}"
+    text = ""
     if layout is not None:
         text = (
-            f"{layout['engine']} ZeRO-{layout['zero_stage']}, {layout['precision']}; {layout['rows']} rows a step = "
-            f"{cluster['ranks']} ranks x {layout['accumulation']} accumulated x {layout['micro']} at once, "
+            f": {layout['engine']} ZeRO-{layout['zero_stage']}, {layout['precision']}; {layout['rows']} rows a step "
+            f"= {cluster['ranks']} ranks x {layout['accumulation']} accumulated x {layout['micro']} at once, "
             f"{count(layout['tokens_per_step'])} tokens"
         )
-        console.print(f"\n[bold]On {where}[/bold]: {text}", soft_wrap=True, highlight=False)
-    else:
-        console.print(f"\n[bold]On {where}[/bold]")
+    where = f"{cluster['nodes']} x {cluster['per_node']} {cluster['name']}"
+    console.print(f"\n[bold]On {where}[/bold]{text}", soft_wrap=True, highlight=False)
     if (measured := facts["calibration"]) is not None:
-        console.print(f"Calibrated on {measured['device']} ({measured['host']}, {measured['measured'][:10]})")
+        day = measured["measured"][:10]
+        console.print(f"Calibrated on {measured['device']} ({measured['host']}, {day})")
     console.print()
 
 
@@ -95,7 +111,8 @@ def _show_memory(facts: dict[str, Any], console: Console) -> None:
         if memory[key]:
             table.add_row(name, size(memory[key]), "#" * round(_BAR * min(1.5, memory[key] / limit)))
     table.add_row("in the host's memory", size(memory["host"]), "offloaded, and what a save copies")
-    most = f"{memory['largest_micro']:,}" + (" or more" if memory["largest_micro"] == memory["micro_limit"] else "")
+    largest = memory["largest_micro"]
+    most = f"{largest:,}" + (" or more" if largest == memory["micro_limit"] else "")
     table.add_row("largest micro-batch", most, f"rows; batch.micro={facts['layout']['micro']} is asked for")
     console.print(table)
     console.print()
@@ -104,9 +121,10 @@ def _show_memory(facts: dict[str, Any], console: Console) -> None:
 def _show_time(facts: dict[str, Any], console: Console) -> None:
     rates = facts["rates"]
     first = rates["predicted"]
-    table = Table(title=f"Time: bound by {first['bound']}", title_justify="left", title_style="bold", box=None)
-    for name in ("", "MFU", "tokens/s", "a step", "whole run", "GPU-hours"):
-        table.add_column(name, justify="right" if name else "left", header_style="dim", min_width=9)
+    columns = ("", "MFU", "tokens/s", "a step", "whole run", "GPU-hours")
+    table = _table(f"Time: bound by {first['bound']}", columns)
+    for column in table.columns:
+        column.min_width = 9
     for name, rate in rates.items():
         table.add_row(
             name,
@@ -117,8 +135,7 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
             f"{rate['gpu_hours']:,.{1 if rate['gpu_hours'] < 10 else 0}f}",
         )
     console.print(table)
-    parts = _section("")
-    parts.title = None
+    parts = _section(None)
     for name, seconds in first["parts_s"].items():
         if seconds:
             share = seconds / first["step_s"]
@@ -130,9 +147,8 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_network(facts: dict[str, Any], console: Console) -> None:
-    table = Table(title="A rank sends in a step", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("ZeRO", "bytes", "in a node", "between nodes", ""):
-        table.add_column(name, justify="left" if not name else "right", header_style="dim", min_width=5)
+    columns = ("ZeRO", "bytes", "in a node", "between nodes", "")
+    table = _table("A rank sends in a step", columns)
     for one in facts["network"]:
         between = span(one["between_s"]) if one["between_s"] else "-"
         asked = "<- asked for" if one["zero_stage"] == facts["layout"]["zero_stage"] else ""
@@ -140,12 +156,11 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _show_course(facts: dict[str, Any], console: Console) -> None:
-    course, failures = facts["course"], facts["course"]["failures"]
+def _show_course(course: dict[str, Any], console: Console) -> None:
+    failures = course["failures"]
     table = _section("Checkpoints, jobs, failures")
-    table.add_row(
-        "a checkpoint", size(course["checkpoint_bytes"]), f"written in {span(course['save_s'])}, beside training"
-    )
+    written = f"written in {span(course['save_s'])}, beside training"
+    table.add_row("a checkpoint", size(course["checkpoint_bytes"]), written)
     table.add_row("disk", size(course["disk_bytes"]), f"{course['checkpoints_kept']} at once")
     if course["interval_s"]:
         table.add_row("every", span(course["interval_s"]), "by checkpoint.every_steps")
@@ -157,12 +172,14 @@ def _show_course(facts: dict[str, Any], console: Console) -> None:
         best = "longer than the run (Daly)"
     table.add_row("best interval", span(failures["daly_s"]), best)
     table.add_row("", span(failures["young_s"]), "by Young")
-    table.add_row("lost to saves and failures", percent(failures["lost_share"]), "at most: saves run beside training")
-    if "jobs" in course:
-        jobs = course["jobs"]
-        text = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"
-        fits = str(jobs["count"]) if jobs["count"] else "none"
-        table.add_row("jobs", fits, text if jobs["count"] else "the limit is shorter than start and save")
+    lost = percent(failures["lost_share"])
+    table.add_row("lost to saves and failures", lost, "at most: saves run beside training")
+    jobs = course.get("jobs")
+    if jobs and jobs["count"]:
+        each = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"
+        table.add_row("jobs", str(jobs["count"]), each)
+    elif jobs:
+        table.add_row("jobs", "none", "the limit is shorter than start and save")
     console.print(table)
     console.print()
 
@@ -171,39 +188,28 @@ def _show_data(data: dict[str, Any], console: Console) -> None:
     table = _section("Data")
     table.add_row("tokens read", count(data["needed_tokens"]), f"{size(data['bytes_s'])}/s by all ranks")
     share = data["needed_tokens"] / data["optimal_tokens"]
-    table.add_row("compute-optimal", count(data["optimal_tokens"]), f"20 a parameter; the run reads {share:.2f} x")
-    if data["stored"] is None:
+    optimal = f"20 a parameter; the run reads {share:.2f} x"
+    table.add_row("compute-optimal", count(data["optimal_tokens"]), optimal)
+    stored = data["stored"]
+    if stored is None:
         table.add_row("there are", "?", "the data are not here")
     else:
-        stored = data["stored"]
-        table.add_row(
-            "there are", count(stored["tokens"]), f"in {stored['shards']} shards: {data['epochs']:.2f} epochs"
-        )
+        shards = f"in {stored['shards']} shards: {data['epochs']:.2f} epochs"
+        table.add_row("there are", count(stored["tokens"]), shards)
         table.add_row("rows a lane", count(data["rows_a_lane"]), f"an epoch, data.lanes={data['lanes']}")
     console.print(table)
     if data["problem"]:
-        console.print(f"[bold red]{data['problem']}[/bold red]", soft_wrap=True)
+        console.print(data["problem"], style="bold red", soft_wrap=True)
 
 
-_SMALL_BAR = 12
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    # One space between columns: the widest numbers fit a terminal of 80.
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name == "curve" else "right", header_style="dim", no_wrap=True)
-    return table
-
-
-def show_search(found: list[dict[str, Any]], console: Console) -> None:
+def _show_search(found: list[dict[str, Any]], console: Console) -> None:
     """Prints the layouts that fit, and how to ask for the first."""
     console.print()
     if not found:
         console.print("[bold]Layouts that fit[/bold]: none")
         return
     columns = ("ZeRO", "micro", "x", "recomputed", "on host", "MFU", "tokens/s", "memory", "bound")
-    table = _table("Layouts that fit, fastest first", columns)
+    table = _table("Layouts that fit, fastest first", columns, gap=1)
     for one in found:
         host = [name for name in ("optimizer", "params") if one[f"offload_{name}"] != "none"]
         table.add_row(
@@ -221,32 +227,29 @@ def show_search(found: list[dict[str, Any]], console: Console) -> None:
     console.print("The first: " + " ".join(found[0]["overrides"]), soft_wrap=True, highlight=False)
 
 
-def show_sweep(points: list[dict[str, Any]], console: Console) -> None:
+def _show_sweep(points: list[dict[str, Any]], console: Console) -> None:
     """Prints the scaling curve."""
     console.print()
     columns = ("nodes", "GPUs", "micro", "x", "tokens/s", "MFU", "of 1st", "run", "bound", "curve")
-    table = _table("Scaling: the same batch on more nodes (x: micro-batches a step)", columns)
+    # One space between columns: the widest numbers fit a terminal of 80.
+    table = _table("Scaling: the same batch on more nodes (x: micro-batches a step)", columns, gap=1)
     most = max((point["tokens_per_s"] or 0 for point in points), default=0)
     for point in points:
-        if point["tokens_per_s"] is None:
-            continue
-        table.add_row(
-            str(point["nodes"]),
-            f"{point['ranks']:,}",
-            str(point["micro"]),
-            str(point["accumulation"]),
-            count(point["tokens_per_s"]),
-            percent(point["mfu"]),
-            percent(point["efficiency"]),
-            span(point["days"] * 86_400),
-            point["bound"],
-            "#" * max(1, round(_SMALL_BAR * point["tokens_per_s"] / most)),
-        )
+        if point["tokens_per_s"] is not None:
+            table.add_row(
+                str(point["nodes"]),
+                f"{point['ranks']:,}",
+                str(point["micro"]),
+                str(point["accumulation"]),
+                count(point["tokens_per_s"]),
+                percent(point["mfu"]),
+                percent(point["efficiency"]),
+                span(point["days"] * 86_400),
+                point["bound"],
+                "#" * max(1, round(_SMALL_BAR * point["tokens_per_s"] / most)),
+            )
     console.print(table)
     for point in points:
         if point["why"]:
-            console.print(
-                f"{point['nodes']} node{'s' if point['nodes'] > 1 else ''}: {point['why']}",
-                style="yellow",
-                soft_wrap=True,
-            )
+            nodes = f"{point['nodes']} node{'s' if point['nodes'] > 1 else ''}"
+            console.print(f"{nodes}: {point['why']}", style="yellow", soft_wrap=True)

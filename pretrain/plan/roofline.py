@@ -1,28 +1,33 @@
-"""Roofline of a step: work over the reached share of each peak, by kind of kernel.
+"""The time of a step by a roofline: work over the reached share of each peak, by kind of kernel.
 
     projections, head    FLOPs over a share of the peak, which grows with the width of the matrices
     attention            FLOPs over a lower share
-    elementwise          bytes moved over a share of the memory's bandwidth: norms, activations, residuals, softmax
+    elementwise          bytes moved over a share of the memory's bandwidth: norms, activations, softmax
     optimizer            the same, once a step
-    network              bytes by ZeRO stage over the slower of links and network, less what hides behind computation
+    network              bytes by ZeRO stage over the slower of links and network, less the hidden ones
 
 The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
 """
 
 from dataclasses import dataclass
 
+from pretrain.config.engine import EngineConfig
+from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.plan.activations import activation_bytes
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.flops import RowFlops
 from pretrain.plan.gpus import CONSTANTS, Constants, Gpu
+from pretrain.plan.memory import bytes_per_parameter, state_bytes
+from pretrain.plan.task import ParallelLayout, TrainingTask
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of one rank in a step."""
 
-    projection_flops: float  # products with weights of a micro-batch, forward and backward, without the head
-    attention_flops: float  # scores and mixing, counted as for MFU: masked pairs too
-    head_flops: float  # products of the head
-    projection_forward: float  # forward part of `projection_flops`
-    attention_forward: float  # forward part of `attention_flops`
+    whole: RowFlops  # forward and backward pass of a row
+    forward: RowFlops  # forward pass of a row
+    micro: int  # rows of a micro-batch
     recompute: float  # share of the forward pass that is run again
     width: int  # model width, D
     kept_bytes: float  # activations of a micro-batch without checkpointing, for elementwise traffic
@@ -39,17 +44,74 @@ class Work:
     @property
     def model_flops(self) -> float:
         """Useful work of a step on this rank."""
-        return self.accumulation * (self.projection_flops + self.attention_flops + self.head_flops)
+        return self.accumulation * self.micro * self.whole.total
+
+
+def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
+    """Returns the share of the blocks' forward pass that is run again: products, so only under `full`."""
+    if engine.activation_checkpointing != "full" or isinstance(model, RecurrentConfig):
+        return 0.0
+    layers = [stack.layers for stack in (model.encoder, model.decoder) if stack is not None]
+    again = [-(-count // engine.activation_checkpointing_every) for count in layers]
+    return sum(again) / sum(layers)
+
+
+def plan_work(
+    task: TrainingTask,
+    engine: EngineConfig,
+    world_size: int,
+    micro: int,
+    accumulation: int,
+    *,
+    recompute: float | None = None,
+) -> Work:
+    """Counts the work of a rank; `recompute=None` takes the engine's share."""
+    model = task.model
+    values = task.values
+    plain = engine.model_copy(update={"activation_checkpointing": "none"})
+    on_host = engine.offload_optimizer != "none"
+    each = state_bytes(task.optimizer, values) / values.trained
+    zero = (engine.zero_stage, engine.precision, world_size, each)
+    state = bytes_per_parameter(*zero, offload_optimizer=on_host)
+    offload = 0.0
+    if on_host:
+        # Gradients down, weights up; and the update, at about that speed, in the host's memory.
+        updated = 2 * bytes_per_parameter(*zero).optimizer * values.trained
+        offload += 2 * engine.compute_bytes * values.trained / world_size + updated
+    if engine.offload_params != "none":
+        offload += 2 * engine.compute_bytes * values.weights / world_size * accumulation
+    rows = model.padded_vocab_size if model.head.kind == "lm" else 0
+    return Work(
+        whole=task.flops.whole,
+        forward=task.flops.forward,
+        micro=micro,
+        recompute=recompute_share(model, engine) if recompute is None else recompute,
+        width=model.last_stack.width,
+        kept_bytes=activation_bytes(task, plain, micro).kept,
+        logits=micro * task.lengths.target * task.head_share * rows,
+        parameters=values.weights,
+        trained=values.trained,
+        weight_bytes=engine.compute_bytes,
+        layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None),
+        state_bytes=(state.gradients + state.optimizer) * values.trained,
+        offload_bytes=offload,
+        accumulation=accumulation,
+        fp32=engine.precision == "fp32",
+    )
+
+
+OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
+"""True: gradients are reduced during the backward pass, as `deepspeed_config` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Nodes of `per_node` ranks, the ZeRO stage (0 also for DDP), and True where communication overlaps computation."""
+    """Nodes of `per_node` ranks, and the ZeRO stage, 0 also for DDP."""
 
     nodes: int
     per_node: int
     zero_stage: int
-    overlaps: bool
+    overlaps: bool = False  # True: communication overlaps computation
 
     @property
     def size(self) -> int:
@@ -86,15 +148,15 @@ class StepTime:
     @property
     def bound(self) -> str:
         """Longest part: compute, memory, network or offload."""
-        parts = {"compute": self.compute, "memory": self.memory, "network": self.network, "offload": self.offload}
-        return max(parts, key=lambda name: parts[name])
+        names = ("compute", "memory", "network", "offload")
+        return max(names, key=lambda name: float(getattr(self, name)))
 
 
 def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
-    """Returns bytes over a rank's link in a step: with each micro-batch, and once (Rajbhandari et al. 2020, 7).
+    """Returns bytes over a rank's link in a step: with each micro-batch, and once.
 
-    An all-reduce of gradients costs twice their size, a reduce-scatter once. DeepSpeed's stage 2 scatters after every
-    micro-batch; stage 3 also gathers the weights twice in each, frozen ones too.
+    An all-reduce of gradients costs twice their size, a reduce-scatter once (Rajbhandari et al. 2020,
+    7). DeepSpeed's stage 2 scatters after every micro-batch; stage 3 also gathers all weights twice.
     """
     if network.size == 1:
         return 0.0, 0.0
@@ -105,8 +167,9 @@ def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
 
 
 def link_seconds(num_bytes: float, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> float:
-    """Returns the seconds of rings over all ranks: one a network card, so that the cards of a node add up."""
-    inside = num_bytes * (network.size - 1) / network.size / (gpu.link_bytes_s * constants.link_share)
+    """Returns the seconds of rings over all ranks, one a network card: those of a node add up."""
+    links = gpu.link_bytes_s * constants.link_share
+    inside = num_bytes * (network.size - 1) / network.size / links
     if network.nodes == 1:
         return inside
     cards = network.per_node * gpu.network_bytes_s * constants.network_share
@@ -119,9 +182,10 @@ def time_step(work: Work, network: Network, gpu: Gpu, constants: Constants = CON
     peak = gpu.flops_fp32 if work.fp32 else gpu.flops
     again = 1 + work.recompute / 3  # of what is moved, a third is the forward pass's
     products = shares.products * work.width / (work.width + shares.half_width)
-    projection_flops = work.projection_flops + work.recompute * work.projection_forward
-    projections = (projection_flops + work.head_flops) / (peak * products)
-    attention = (work.attention_flops + work.recompute * work.attention_forward) / (peak * shares.attention)
+    flops = work.micro * work.whole.projections + work.recompute * (work.micro * work.forward.projections)
+    projections = (flops + work.micro * work.whole.head) / (peak * products)
+    flops = work.micro * work.whole.attention + work.recompute * (work.micro * work.forward.attention)
+    attention = flops / (peak * shares.attention)
     bandwidth = gpu.memory_bytes_s * constants.memory_share
     moved = constants.passes * work.kept_bytes * again + constants.logit_bytes * work.logits
     elementwise = moved / bandwidth
@@ -143,3 +207,41 @@ def time_step(work: Work, network: Network, gpu: Gpu, constants: Constants = CON
         network=count * wire + last,
         offload=work.offload_bytes / constants.host_bytes_s,
     )
+
+
+LOADER_TOKENS_S = 8e7
+"""Tokens that a rank's loader assembles a second with one thread (benchmarks/results.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Speed of a run."""
+
+    step_s: float  # seconds of a step
+    tokens_s: float  # tokens that the model reads a second, over all ranks
+    mfu: float  # model FLOPs utilization, 0 to 1
+    bound: str  # bottleneck: compute, memory, network, offload or data; `given`: not predicted
+    parts: StepTime | None = None  # seconds of a step by part. None: not predicted
+
+
+def predict_rate(
+    task: TrainingTask, layout: ParallelLayout, cluster: Cluster, *, mfu: float = 0.0, tokens_s: float = 0.0
+) -> Rate:
+    """Predicts the speed of a layout; or returns it at a given MFU, or number of tokens a second."""
+    engine = layout.engine
+    work = plan_work(task, engine, cluster.size, layout.micro, layout.accumulation)
+    tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
+    # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
+    flops = work.model_flops * cluster.size
+    peak = cluster.size * cluster.gpu.flops
+    if mfu or tokens_s:
+        step_s = tokens / tokens_s if tokens_s else flops / (mfu * peak)
+        return Rate(step_s, tokens / step_s, mfu or flops / step_s / peak, "given")
+    overlaps = OVERLAPS[engine.kind]
+    network = Network(cluster.nodes, cluster.per_node, engine.zero_stage, overlaps)
+    found = time_step(work, network, cluster.gpu, cluster.constants)
+    # Batches are assembled while a step runs: they cost nothing until they take longer than it.
+    reading_s = tokens / cluster.size / LOADER_TOKENS_S
+    step_s = max(found.total, reading_s)
+    bound = "data" if reading_s > found.total else found.bound
+    return Rate(step_s, tokens / step_s, flops / step_s / peak, bound, found)

@@ -32,7 +32,7 @@ from pretrain.optim.build import StateSize, build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.params import count_parameters
-from pretrain.plan.work import task_of
+from pretrain.plan.task import task_of
 from pretrain.run.folder import RunDir
 from pretrain.run.phase import Progress
 from pretrain.run.stop import StopFlag

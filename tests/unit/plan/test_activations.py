@@ -7,7 +7,8 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recurrent import RecurrentConfig
-from pretrain.plan.activations import activation_bytes, recurrent_bytes
+from pretrain.plan.activations import activation_bytes
+from pretrain.plan.task import TrainingTask
 from tests.unit.plan.kept import kept_bytes
 
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny",
@@ -32,7 +33,7 @@ def planned_over_kept(config, *, kind="deepspeed", precision="fp32", mode="none"
         activation_checkpointing_every=every,
     )
     source = SOURCE_LENGTH if config.encoder is not None and config.decoder is not None else None
-    planned = activation_bytes(config, engine, RowLengths(LENGTH, LENGTH, source), ROWS, device="cpu")
+    planned = activation_bytes(TrainingTask(config, RowLengths(LENGTH, LENGTH, source)), engine, ROWS, "cpu")
     return planned.kept / kept_bytes(config, engine, ROWS, LENGTH, source)
 
 
@@ -63,12 +64,9 @@ def test_checkpointing_every_second_block_is_between_all_and_none():
 def test_what_is_computed_again_is_of_one_block():
     """The bytes of a whole block are what a model of one more layer keeps more."""
     engine = EngineConfig(device="cpu", activation_checkpointing="full")
-    lengths = RowLengths(LENGTH, LENGTH)
-    full = activation_bytes(model_of("llama-tiny"), engine, lengths, ROWS)
-    whole = [
-        activation_bytes(model_of("llama-tiny", decoder={"layers": layers}), EngineConfig(), lengths, ROWS).kept
-        for layers in (2, 3)
-    ]
+    deeper = [TrainingTask(model_of("llama-tiny", decoder={"layers": n}), RowLengths(LENGTH, LENGTH)) for n in (2, 3)]
+    full = activation_bytes(deeper[0], engine, ROWS)
+    whole = [activation_bytes(task, EngineConfig(), ROWS).kept for task in deeper]
     assert full.recomputed == whole[1] - whole[0]
     assert full.peak == full.kept + full.recomputed
 
@@ -76,7 +74,7 @@ def test_what_is_computed_again_is_of_one_block():
 def test_the_head_of_a_masked_model_keeps_the_places_that_it_reads_only():
     config, lengths = model_of("bert-tiny"), RowLengths(LENGTH, LENGTH)
     everything, some = (
-        activation_bytes(config, EngineConfig(), lengths, ROWS, head_share=share) for share in (1, 0.25)
+        activation_bytes(TrainingTask(config, lengths, share), EngineConfig(), ROWS) for share in (1, 0.25)
     )
     assert some.loss < everything.loss
     assert everything.blocks == some.blocks
@@ -91,5 +89,5 @@ def test_what_recurrent_cells_keep_is_known_within_a_third(cell, attention):
     config = RecurrentConfig.model_validate({"kind": "recurrent", "decoder": stack, "vocab_size": 256, **two})
     engine = EngineConfig(kind="single", zero_stage=0, precision="fp32", device="cpu")
     source = None if attention is None else 48
-    planned = recurrent_bytes(config, engine, RowLengths(32, 32, source), 8)
+    planned = activation_bytes(TrainingTask(config, RowLengths(32, 32, source)), engine, 8).kept
     assert planned / kept_bytes(config, engine, 8, 32, source) == pytest.approx(1, abs=0.34)

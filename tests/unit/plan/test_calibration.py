@@ -13,15 +13,15 @@ from pretrain.plan.cluster import (
     Cluster,
     calibration_folder,
     find_calibration,
-    find_gpu,
     fit_products,
     load_calibration,
     save_calibration,
 )
-from pretrain.plan.gpus import CONSTANTS
-from pretrain.plan.search import check_fits, predict_rate
-from pretrain.plan.state_memory import memory_limit, rank_memory
-from pretrain.plan.work import ParallelLayout, task_of
+from pretrain.plan.gpus import CONSTANTS, find_gpu
+from pretrain.plan.memory import memory_limit, rank_memory
+from pretrain.plan.roofline import predict_rate
+from pretrain.plan.search import check_fits
+from pretrain.plan.task import ParallelLayout, task_of
 
 QUICKSTART = "configs/run/quickstart.yaml"
 MEASURED = Calibration(

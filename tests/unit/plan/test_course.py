@@ -2,6 +2,7 @@
 
 import pytest
 
+from pretrain.errors import ConfigError
 from pretrain.plan.course import (
     StoredData,
     daly_interval,
@@ -63,7 +64,7 @@ def test_times_are_read_as_people_and_slurm_write_them(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "d", "3x", "h3", "1:2:3:4", "soon", "0h"])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(ValueError, match=r".*"):
+    with pytest.raises(ConfigError, match=r"--time: .* is no time; write 3d, 12h"):
         parse_time(text)
 
 

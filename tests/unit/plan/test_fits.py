@@ -5,10 +5,12 @@ import re
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.plan.cluster import OVERLAPS, Cluster, find_gpu
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.gpus import find_gpu
+from pretrain.plan.memory import largest_micro, memory_limit, rank_memory
+from pretrain.plan.roofline import OVERLAPS
 from pretrain.plan.search import check_fits, divisors, parse_sweep, search, sweep
-from pretrain.plan.state_memory import largest_micro, memory_limit, rank_memory
-from pretrain.plan.work import ParallelLayout, changes, task_of
+from pretrain.plan.task import ParallelLayout, changes, task_of
 
 GPT2 = ["model.preset=gpt2-124m", "model.vocab_size=50257", "batch.seq_len=1024", "engine.precision=bf16"]
 LLAMA = ["model.preset=llama3-8b", "model.vocab_size=128256", "batch.seq_len=8192", "engine.precision=bf16"]
@@ -81,7 +83,7 @@ def test_a_found_layout_is_a_config_that_loads():
 def test_the_largest_micro_batch_fits_and_one_more_row_does_not():
     config, cluster = config_of(*GPT2, "batch.global_tokens=524288", "batch.micro=1"), nodes_of("a10")
     task = task_of(config)
-    most = largest_micro(task, ParallelLayout(config.engine, 1, 1), cluster, 10_000)
+    most = largest_micro(task, config.engine, cluster, 10_000)
     needed = [rank_memory(task, ParallelLayout(config.engine, most + more, 1), cluster).total for more in (0, 1)]
     assert needed[0] <= memory_limit(cluster) < needed[1]
 
@@ -91,7 +93,8 @@ def test_offloading_and_sharding_take_memory_off_the_device():
     task, cluster = task_of(config), nodes_of("h100", 2)
 
     def state(**update):
-        return rank_memory(task, ParallelLayout(config.engine.model_copy(update=update), 1, 1), cluster).state
+        found = rank_memory(task, ParallelLayout(config.engine.model_copy(update=update), 1, 1), cluster)
+        return found.weights + found.gradients + found.optimizer
 
     stages = [state(zero_stage=stage) for stage in range(4)]
     assert stages == sorted(stages, reverse=True)
@@ -139,6 +142,6 @@ def test_what_is_said_to_overlap_is_what_deepspeed_is_told():
 
 def test_the_chunk_of_logits_is_the_one_that_the_loss_holds():
     from pretrain.objective import loss
-    from pretrain.plan import state_memory
+    from pretrain.plan import memory
 
-    assert state_memory.CHUNK_LOGITS == loss.CHUNK_LOGITS
+    assert memory.CHUNK_LOGITS == loss.CHUNK_LOGITS

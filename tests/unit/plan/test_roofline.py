@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_runs import ROWS, error_table, predict_row
+from pretrain.plan.flops import RowFlops
 from pretrain.plan.gpus import GPUS
 from pretrain.plan.roofline import Network, Work, link_seconds, time_step, wire_bytes
 
 WORK = Work(
-    projection_flops=6e12,
-    attention_flops=1e12,
-    head_flops=1e11,
-    projection_forward=2e12,
-    attention_forward=1e12 / 3,
+    whole=RowFlops(projections=6e12, attention=1e12, head=1e11),
+    forward=RowFlops(projections=2e12, attention=1e12 / 3, head=1e11 / 3),
+    micro=1,
     recompute=0.0,
     width=4096,
     kept_bytes=1e9,
@@ -81,7 +80,8 @@ def test_the_bound_is_what_takes_longest():
 
 
 def test_computing_the_forward_pass_again_is_a_third_more_and_no_useful_work():
-    again = time_step(replace(WORK, recompute=1.0, head_flops=0.0), Network(1, 1, 0, False), GPUS["h100"])
-    plain = time_step(replace(WORK, head_flops=0.0), Network(1, 1, 0, False), GPUS["h100"])
+    headless = replace(WORK, whole=replace(WORK.whole, head=0.0))
+    again = time_step(replace(headless, recompute=1.0), Network(1, 1, 0, False), GPUS["h100"])
+    plain = time_step(headless, Network(1, 1, 0, False), GPUS["h100"])
     assert again.compute == pytest.approx(plain.compute * 4 / 3)
     assert replace(WORK, recompute=1.0).model_flops == WORK.model_flops

@@ -20,11 +20,11 @@ from pretrain.errors import ConfigError
 from pretrain.model import build_model, init_weights
 from pretrain.optim.build import state_size
 from pretrain.optim.groups import group_parameters
+from pretrain.plan.activations import activation_bytes
 from pretrain.plan.flops import count_flops
 from pretrain.plan.memory import state_bytes
-from pretrain.plan.params import parameter_shapes
-from pretrain.plan.trained import TrainableSubset, count_values, plan_trained
-from pretrain.plan.work import TrainingTask, kept_by
+from pretrain.plan.params import TrainableSubset, count_values, parameter_shapes, plan_trained
+from pretrain.plan.task import TrainingTask
 from pretrain.types import Batch, SourceBatch
 from tests.unit.plan.kept import kept_bytes
 from tests.unit.plan.test_params import models
@@ -255,6 +255,6 @@ def check_kept(config, trained):
     """Between what is kept and what is planned lies what frozen matrices would have kept to have a gradient."""
     engine = EngineConfig(kind="single", precision="fp32", device="cpu")
     lengths = RowLengths(64, 64)
-    planned, _ = kept_by(TrainingTask(config, lengths, trained=trained), engine, 4, "cpu")
+    planned = activation_bytes(TrainingTask(config, lengths, trained=trained), engine, 4, "cpu").kept
     kept = kept_bytes(config, engine, 4, 64, None)
     assert 0.7 * planned < kept <= planned

@@ -1,0 +1,90 @@
+"""The training task of a run, and the layouts on machines, which do not change its samples."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths
+from pretrain.config.recurrent import AnyModelConfig
+from pretrain.config.run import RunConfig
+from pretrain.plan.flops import TrainingFlops, count_flops
+from pretrain.plan.params import TrainableSubset, Values, count_values, plan_trained
+
+ASSUMED_VOCAB_SIZE = 32_768
+ASSUMED_LABELS = ("a", "b")
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """A model, its rows, and its trained parameters."""
+
+    model: AnyModelConfig  # model whose vocabulary is known
+    lengths: RowLengths  # tokens of a row
+    head_share: float = 1.0  # share of the positions at which the head is computed
+    optimizer: str = "adamw"  # `optim.kind`
+    trained: TrainableSubset | None = None  # trained part of the model. None: all
+
+    @cached_property
+    def values(self) -> Values:
+        """Numbers of values: of the model, trained, and saved."""
+        return count_values(self.model, self.trained)
+
+    @cached_property
+    def flops(self) -> TrainingFlops:
+        """FLOPs of a row."""
+        return count_flops(
+            self.model,
+            self.lengths.target,
+            source_len=self.lengths.source,
+            head_share=self.head_share,
+            trained=self.trained,
+        )
+
+    @property
+    def trains_head(self) -> bool:
+        """True if the output projection has a gradient."""
+        name = "embedding.weight" if self.model.tied_embeddings else "head.weight"
+        return self.trained is None or name in self.trained.names
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a row, source and target."""
+        return self.lengths.target + (self.lengths.source or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """An engine, the rows of a micro-batch, and the micro-batches of a step."""
+
+    engine: EngineConfig
+    micro: int
+    accumulation: int
+
+    def overrides(self) -> list[str]:
+        """Returns the overrides of a command line: `engine.zero_stage=2 batch.micro=8`."""
+        names = ("kind", "zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params")
+        engine = [f"engine.{name}={getattr(self.engine, name)}" for name in names]
+        return [*engine, f"batch.micro={self.micro}"]
+
+
+def changes(layout: ParallelLayout, config: RunConfig) -> list[str]:
+    """Returns the overrides of a layout that change a config."""
+    same = ParallelLayout(config.engine, config.batch.micro, 1).overrides()
+    return [override for override in layout.overrides() if override not in same]
+
+
+def known_model(model: AnyModelConfig, vocab_size: int | None = None, labels: tuple[str, ...] = ()) -> AnyModelConfig:
+    """Fills in the vocabulary and labels of tokenizer and data; None or empty: assumed ones."""
+    update: dict[str, object] = {}
+    if model.vocab_size is None:
+        update["vocab_size"] = vocab_size or ASSUMED_VOCAB_SIZE
+    if model.head.kind == "labels" and not model.head.labels:
+        update["head"] = model.head.model_copy(update={"labels": list(labels or ASSUMED_LABELS)})
+    return model.model_copy(update=update)
+
+
+def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingTask:
+    """Returns the task of a run; `model` is its model with a known vocabulary. None: an assumed one."""
+    model = model or known_model(config.model)
+    trained = plan_trained(model, config.init.freeze, config.finetune)
+    return TrainingTask(model, config.lengths, config.objective.head_share, config.optim.kind, trained)
