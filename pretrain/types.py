@@ -12,8 +12,8 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ Moved = TypeVar("Moved", bound="SourceBatch | Batch")
 
 def _moved(value: Moved, device: torch.device) -> Moved:
     tensors: dict[str, Any] = {}
-    for field in fields(value):
-        item = getattr(value, field.name)
+    for one in fields(value):
+        item = getattr(value, one.name)
         if isinstance(item, Tensor):
-            tensors[field.name] = item.to(device, non_blocking=True)
+            tensors[one.name] = item.to(device, non_blocking=True)
     return replace(value, **tensors)
 
 
@@ -183,3 +183,42 @@ class FragmentStore(Protocol):
             scalars: What `scalars` returned when this was saved, maybe by another engine; what is of no use is left.
         """
         ...
+
+
+SAMPLING_KEYS = ("do_sample", "temperature", "top_k", "top_p")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Settings of decoding that a model is released with, as transformers defines them.
+
+    Attributes:
+        num_beams: Beams; 1 is greedy.
+        length_penalty: Exponent of the length that a finished beam's score is divided by.
+        early_stopping: End of a beam search with `num_beams` finished beams. True: at once; False:
+            when no open beam is likely to do better; "never": when none can.
+        max_length: Most tokens of a row, its first ones included. None: not given.
+        max_new_tokens: Most tokens without the prompt; precedes `max_length`.
+        suppressed: Ids that are never generated.
+        forced_eos: Id of the last token of a row that reaches its greatest length. None: not forced.
+        eos: Ids that end a row; empty: those of the tokenizer.
+        renormalize: Probabilities sum to 1 again without `suppressed`, which changes beam scores.
+        sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such setting.
+        kept: Further settings by their key: those of sampling, and unsupported ones, for exports.
+    """
+
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    suppressed: tuple[int, ...] = ()
+    forced_eos: int | None = None
+    eos: tuple[int, ...] = ()
+    renormalize: bool = False
+    sees_prompt_whole: bool = False
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def not_honoured(self) -> list[str]:
+        """Returns the settings that change the result in transformers and not in `generate`, as `key=value`."""
+        return [f"{key}={value}" for key, value in self.kept.items() if key not in SAMPLING_KEYS]

@@ -1,4 +1,4 @@
-"""Models on disk (run, checkpoint, model folder, Hugging Face folder): open, import, export, average, adapt."""
+"""Models on disk (run, checkpoint, model folder, Hugging Face folder): open, import, export, average."""
 
 from pretrain.artifact.model_path import find_checkpoint
 from pretrain.artifact.open import Artifact, open_artifact

@@ -1,53 +1,52 @@
-"""Low-rank adapters beside linear layers (Hu et al. 2022), by peft.
+"""Low-rank adapters of linear layers (Hu et al. 2022), by peft: training and export; frozen parameters.
 
-    X = W x   ->   W x + alpha / rank * B A dropout(x)      W frozen, A [rank, in] drawn, B [out, rank] zeros
+    W x  ->  W x + alpha / rank * B A dropout(x)      W frozen, A [rank, in] drawn, B [out, rank] zeros
 
-A fused layer has one adapter: queries, keys and values share A, as rows of one matrix do. So the update of each has the
-rank asked for, with fewer values than three adapters.
+A fused layer has one adapter: queries, keys and values share A, as rows of one matrix do. So the
+update of each has the full rank, with fewer values than three adapters. An export has one adapter
+for each module of Hugging Face that the layer is made of:
+
+    qkv: A [r, in], B [q + k + v, r]   ->   q_proj: A, B[:q]   k_proj: A, B[q : q + k]   ...
+    qkv of GPT-2, which is fused there ->   c_attn: A, B
+
+A row range of B times A is that row range of the product: the split is exact.
 """
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from pretrain.artifact.model_path import open_source
-from pretrain.artifact.source import TOKENIZER_FOLDER, MergedModel, ModelSource, is_adapter, name_without_adapter
+from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, is_adapter, name_without_adapter
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.interop.choose import choose_family
-from pretrain.interop.family import Family
 from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
 from pretrain.tokenizer import parse_tokenizer
 from pretrain.tokenizer.file import read_given
 from pretrain.utils.io import new_folder, write_file, write_json
 
-log = logging.getLogger(__name__)
+_TASKS = {"decoder": "CAUSAL_LM", "encoder+decoder": "SEQ_2_SEQ_LM", "encoder": None}
 
 
 def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
-    """Adds an adapter to every layer of `config.targets`, and freezes all other parameters, in place.
+    """Adds an adapter to each layer of `config.targets`, and freezes all other parameters, in place.
 
-    Args:
-        model: Model on any device, the meta device too; values of adapters are not set.
-        config: Fine-tuning config of kind `lora`.
-
-    Returns:
-        The names of the layers.
+    The model may be on the meta device; values of adapters are not set. Returns the layers' names.
 
     Raises:
-        ConfigError: A pattern names no linear layer of a block.
+        ConfigError: A pattern matches no linear layer of a block.
         LaunchError: peft is missing.
     """
-    linear = [name for name, part in model.named_modules() if type(part) is nn.Linear and ".blocks." in name]
+    modules = {name: part for name, part in model.named_modules() if ".blocks." in name}
+    linear = [name for name, part in modules.items() if type(part) is nn.Linear]
     for pattern in config.targets:
         if not any(matches(name, [pattern]) for name in linear):
             kinds = sorted({name.split(".blocks.")[1].partition(".")[2] for name in linear})
@@ -59,8 +58,14 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise LaunchError(f"finetune.kind=lora needs the peft package: {error}", fix="install it") from None
-    adapters = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=layers)
+        what = f"finetune.kind=lora needs the peft package: {error}"
+        raise LaunchError(what, fix="install it") from None
+    adapters = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=layers,
+    )
     inject_adapter_in_model(adapters, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
     if config.dropout:
         for part in model.modules():
@@ -70,7 +75,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
 
 
 def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """Draws one matrix of an adapter, fp32, on the CPU: A as `nn.Linear` is by torch and peft, B zeros."""
+    """Returns a matrix of an adapter, fp32, on the CPU: A drawn as torch does `nn.Linear`, B zeros."""
     assert is_adapter(name)
     weight = torch.zeros(shape)
     if ".lora_A." in name:
@@ -79,26 +84,14 @@ def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
     return weight
 
 
-# Export of adapters as a folder that peft reads, over an export of the base model.
-#
-#     ours                                  theirs, a module of Hugging Face each
-#     qkv: A [r, in], B [q + k + v, r]      q_proj: A, B[:q]   k_proj: A, B[q : q + k]   v_proj: A, B[q + k :]
-#     qkv of GPT-2, which is fused there    c_attn: A, B
-#
-# A row range of B times A is that row range of the product: the split is exact. Parameters that were trained in full
-# besides adapters cannot be stored in such a folder.
-
-_TASKS = {"decoder": "CAUSAL_LM", "encoder+decoder": "SEQ_2_SEQ_LM", "encoder": None}
-
-
 @dataclass(frozen=True, slots=True)
 class ExportedAdapter:
-    """What was written.
+    """Result of an export of adapters.
 
     Attributes:
-        model_type: Family of the model that the adapters belong to.
+        model_type: Family of the base model.
         rank: Rank of each adapter.
-        modules: How many of theirs have one.
+        modules: Number of modules of theirs with an adapter.
         num_parameters: Values in the file.
     """
 
@@ -114,27 +107,40 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
     Args:
         path: A run with `finetune.kind=lora`, or a checkpoint of one.
         out: The folder; must not exist, or be empty.
-        family: `model_type` of the model under them; None: the first that represents it exactly.
+        family: `model_type` of the base model; None: the first that represents it exactly.
 
     Raises:
-        ConfigError: There are no adapters; more than adapters was trained; or no family represents the model.
-        CheckpointError: No intact checkpoint, or the model under it is gone.
+        ConfigError: No adapters; other parameters were trained; no family represents the model.
+        CheckpointError: No intact checkpoint, or the base model is missing.
         DiskError: The disk refused; nothing is left under `out`.
     """
     described = open_source(path)
-    merged, config = described.merged, described.config
+    merged = described.merged
+    config = described.config
     if merged is None or described.run is None:
         raise ConfigError("has no adapters", where=str(path), fix="leave --adapter out")
     if merged.replaced or merged.base.num_added:
-        beside = ", ".join(merged.replaced) or f"{merged.base.num_added} added tokens"
-        raise ConfigError(
-            f"peft's folder holds adapters alone, and the run has {beside} too",
-            where=str(path),
-            fix="leave --adapter out: adapters are merged then",
-        )
+        further = ", ".join(merged.replaced) or f"{merged.base.num_added} added tokens"
+        what = f"peft's folder holds adapters alone, and the run has {further} too"
+        raise ConfigError(what, where=str(path), fix="leave --adapter out: adapters are merged then")
     assert isinstance(config, ModelConfig)
     chosen = choose_family(config, family)
-    tensors, modules, transposed = _tensors(merged, chosen, config)
+    tensors: dict[str, Tensor] = {}
+    modules: list[str] = []
+    # GPT-2 stores weights as [in, out], and peft must know.
+    transposed = False
+    for weight in chosen.weights(config):
+        layer = weight.ours.removesuffix(".weight")
+        if layer not in merged.layers or weight.ours == layer:
+            continue
+        a, b = merged.matrices(layer)
+        parts = torch.split(b, [rows for _, rows in weight.theirs])
+        for (name, _), part in zip(weight.theirs, parts, strict=True):
+            module = name.removesuffix(".weight")
+            modules.append(module)
+            tensors[f"base_model.model.{module}.lora_A.weight"] = a.clone()
+            tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
+        transposed = transposed or weight.transposed
     run = load_config(described.run.config, import_extensions=False)
     facts = {
         "peft_type": "LORA",
@@ -157,32 +163,13 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
     return ExportedAdapter(chosen.model_type, run.finetune.rank, len(modules), count)
 
 
-def _tensors(merged: MergedModel, family: Family, config: ModelConfig) -> tuple[dict[str, Tensor], list[str], bool]:
-    """Returns tensors by peft's names, the modules of theirs, and whether these store weights as [in, out]."""
-    tensors: dict[str, Tensor] = {}
-    modules, transposed = [], False
-    for weight in family.weights(config):
-        layer = weight.ours.removesuffix(".weight")
-        if layer not in merged.layers or weight.ours == layer:
-            continue
-        a, b = merged.matrices(layer)
-        parts = torch.split(b, [rows for _, rows in weight.theirs])
-        for (name, _), part in zip(weight.theirs, parts, strict=True):
-            module = name.removesuffix(".weight")
-            modules.append(module)
-            tensors[f"base_model.model.{module}.lora_A.weight"] = a.clone()
-            tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
-        transposed = transposed or weight.transposed
-    return tensors, modules, transposed
-
-
 def freeze(model: nn.Module, patterns: Collection[str]) -> int:
-    """Freezes parameters by name, in place; returns how many values that is.
+    """Freezes parameters by name, in place; returns the number of frozen values.
 
     A frozen parameter is in no group of the optimizer, and has neither moments nor an fp32 copy.
 
     Raises:
-        ConfigError: A pattern names no parameter, or nothing is left to be trained.
+        ConfigError: A pattern matches no parameter, or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
     check_patterns("init.freeze", patterns, names)
@@ -190,17 +177,19 @@ def freeze(model: nn.Module, patterns: Collection[str]) -> int:
         if matches(name, patterns):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"init.freeze={list(patterns)} leaves nothing to train", fix="name fewer parameters")
+        what = f"init.freeze={list(patterns)} leaves nothing to train"
+        raise ConfigError(what, fix="name fewer parameters")
     return sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
 
 
 def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[str]) -> list[str]:
-    """Lets parameters be trained beside adapters: those that begin anew, and those that are named. Returns the names.
+    """Unfreezes the parameters in `anew` and those that a pattern matches; returns their names.
 
     Raises:
-        ConfigError: A pattern names no parameter.
+        ConfigError: A pattern matches no parameter.
     """
-    names = {name: name_without_adapter(name) for name, _ in model.named_parameters() if not is_adapter(name)}
+    parameters = [name for name, _ in model.named_parameters() if not is_adapter(name)]
+    names = {name: name_without_adapter(name) for name in parameters}
     check_patterns("finetune.also", patterns, list(names.values()))
     chosen = []
     for name, own in names.items():
@@ -214,36 +203,31 @@ def check_tokens(source: ModelSource, data: Path) -> None:
     """Compares the tokenizer of a model with that of the data, which may have further tokens.
 
     Args:
-        source: The model; one without a tokenizer fits any.
+        source: The model; one without a tokenizer fits any data.
         data: The tokenizer.json of the data.
 
     Raises:
         DataError: A token has another number in the data, or none.
     """
-    theirs = _tokenizer_of(source)
-    if theirs is None:
+    files = dict(source.load_tokenizer_files())
+    if not files:
         return
+    content = files.get("tokenizer.json")
+    if content is None:
+        folder = source.path / TOKENIZER_FOLDER
+        path = folder if folder.is_dir() else source.path
+        content = read_given(TokenizerConfig(kind="given", path=str(path)))
+    theirs = parse_tokenizer(content, str(source.path))
     ours = parse_tokenizer(data.read_bytes(), str(data)).get_vocab(with_added_tokens=True)
     known = sorted(theirs.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     different = [(token, number) for token, number in known if ours.get(token) != number]
     if different:
         token, number = different[0]
         found = ours.get(token, "none")
+        given = f"tokenizer: {{kind: given, path: {source.path}}}"
         raise DataError(
-            f"the tokenizer of the data is not that of {source.path}: {token!r} has the number {number} there "
-            f"and {found} here, and {len(different) - 1} others differ",
+            f"the tokenizer of the data is not that of {source.path}: {token!r} has the number "
+            f"{number} there and {found} here, and {len(different) - 1} others differ",
             where=str(data),
-            fix=f"prepare them with tokenizer: {{kind: given, path: {source.path}}}, or say init.check_tokenizer=false",
+            fix=f"prepare them with {given}, or say init.check_tokenizer=false",
         )
-
-
-def _tokenizer_of(source: ModelSource) -> Tokenizer | None:
-    files = dict(source.load_tokenizer_files())
-    if not files:
-        return None
-    content = files.get("tokenizer.json")
-    if content is None:
-        folder = source.path / TOKENIZER_FOLDER
-        path = folder if folder.is_dir() else source.path
-        content = read_given(TokenizerConfig(kind="given", path=str(path)))
-    return parse_tokenizer(content, str(source.path))

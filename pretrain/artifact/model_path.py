@@ -1,44 +1,50 @@
-"""Resolves a model path to its newest valid checkpoint, and describes the model there without loading it.
+"""Resolves a model path to its newest valid checkpoint, and describes that model without loading it.
 
 run                  config.yaml, tokenizer.json, checkpoints/     newest valid checkpoint
 checkpoint           folder inside a run's checkpoints/            config and tokenizer of the run
-model folder         model.json, manifest.json, tokenizer/         written by `pretrain import` and `average`
+model folder         model.json, manifest.json, tokenizer/         of `pretrain import` and `average`
 Hugging Face folder  config.json, safetensors, tokenizer files     read in place
 """
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pydantic
 from tokenizers import Tokenizer, models
+from torch import Tensor
 
-from pretrain.artifact.source import TOKENIZER_FOLDER, MergedModel, ModelSource, merge_adapters
+from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, TokenizerFiles, merge_adapters
 from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, list_checkpoints, load_manifest, step_name
-from pretrain.checkpoint.load import WeightReader
+from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
-from pretrain.config.model import SpecialTokens
 from pretrain.config.recurrent import parse_model
 from pretrain.errors import CheckpointError, DataError
-from pretrain.interop.generation import GenerationDefaults, load_generation_defaults, read_generation_defaults
+from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
-from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
+from pretrain.interop.tokenizer import (
+    HubTokenizer,
+    load_hub_tokenizer,
+    tokenizer_files,
+    wrap_tokenizer_json,
+)
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
+from pretrain.types import GenerationDefaults
 from pretrain.utils.checksum import check_file
+from pretrain.utils.io import make_dir, new_folder, write_file, write_json
+
+FORMAT = 1
+"""Version of model.json."""
 
 
 class PlainCodec:
-    """A tokenizer of `pretrain prepare`: it adds no special tokens, except the end-of-document token of sources.
+    """A `Codec` over a tokenizer of `pretrain prepare`, which adds no special tokens.
 
-    Args:
-        tokenizer: Tokenizer of the run.
-        ends_sources: Append the end-of-document token to a source, as in the training of an encoder-decoder.
-
-    Attributes:
-        eos_ids: End-of-document token; empty if the tokenizer has none.
-        mask_id: Mask token, if the tokenizer has one.
+    With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
     """
 
     def __init__(self, tokenizer: Tokenizer, ends_sources: bool = False) -> None:
@@ -48,17 +54,20 @@ class PlainCodec:
         self.mask_id: int | None = special.mask
         self._end = list(self.eos_ids) if ends_sources else []
         self._named = nameable_tokens(tokenizer)
-        self._names = re.compile("|".join(map(re.escape, sorted(self._named, key=len, reverse=True))))
-        # A token of a word includes the space before it, and so does a mask in its place; a character does not.
+        longest_first = sorted(self._named, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, longest_first)))
+        # A word's token includes the space before it, and so does its mask; a character's does not.
         self._takes_space = not isinstance(tokenizer.model, models.WordLevel)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; special tokens that it spells (masks, sentinels, modes) become their ids."""
+        """Returns the ids of a text; spelled special tokens (masks, sentinels, modes) become their ids."""
         ids: list[int] = []
         first = 0
         for match in self._names.finditer(text) if self._named else ():
             part = text[first : match.start()]
-            ids += [*self._encode(part.removesuffix(" ") if self._takes_space else part), self._named[match[0]]]
+            if self._takes_space:
+                part = part.removesuffix(" ")
+            ids += [*self._encode(part), self._named[match[0]]]
             first = match.end()
         return ids + self._encode(text[first:]) + self._end
 
@@ -66,7 +75,7 @@ class PlainCodec:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_target(self, text: str) -> list[int]:
-        """The same as `encode`: there is one language."""
+        """Returns the ids of a target: those of `encode`, as there is one language."""
         return self.encode(text)
 
     def decode(self, ids: list[int]) -> str:
@@ -78,10 +87,6 @@ class PlainCodec:
         return [str(self._tokenizer.decode([number], skip_special_tokens=False)) for number in ids]
 
 
-FORMAT = 1
-"""Of model.json."""
-
-
 def open_source(path: Path) -> ModelSource:
     """Describes the model at a path of any of the four forms.
 
@@ -89,118 +94,134 @@ def open_source(path: Path) -> ModelSource:
         CheckpointError: None of the forms, no intact checkpoint, or missing files.
         ConfigError: The config is damaged, or the model cannot be represented exactly.
     """
-    if is_release(path):
-        return _open_release(path)
-    checkpoint = find_checkpoint(path)
-    if (checkpoint / MODEL_FILE).is_file():
-        return _open_model_folder(checkpoint)
-    return _open_run(checkpoint)
-
-
-def _open_release(folder: Path) -> ModelSource:
-    release = open_release(folder)
+    if not is_release(path):
+        checkpoint = find_checkpoint(path)
+        is_folder = (checkpoint / MODEL_FILE).is_file()
+        return _open_model_folder(checkpoint) if is_folder else _open_run(checkpoint)
+    release = open_release(path)
+    # read_part is missing: a tensor of theirs is read whole.
     return ModelSource(
-        path=folder,
+        path=path,
         config=release.config,
         read=release.read,
         shapes=release.shapes,
-        load_codec=lambda: load_hub_tokenizer(folder),
-        load_tokenizer_files=lambda: tokenizer_files(folder),
-        generation=load_generation_defaults(folder),
+        load_codec=lambda: load_hub_tokenizer(path),
+        load_tokenizer_files=lambda: tokenizer_files(path),
+        generation=load_generation_defaults(path),
     )
 
 
 def _open_model_folder(folder: Path) -> ModelSource:
-    file, tokenizer = folder / MODEL_FILE, folder / TOKENIZER_FOLDER
+    file = folder / MODEL_FILE
+    tokenizer = folder / TOKENIZER_FOLDER
+
+    def load_codec() -> HubTokenizer:
+        if not tokenizer.is_dir():
+            what = "the model was imported without a tokenizer"
+            raise DataError(what, where=str(folder), fix="import it again")
+        return load_hub_tokenizer(tokenizer)
+
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
         if facts["format"] != FORMAT:
-            raise CheckpointError(
-                f"written in format {facts['format']}, this version reads {FORMAT}",
-                where=str(file),
-                fix="update pretrain",
-            )
-        config, generation = parse_model(facts["model"]), read_generation_defaults(facts["generation"])
+            what = f"written in format {facts['format']}, this version reads {FORMAT}"
+            raise CheckpointError(what, where=str(file), fix="update pretrain")
+        config = parse_model(facts["model"])
+        generation = read_generation_defaults(facts["generation"])
     except (OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CheckpointError(f"damaged: {reason}", where=str(file), fix="import the model again") from None
+        reason = f"damaged: {type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(reason, where=str(file), fix="import the model again") from None
     reader = WeightReader(folder)
     return ModelSource(
         path=folder,
         config=config,
         read=reader.read,
         shapes=reader.shapes,
-        load_codec=lambda: load_hub_tokenizer(_existing(tokenizer)),
+        load_codec=load_codec,
         load_tokenizer_files=lambda: tokenizer_files(tokenizer) if tokenizer.is_dir() else [],
         generation=generation,
         read_part=reader.read_part,
     )
 
 
-def _existing(tokenizer: Path) -> Path:
-    if not tokenizer.is_dir():
-        raise DataError(
-            "the model was imported without a tokenizer", where=str(tokenizer.parent), fix="import it again"
-        )
-    return tokenizer
+def write_model_folder(
+    out: Path, facts: dict[str, Any], tokenizer: TokenizerFiles, weights: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Writes a model folder, which appears under its name when it is complete.
+
+    Args:
+        out: The folder; must not exist, or be empty.
+        facts: Content of model.json: model, generation, origin.
+        tokenizer: Files of the tokenizer; empty: there is none.
+        weights: Parameters by name, fp32; consumed one at a time.
+
+    Raises:
+        ConfigError: `out` is not empty.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    with new_folder(out) as folder:
+        write_json(folder / MODEL_FILE, {"format": FORMAT} | facts)
+        if tokenizer:
+            place = make_dir(folder / TOKENIZER_FOLDER)
+            for name, content in tokenizer:
+                write_file(place / name, content)
+        write_weights(folder, weights, facts["origin"])
 
 
 def _open_run(checkpoint: Path) -> ModelSource:
     run = RunDir(checkpoint.resolve().parent.parent)
     for needed in (run.config, run.tokenizer):
         if not needed.is_file():
-            raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix="keep the run folder together")
+            fix = "keep the run folder together"
+            raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix=fix)
     whole = load_config(run.config)
     config = whole.model
-    codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=config.shape == "encoder+decoder")
-    special = _with_end(config.special_tokens, codec)
-    weights: WeightReader | MergedModel = WeightReader(checkpoint)
+    has_source = config.shape == "encoder+decoder"
+    codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=has_source)
+    special = config.special_tokens
+    if special.eos is None and codec.eos_ids:
+        special = special.model_copy(update={"eos": codec.eos_ids[0]})
+    reader = WeightReader(checkpoint)
+    merged = None
     if whole.finetune.kind == "lora":
-        weights = merge_adapters(checkpoint, whole, open_source)
+        merged = merge_adapters(checkpoint, whole, open_source)
+    sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
     return ModelSource(
         path=checkpoint,
         config=config.model_copy(update={"special_tokens": special}),
-        read=weights.read,
-        shapes=weights.shapes,
+        read=(merged or reader).read,
+        shapes=(merged or reader).shapes,
         load_codec=lambda: codec,
         load_tokenizer_files=lambda: wrap_tokenizer_json(run.tokenizer.read_bytes(), special, config.max_seq_len),
-        generation=GenerationDefaults(
-            sees_prompt_whole=config.shape == "decoder" and whole.objective.sees_prompts_whole
-        ),
+        generation=GenerationDefaults(sees_prompt_whole=sees_whole),
         run=run,
-        read_part=weights.read_part if isinstance(weights, WeightReader) else None,
-        merged=weights if isinstance(weights, MergedModel) else None,
+        read_part=None if merged else reader.read_part,
+        merged=merged,
     )
 
 
-def _with_end(special: SpecialTokens, codec: PlainCodec) -> SpecialTokens:
-    """Fills in the end-of-text token from the run's tokenizer where the config has none."""
-    if special.eos is not None or not codec.eos_ids:
-        return special
-    return special.model_copy(update={"eos": codec.eos_ids[0]})
-
-
 def is_release(path: Path) -> bool:
-    """Tells whether a path is a Hugging Face folder."""
+    """Returns whether a path is a Hugging Face folder."""
     return (path / "config.json").is_file() and not (path / MANIFEST).is_file()
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns the checkpoint at a path: the path itself, a model folder too, or the newest valid one of a run.
+    """Returns the checkpoint or model folder at a path, or the newest valid checkpoint of a run.
 
-    RUN/best is the checkpoint named in best.json of the run (`checkpoint.best`), verified like any other.
+    RUN/best is the checkpoint that best.json of the run names (`checkpoint.best`).
 
     Raises:
         CheckpointError: No checkpoint, or none is valid.
     """
     if (path / MANIFEST).is_file():
-        problem = _problem(path)
-        if problem:
-            raise CheckpointError(f"damaged: {problem}", where=str(path), fix="use another checkpoint")
+        if problem := _problem(path):
+            what = f"damaged: {problem}"
+            raise CheckpointError(what, where=str(path), fix="use another checkpoint")
         return path
     if is_release(path):
+        what = "a Hugging Face folder has no checkpoint of ours"
         fix = f"make a model folder of it first: pretrain import {path} OUT"
-        raise CheckpointError("a Hugging Face folder has no checkpoint of ours", where=str(path), fix=fix)
+        raise CheckpointError(what, where=str(path), fix=fix)
     if path.name == "best" and not path.exists():
         checkpoints = RunDir(path.parent).checkpoints
         best = read_best(checkpoints)
@@ -208,11 +229,13 @@ def find_checkpoint(path: Path) -> Path:
             return find_checkpoint(checkpoints / step_name(best.step))
     found = list_checkpoints(RunDir(path).checkpoints)
     if not found:
-        raise CheckpointError("neither a checkpoint nor a run with one", where=str(path), fix="check the path")
+        what = "neither a checkpoint nor a run with one"
+        raise CheckpointError(what, where=str(path), fix="check the path")
     for checkpoint in reversed(found):
         if _problem(checkpoint) is None:
             return checkpoint
-    raise CheckpointError(f"none of its {len(found)} checkpoints is intact", where=str(path), fix="restore one")
+    what = f"none of its {len(found)} checkpoints is intact"
+    raise CheckpointError(what, where=str(path), fix="restore one")
 
 
 def _problem(path: Path) -> str | None:
@@ -220,4 +243,5 @@ def _problem(path: Path) -> str | None:
         files = load_manifest(path).files
     except CheckpointError as error:
         return error.what
-    return next((text for record in files if (text := check_file(path / record.name, record))), None)
+    found = (check_file(path / record.name, record) for record in files)
+    return next(filter(None, found), None)

@@ -1,10 +1,8 @@
 """Opens a model of any form for use, with its tokenizer and the normalisation of its training text.
 
-Normalisation is part of a model: text that it reads later must go through the same steps.
-
-    data folder (`normalize` of the inputs, in prepare.json)  --train-->  run folder  --average-->  model folder
-
-A Hugging Face folder has none: its tokenizer does everything.
+Normalisation is part of a model: its later inputs must go through the same steps. They come from
+`normalize` of the inputs in prepare.json, and are copied to the run folder by training, and from
+there to a model folder by `average`. A Hugging Face folder has none: its tokenizer does everything.
 """
 
 import json
@@ -24,15 +22,15 @@ from pretrain.config.prepare import NormalizeConfig
 from pretrain.config.recurrent import AnyModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
-from pretrain.interop.generation import GenerationDefaults
 from pretrain.model import LanguageModel, build_model
+from pretrain.types import GenerationDefaults
 
 log = logging.getLogger(__name__)
 
+_LEFT_ALONE = "later inputs of the model are not normalised"
+
 NORMALIZE_KEY = "normalize"
 """Key of the steps in a run's normalize.json and in a model folder's model.json."""
-
-_IDENTITY = "prepare.json"
 
 
 def find_normalize(source: ModelSource) -> NormalizeConfig | None:
@@ -47,8 +45,8 @@ def find_normalize(source: ModelSource) -> NormalizeConfig | None:
     try:
         return _parse(json.loads(file.read_text(encoding="utf-8")).get(NORMALIZE_KEY))
     except (ValueError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{NORMALIZE_KEY} is damaged: {reason}", where=str(file), fix="restore it") from None
+        what = f"{NORMALIZE_KEY} is damaged: {error}".splitlines()[0]
+        raise CheckpointError(what, where=str(file), fix="restore it") from None
 
 
 def dump_normalize(normalize: NormalizeConfig | None) -> bytes:
@@ -58,28 +56,29 @@ def dump_normalize(normalize: NormalizeConfig | None) -> bytes:
 
 
 def normalize_of_data(folders: Sequence[Path]) -> NormalizeConfig | None:
-    """Returns the normalisation of the texts of shard folders; None: none, or not the same for all."""
+    """Returns the normalisation of the texts of shard folders; None: none, or different ones."""
     found = [steps for folder in folders for steps in _of_folder(folder)]
     different = [steps for number, steps in enumerate(found) if steps not in found[:number]]
     if len(different) > 1:
-        log.warning("inputs were normalised in different ways: later inputs of the model are not normalised")
+        log.warning("inputs were normalised in different ways: %s", _LEFT_ALONE)
     return different[0] if len(different) == 1 else None
 
 
 def _of_folder(folder: Path) -> list[NormalizeConfig | None]:
     """Returns the steps of each input of a shard folder."""
-    file = folder / _IDENTITY
+    file = folder / "prepare.json"
     try:
-        return [_parse(steps) for steps in _by_input(json.loads(file.read_text(encoding="utf-8"))["options"]).values()]
+        options = json.loads(file.read_text(encoding="utf-8"))["options"]
+        return [_parse(steps) for steps in _by_input(options).values()]
     except FileNotFoundError:  # re-sharded tokens of another system, or an address without it
         return [None]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be read (%s): later inputs of the model are not normalised", file, error)
+        log.warning("%s cannot be read (%s): %s", file, error, _LEFT_ALONE)
         return [None]
 
 
 def _by_input(options: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
-    """Gathers the dotted keys `inputs.N.normalize.KEY` of each input; `inputs.N.normalize` alone is a null."""
+    """Gathers the keys `inputs.N.normalize.KEY` of each input; without KEY the value is null."""
     found: dict[str, dict[str, Any] | None] = {}
     for key, value in options.items():
         root, number, name, *rest = [*key.split(".", 3), "", ""][:4]
@@ -127,13 +126,13 @@ def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
         DataError: There is no tokenizer, or it cannot be read.
     """
     described = open_source(Path(path))
-    codec = described.load_codec()
+    codec = described.load_codec()  # a missing tokenizer is reported before the weights are read
     model = load_model(described, _find_device(device))
     return Artifact(model, codec, described.config, described.generation, described.path)
 
 
 def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
-    """Builds the model and loads its weights, one parameter at a time. Raises: CheckpointError: Parameters differ."""
+    """Builds the model and loads its weights one by one. Raises: CheckpointError: Parameters differ."""
     model = build_model(source.config, PLAIN_ENGINE, device)
     parameters = dict(model.named_parameters())
     differing = sorted(parameters.keys() ^ source.names)
@@ -147,8 +146,8 @@ def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
         for name, parameter in parameters.items():
             weight = source.read(name)
             if weight.shape != parameter.shape:
-                shapes = f"shape {list(weight.shape)}, {list(parameter.shape)} by its config"
-                raise CheckpointError(f"{name} has {shapes}", where=str(source.path), fix="use another checkpoint")
+                what = f"{name} has shape {list(weight.shape)}, {list(parameter.shape)} by its config"
+                raise CheckpointError(what, where=str(source.path), fix="use another checkpoint")
             parameter.copy_(weight)
     return model.eval()
 

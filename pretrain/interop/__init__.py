@@ -1,4 +1,4 @@
-"""Families of Hugging Face models that can be read and written, by the `model_type` of their config.json.
+"""Families of Hugging Face models by the `model_type` of their config.json.
 
 An export takes the first that represents a model exactly.
 """
@@ -11,6 +11,5 @@ from pretrain.interop.marian import MARIAN
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.t5 import T5
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MODERNBERT, T5, MARIAN)
-}
+_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MODERNBERT, T5, MARIAN)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

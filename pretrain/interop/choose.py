@@ -1,8 +1,8 @@
-"""Chooses a family that represents a model exactly: its config must survive a round trip through config.json."""
+"""Chooses the family of an export: the config must survive a round trip through config.json."""
 
 from typing import Any
 
-from pretrain.config.model import ModelConfig, RotaryScaling, StackConfig
+from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.family import Family
@@ -16,70 +16,56 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
 
     Args:
         config: The model, `vocab_size` filled in.
-        name: `model_type` of the family to use, which must represent it exactly too; None: any.
+        name: `model_type` of the only family to try; None: any.
 
     Raises:
         ConfigError: There is none; names the nearest one, and the keys in which it differs.
     """
     if name is not None and name not in FAMILIES:
         raise ConfigError(f"unknown family {name!r}", fix=f"use one of {', '.join(FAMILIES)}")
-    found: list[tuple[Family, list[str]]] = []
+    found: list[tuple[bool, list[str], str]] = []
     for family in FAMILIES.values() if name is None else [FAMILIES[name]]:
         different = differences(config, family)
         if not different:
             return family
-        found.append((family, different))
-    nearest, different = min(found, key=lambda entry: (_other_stacks(config, entry[0]), len(entry[1])))
-    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-    which = "no Hugging Face family represents" if name is None else f"{name} does not represent"
-    raise ConfigError(
-        f"{which} this model exactly; "
-        + (f"the nearest, {nearest.model_type}, has " if name is None else "it has ")
-        + ", ".join(different[:_SHOWN])
-        + more,
-        where="model",
-        fix="export it where these keys are the same",
-    )
+        # A family of another shape, an encoder for a decoder say, becomes no nearer by any key.
+        other_shape = different[0].startswith(("shape=", "no such model"))
+        found.append((other_shape, different, family.model_type))
+    _, different, nearest = min(found, key=lambda entry: (entry[0], len(entry[1])))
+    keys = ", ".join(different[:_SHOWN])
+    if len(different) > _SHOWN:
+        keys += f" and {len(different) - _SHOWN} more"
+    what = f"{name} does not represent this model exactly; it has"
+    if name is None:
+        what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
+    raise ConfigError(f"{what} {keys}", where="model", fix="export it where these keys are the same")
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
-    """Returns `key=theirs, not ours` of each key that `family` would change; empty where it is exact."""
+    """Returns `key=theirs, not ours` of each key that `family` would change."""
+    names = frozenset(name for weight in family.weights(config) for name, _ in weight.theirs)
     try:
-        theirs = facts(_read_back(config, family))
+        theirs = facts(family.read_config(family.write_config(config), names))
     except ConfigError as error:
         return [f"no such model: {error.what}"]
     ours = facts(config)
-    keys = list(dict.fromkeys([*ours, *theirs]))
     return [
         f"{key}={_shown(theirs.get(key))}, not {_shown(ours.get(key))}"
-        for key in keys
+        for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key)
     ]
 
 
-def _read_back(config: ModelConfig, family: Family) -> ModelConfig:
-    names = frozenset(name for weight in family.weights(config) for name, _ in weight.theirs)
-    return family.read_config(family.write_config(config), names)
-
-
-def _other_stacks(config: ModelConfig, family: Family) -> bool:
-    """Whether the family has another shape, an encoder for a decoder say: then no key makes it nearer."""
-    try:
-        return _read_back(config, family).shape != config.shape
-    except ConfigError:
-        return True
-
-
 def _shown(value: Any) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, tuple) else "..."
-    )
+    if isinstance(value, tuple):
+        return "..."
+    return {None: "null", True: "true", False: "false"}.get(value, str(value))
 
 
 def facts(config: ModelConfig) -> dict[str, Any]:
-    """Returns what defines the function of a model, by key: defaults filled in, keys without effect left out.
+    """Returns the keys that define the function of a model, without those that have no effect.
 
-    Not in it: how a model is initialised and trained (dropout), ids of special tokens, padding of the vocabulary.
+    Not included: initialisation and dropout, ids of special tokens, padding of the vocabulary.
     """
     found: dict[str, Any] = {"shape": config.shape}
     for name in ("encoder", "decoder"):
@@ -89,7 +75,8 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     keys = ("vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "pooler")
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":
-        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "scaled", "soft_cap")}
+        of_head = ("transform", "bias", "scaled", "soft_cap")
+        found |= {f"head.{key}": getattr(config.head, key) for key in of_head}
     if config.head.kind == "labels":
         found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
         found["head.labels"] = tuple(config.head.labels)
@@ -97,30 +84,29 @@ def facts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
-    keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps", "norm_placement"]
-    keys += ["input_norm", "bias", "qk_norm", "scaled_attention", "position", "token_types"]
+    keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
+    keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
+    keys.append("token_types")
+    if stack.position == "sinusoidal":
+        keys.append("sinusoid")
+    if stack.position == "relative":
+        keys += ["relative_buckets", "relative_max_distance"]
     found = {key: getattr(stack, key) for key in keys}
-    found |= {"kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width, "qkv_bias": stack.has_qkv_bias}
+    found |= {"kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
+    found["qkv_bias"] = stack.has_qkv_bias
     has_window = [window is not None for window in stack.windows]
     if any(has_window):
         found |= {"window": stack.window, "windows": stack.windows}
-    if stack.position == "sinusoidal":
-        found["sinusoid"] = stack.sinusoid
-    if stack.position == "relative":
-        found |= {key: getattr(stack, key) for key in ("relative_buckets", "relative_max_distance")}
-    if stack.position == "rotary":
-        found |= _scaling_facts(stack.rope_scaling)
-        if not all(has_window):
-            found["rope_theta"] = stack.rope_theta
-        if any(has_window):
-            found["rope_local_theta"] = stack.rope_local_theta or stack.rope_theta
-    return found
-
-
-def _scaling_facts(scaling: RotaryScaling | None) -> dict[str, Any]:
-    if scaling is None:
-        return {"rope_scaling.kind": None}
-    keys = ["kind", "factor"]
-    if scaling.kind == "llama3":
-        keys += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
-    return {f"rope_scaling.{key}": getattr(scaling, key) for key in keys}
+    if stack.position != "rotary":
+        return found
+    # A period counts only where a layer uses it.
+    if not all(has_window):
+        found["rope_theta"] = stack.rope_theta
+    if any(has_window):
+        found["rope_local_theta"] = stack.rope_local_theta or stack.rope_theta
+    if stack.rope_scaling is None:
+        return found | {"rope_scaling.kind": None}
+    of_scaling = ["kind", "factor"]
+    if stack.rope_scaling.kind == "llama3":
+        of_scaling += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
+    return found | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}

@@ -1,46 +1,59 @@
-"""The files of a Hugging Face folder: their names, and JSON from a stranger."""
+"""Files of a Hugging Face folder, and the keys of its config.json.
+
+Types are checked, and a value that none of our models represents is refused by its key.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from pretrain.config.model import ModelConfig, SpecialTokens
+from pretrain.config.model import ModelConfig, SpecialTokens, StackConfig
 from pretrain.errors import CheckpointError, ConfigError
 
 CONFIG = "config.json"
-
 GENERATION = "generation_config.json"
-
 CARD = "README.md"
-
 WEIGHTS = "model.safetensors"
-
 PICKLED_WEIGHTS = "pytorch_model.bin"
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "target.spm",
-    "target_vocab.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "source.spm", "target.spm", "target_vocab.json",
     "chat_template.jinja",
-)
-
-"""Everything that a tokenizer of transformers is made of."""
+)  # fmt: skip
+"""Every file that a tokenizer of transformers may consist of."""
 
 MAX_JSON_BYTES = 16 * 1024 * 1024
+"""A hundred times the index of a model of 400 billion parameters."""
 
-"""The index of a model of 400 billion parameters has a hundredth of it."""
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+"""Their name of an activation -> ours; approximations such as quick_gelu have none."""
+
+THEIR_ACTIVATIONS = {name: name for name in ("gelu", "silu", "relu")} | {"gelu_tanh": "gelu_pytorch_tanh"}
+
+TOKEN_KEYS = {
+    "pad": "pad_token_id",
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "mask": "mask_token_id",
+    "start": "decoder_start_token_id",
+}
+"""Role of a special token -> key of config.json and generation_config.json."""
+
+Keys = Mapping[str, tuple[str, int | float]]
+"""Key of config.json -> name in our config, and the default of transformers with its type."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -58,50 +71,24 @@ def read_object(path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("not an object")
     except OSError as error:
-        raise CheckpointError(
-            f"cannot be read: {error.strerror or error}", where=str(path), fix="give a folder of a Hugging Face model"
-        ) from None
+        reason = f"cannot be read: {error.strerror or error}"
+        fix = "give a folder of a Hugging Face model"
+        raise CheckpointError(reason, where=str(path), fix=fix) from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"not a JSON object: {error}", where=str(path), fix="fetch the file again") from None
+        reason = f"not a JSON object: {error}"
+        raise CheckpointError(reason, where=str(path), fix="fetch the file again") from None
     return value
-
-
-# Reads a config.json key by key: types are checked, and what this code cannot represent is refused
-# by name.
-
-
-FILE = "config.json"
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-}
-
-"""Their name of an activation -> ours. Approximations that are none of ours (gelu_fast, quick_gelu) are left out."""
-
-THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu", "relu": "relu"}
-
-"""Our name of an activation -> theirs."""
 
 
 def refusal(key: str, value: Any, why: str, fix: str = "") -> ConfigError:
     """Returns the error for a value of config.json that is not exactly one of ours."""
-    return ConfigError(f"{key}={value!r}: {why}", where=FILE, fix=fix)
+    return ConfigError(f"{key}={value!r}: {why}", where=CONFIG, fix=fix)
 
 
 class Fields:
-    """The keys of one config.json.
+    """The keys of one config.json: a missing key has its default, a null is None.
 
-    A key that is missing has the default given, a null is None: that is how transformers reads them. Every method
-    raises ConfigError with key and value where the type is another.
-
-    Args:
-        values: The parsed file.
+    Every method raises ConfigError with key and value where the type is wrong.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -110,17 +97,26 @@ class Fields:
     def _read(self, key: str, default: Any, kinds: tuple[type, ...], wanted: str) -> Any:
         value = self.values.get(key, default)
         if value is None and default is None and key not in self.values:
-            raise ConfigError(f"{key} is missing", where=FILE, fix=f"add it: {wanted}")
+            raise ConfigError(f"{key} is missing", where=CONFIG, fix=f"add it: {wanted}")
+        # bool is a subclass of int.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise refusal(key, value, f"must be {wanted}")
         return value
 
+    def read(self, keys: Keys, defaults: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Returns a table's values by our names; `defaults` precede those of the table."""
+        readers: dict[type, Any] = {int: self.integer, float: self.number, bool: self.flag}
+        found = {}
+        for key, (ours, default) in keys.items():
+            found[ours] = readers[type(default)](key, (defaults or {}).get(key, default))
+        return found
+
     def integer(self, key: str, default: int | None = None) -> int:
-        """Returns an integer; without a default the key must be there."""
+        """Returns an integer; without a default the key must be present."""
         return self._read(key, default, (int,), "an integer")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a number; without a default the key must be there."""
+        """Returns a number; without a default the key must be present."""
         return float(self._read(key, default, (int, float), "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
@@ -128,7 +124,7 @@ class Fields:
         return self._read(key, default, (bool,), "true or false")
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
-        """Returns an integer, or None where the file says null, or says nothing and the default is None."""
+        """Returns an integer; None for a null, and for a missing key without a default."""
         return None if self.values.get(key, default) is None else self.integer(key, default)
 
     def section(self, key: str) -> dict[str, Any]:
@@ -139,7 +135,8 @@ class Fields:
         """Returns our name of an activation."""
         name = self._read(key, default, (str,), "the name of an activation")
         if name not in ACTIVATIONS:
-            raise refusal(key, name, f"not an activation of ours ({', '.join(sorted(ACTIVATIONS))})")
+            known = ", ".join(sorted(ACTIVATIONS))
+            raise refusal(key, name, f"not an activation of ours ({known})")
         return ACTIVATIONS[name]
 
     def claims(self, architecture: str) -> bool:
@@ -151,43 +148,50 @@ class Fields:
         """Refuses any value but `allowed`.
 
         Args:
-            key: The key.
-            allowed: The value that ours has built in.
-            why: What the other values would mean.
-            missing: What transformers reads where the key is missing; None: `allowed`.
+            key: Key of config.json.
+            allowed: The value that our models have built in.
+            why: Meaning of the other values, for the error.
+            missing: Default of transformers where the key is missing; None: `allowed`.
         """
         value = self.values.get(key, allowed if missing is None else missing)
         if value != allowed:
             raise refusal(key, value, f"only {allowed!r} can be represented: {why}")
 
-    def special_tokens(self, *, start: str | None = None, **defaults: int | None) -> SpecialTokens:
-        """Returns the ids of special tokens.
+    def special_tokens(self, **defaults: int | None) -> SpecialTokens:
+        """Returns the ids of pad, bos, eos, and of the further roles in `defaults`.
 
         Of several end-of-text ids the first is taken: the others end turns of a chat.
-
-        Args:
-            start: Key of the decoder's first input, where the model has one.
-            **defaults: `pad`, `bos`, `eos`: what this model type has where the key is missing.
         """
         found: dict[str, int | None] = {}
-        for name in ("pad", "bos", "eos"):
-            value = self.values.get(f"{name}_token_id", defaults.get(name))
-            value = (value[0] if value else None) if isinstance(value, list) else value
+        for role in {"pad": None, "bos": None, "eos": None} | defaults:
+            key = TOKEN_KEYS[role]
+            value = self.values.get(key, defaults.get(role))
+            if isinstance(value, list):
+                value = value[0] if value else None
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise refusal(f"{name}_token_id", value, "must be an integer or a list of them")
-            found[name] = None if value is None or value < 0 else value  # -1 is an old way to say that there is none
-        if start is not None:
-            found["start"] = self.optional_integer(start)
+                raise refusal(key, value, "must be an integer or a list of them")
+            # -1 is an old spelling of null.
+            found[role] = None if value is None or value < 0 else value
         return SpecialTokens(**found)
 
 
+def write_keys(part: ModelConfig | StackConfig, keys: Keys) -> dict[str, Any]:
+    """Returns the values of a table under their keys, the inverse of `Fields.read`."""
+    resolved = {"attention_dropout": "attention_weight_dropout"}  # null is the stack's dropout
+    return {key: getattr(part, resolved.get(ours, ours)) for key, (ours, _) in keys.items()}
+
+
+def write_tokens(tokens: SpecialTokens, *further: str) -> dict[str, Any]:
+    """Returns the keys of pad, bos, eos and `further` roles; null where there is no such token."""
+    return {TOKEN_KEYS[role]: getattr(tokens, role) for role in ("pad", "bos", "eos", *further)}
+
+
 def build_config(**values: Any) -> ModelConfig:
-    """Builds a config from values of a config.json. Raises: ConfigError, where they do not fit together."""
+    """Builds a config from values of a config.json. Raises: ConfigError: They do not fit together."""
     try:
         return ModelConfig(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"no model of ours has these values: {place + ': ' if place else ''}{first['msg']}", where=FILE
-        ) from None
+        reason = f"{place}: {first['msg']}" if place else first["msg"]
+        raise ConfigError(f"no model of ours has these values: {reason}", where=CONFIG) from None

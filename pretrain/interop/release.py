@@ -1,8 +1,10 @@
-"""Opens a Hugging Face folder as a model of ours: config first, then names and shapes, then tensors one by one.
+"""Opens a Hugging Face folder as a model of ours: config, names and shapes, then tensors one by one.
 
-    config.json -> family -> ModelConfig -> names and shapes compared -> Release.read(our name) -> Tensor
+    name on the hub -> fetch_release -> folder
+    config.json -> family -> ModelConfig -> names and shapes compared -> Release.read -> Tensor
 
-Nothing is read before everything fits. One parameter is in memory at a time, whatever the size of the model.
+Only what can be read is fetched: config, weights, tokenizer and generation settings, never code.
+No tensor is read before everything fits. One parameter is in memory at a time.
 """
 
 import re
@@ -17,25 +19,49 @@ from torch import Tensor
 from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop import FAMILIES
-from pretrain.interop.family import Family, Weight, parameter_shapes
-from pretrain.interop.fields import CONFIG, read_object
+from pretrain.interop.family import Family, parameter_shapes
+from pretrain.interop.fields import CONFIG, GENERATION, PICKLED_WEIGHTS, TOKENIZER_FILES, WEIGHTS, read_object
 from pretrain.interop.tensors import Shape, TensorFolder, from_theirs, their_shapes
+from pretrain.utils.hub import fetch_files, is_hub_name
 
 _READABLE = ("fp64", "fp32", "fp16", "bf16")
 _SHOWN = 8
 """Names of a list that are written out in an error."""
 
 
-class Release:
-    """A model as it was released: its config in our terms, and its tensors on disk.
+def fetch_release(name_or_dir: str) -> Path:
+    """Returns the folder of a Hugging Face model.
 
-    Built by `open_release`.
+    Args:
+        name_or_dir: A folder; or a name on the hub, `owner/model`, which is fetched: safetensors,
+            or without them the `.bin` files.
+
+    Raises:
+        ConfigError: Neither a folder nor a name; or the hub has no such model, or refuses access.
+        LaunchError: The hub cannot be reached, and the cache lacks the model.
+        DiskError: No room for it.
+    """
+    path = Path(name_or_dir).expanduser()
+    if name_or_dir and path.is_dir():
+        return path
+    if path.is_file() or not is_hub_name(name_or_dir):
+        what = f"{name_or_dir!r} is neither a folder nor a name on the Hugging Face hub"
+        raise ConfigError(what, fix="check the path")
+    for weights in (WEIGHTS, PICKLED_WEIGHTS):
+        # In one file or in shards; a repository may have the same weights in other layouts too.
+        stem, _, suffix = weights.rpartition(".")
+        layouts = [weights, f"{weights}.index.json", f"{stem}-*-of-*.{suffix}"]
+        folder = fetch_files(name_or_dir, [CONFIG, GENERATION, *TOKENIZER_FILES, *layouts])
+        if any(folder.glob("*.safetensors")):
+            break
+    return folder
+
+
+class Release:
+    """A released model: its config in our terms, and its tensors on disk. Built by `open_release`.
 
     Attributes:
-        folder: Where it lies.
-        family: Model family.
-        config: Model config in our format.
-        dtype: That of most of its values: fp64, fp32, fp16 or bf16.
+        dtype: Dtype of most of its values: fp64, fp32, fp16 or bf16.
         shapes: Shape of each parameter of ours, padding of the vocabulary included.
         ignored: Tensors that are not read, as the files spell them.
     """
@@ -46,22 +72,21 @@ class Release:
         self.folder, self.family, self.config = folder, family, config
         self.shapes = parameter_shapes(config)
         self._weights = {weight.ours: weight for weight in family.weights(config)}
+        assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
         read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
-        unread = {name for name in spelled if name not in read and _is_ignored(family, name)}
+        patterns = [re.compile(pattern) for pattern in family.ignored]
+        left = spelled.keys() - read
+        unread = {name for name in left if any(pattern.fullmatch(name) for pattern in patterns)}
         self.ignored = sorted(spelled[name] for name in unread)
         self._files = files
         self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
-        assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
-        self._twins: dict[str, list[str]] = {}
-        for alias, name in family.aliases(config).items():
-            if alias in self._spelled:
-                self._twins.setdefault(name, []).append(alias)
+        aliases = {alias: name for alias, name in family.aliases.items() if alias not in read}
+        self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
         self._check()
-        self.dtype = self._count_dtypes()
-
-    def names(self) -> list[str]:
-        """Returns the names of our parameters."""
-        return list(self.shapes)
+        counts: Counter[str] = Counter()
+        for raw in self._spelled.values():
+            counts[files.facts[raw].dtype] += prod(files.facts[raw].shape)
+        self.dtype = counts.most_common(1)[0][0]
 
     def read(self, name: str) -> Tensor:
         """Reads one parameter of ours.
@@ -70,74 +95,67 @@ class Release:
             A new fp32 tensor of `shapes[name]`; the vocabulary's padding is zeros.
 
         Raises:
-            CheckpointError: A tensor that the family ties is there twice, with different values.
+            CheckpointError: A tied tensor is stored twice, with different values.
         """
         weight = self._weights[name]
         tensors = [self._load(theirs).float() for theirs, _ in weight.theirs]
         return from_theirs(weight, tensors, self.shapes[name])
 
     def _load(self, name: str) -> Tensor:
-        spellings = [spelling for spelling in (name, *self._twins.get(name, ())) if spelling in self._spelled]
-        first, *others = (self._files.load(self._spelled[spelling]) for spelling in spellings)
-        for spelling, other in zip(spellings[1:], others, strict=True):
-            if not torch.equal(first, other):
+        twins = [alias for alias, tied in self._twin_of.items() if tied == name]
+        first, *others = [spelling for spelling in (name, *twins) if spelling in self._spelled]
+        found = self._files.load(self._spelled[first])
+        for other in others:
+            if not torch.equal(found, self._files.load(self._spelled[other])):
                 raise CheckpointError(
-                    f"{spellings[0]} and {spelling} differ, but tie_word_embeddings says that they are one",
+                    f"{first} and {other} differ, but tie_word_embeddings says that they are one",
                     where=str(self.folder),
                     fix="set tie_word_embeddings=false in config.json if they are two",
                 )
-        return first
+        return found
 
     def _check(self) -> None:
-        """Compares names, shapes and dtypes with those that the config calls for. Raises: CheckpointError."""
+        """Compares names, shapes and dtypes with those of the config. Raises: CheckpointError."""
         wanted: dict[str, Shape] = {}
         for weight in self._weights.values():
-            wanted |= their_shapes(weight, self._shape_in_theirs(weight))
-        twin_of = {twin: name for name, twins in self._twins.items() for twin in twins}
+            # Our shape with the rows of theirs, which has no padding of the vocabulary.
+            rows = sum(count for _, count in weight.theirs)
+            shape = self.shapes[weight.ours]
+            assert rows == shape[0] or (weight.vocab and rows < shape[0]), (weight.ours, shape, rows)
+            wanted |= their_shapes(weight, (rows, *shape[1:]))
         misshapen, unexpected = [], []
         for name, raw in sorted(self._spelled.items()):
-            fact, shape = self._files.facts[raw], wanted.get(twin_of.get(name, name))
-            if shape is None:
+            fact = self._files.facts[raw]
+            expected = wanted.get(self._twin_of.get(name, name))
+            if expected is None:
                 unexpected.append(raw)
-            elif fact.shape != shape:
-                misshapen.append(f"{raw} is {list(fact.shape)}, should be {list(shape)}")
+            elif fact.shape != expected:
+                misshapen.append(f"{raw} is {list(fact.shape)}, should be {list(expected)}")
             elif fact.dtype not in _READABLE:
-                misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {', '.join(_READABLE)}")
-        missing = sorted(name for name in wanted if name not in self._spelled and name not in self._twins)
+                known = ", ".join(_READABLE)
+                misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {known}")
+        missing = sorted(wanted.keys() - self._spelled.keys() - set(self._twin_of.values()))
         found = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
         if any(found.values()):
-            text = "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in found.items() if names)
+            parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in found.items() if names]
             raise CheckpointError(
-                f"the tensors are not those of {CONFIG} ({self.family.model_type}): {text}",
+                f"the tensors are not those of {CONFIG} ({self.family.model_type}): {'; '.join(parts)}",
                 where=str(self.folder),
                 fix=f"give the {CONFIG} that belongs to these weights",
             )
-
-    def _shape_in_theirs(self, weight: Weight) -> Shape:
-        """Our shape, with the rows that theirs has."""
-        rows = sum(count for _, count in weight.theirs)
-        shape = self.shapes[weight.ours]
-        assert rows == shape[0] or (weight.vocab and rows < shape[0]), f"{weight.ours} {shape}: {rows} rows in theirs"
-        return (rows, *shape[1:])
-
-    def _count_dtypes(self) -> str:
-        counts: Counter[str] = Counter()
-        for raw in self._spelled.values():
-            counts[self._files.facts[raw].dtype] += prod(self._files.facts[raw].shape)
-        return counts.most_common(1)[0][0]
 
 
 def open_release(folder: Path) -> Release:
     """Opens a folder that `save_pretrained` wrote, or that was downloaded.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the tensors are not those of the config; lists what is
-            missing, unexpected and misshapen.
-        ConfigError: A model type that is not known here, or a config that none of ours represents exactly.
+        CheckpointError: A file is missing or damaged, or the tensors are not those of the config;
+            lists what is missing, unexpected and misshapen.
+        ConfigError: An unknown model type, or a config that none of ours represents exactly.
     """
     values = read_object(folder / CONFIG)
     try:
-        family = find_family(values)
+        family = _find_family(values)
         files = TensorFolder(folder)
         spelled = _spell(family, list(files.facts), folder)
         config = family.read_config(values, frozenset(spelled))
@@ -146,33 +164,32 @@ def open_release(folder: Path) -> Release:
     return Release(folder, family, config, files, spelled)
 
 
-def find_family(values: dict[str, Any]) -> Family:
+def _find_family(values: dict[str, Any]) -> Family:
     """Returns the family of a config.json. Raises: ConfigError, which lists the known ones."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ConfigError(f"model_type={model_type!r} is not known", where=CONFIG, fix=f"known: {', '.join(FAMILIES)}")
+        known = f"known: {', '.join(FAMILIES)}"
+        raise ConfigError(f"model_type={model_type!r} is not known", where=CONFIG, fix=known)
     if values.get("quantization_config") is not None:
-        raise ConfigError("the weights are quantized (quantization_config)", where=CONFIG, fix="use the original ones")
+        what = "the weights are quantized (quantization_config)"
+        raise ConfigError(what, where=CONFIG, fix="use the original ones")
     return FAMILIES[model_type]
 
 
 def _spell(family: Family, names: list[str], folder: Path) -> dict[str, str]:
-    """Returns, for each tensor's name as the family's `weights` spells it, the name in the files."""
+    """Returns the name in the files by the name in the family's `weights`."""
     spelled: dict[str, str] = {}
     for raw in names:
         name = raw
         for pattern, replacement in family.renames:
             name = re.sub(pattern, replacement, name)
         if name in spelled:
-            raise CheckpointError(f"{raw} and {spelled[name]} are one tensor", where=str(folder), fix="remove one")
+            what = f"{raw} and {spelled[name]} are one tensor"
+            raise CheckpointError(what, where=str(folder), fix="remove one")
         spelled[name] = raw
     if any(name.startswith(family.prefix) for name in spelled):
         return spelled
     return {family.prefix + name: raw for name, raw in spelled.items()}
-
-
-def _is_ignored(family: Family, name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in family.ignored)
 
 
 def _listed(names: list[str]) -> str:

@@ -1,17 +1,22 @@
-"""Named tensors of a folder, in one file or in shards: listed at once, each read when it is asked for.
+"""Named tensors of a folder, in one file or in shards: listed at once, read one by one.
 
-    model.safetensors, or model.safetensors.index.json and its shards, or the same two of pytorch_model.bin
+    model.safetensors, or model.safetensors.index.json and its shards
+    pytorch_model.bin, or pytorch_model.bin.index.json and its shards
 
 A `.bin` file is a pickle: it is read by torch's restricted unpickler, which builds tensors and
 plain containers only, and is mapped, not copied, where its format allows.
+
+The arithmetic of one `Weight`: rows stacked and split, matrices transposed, the vocabulary padded
+and cut. Values never change: there and back again is bit-identical.
+
+    tensors of theirs -> from_theirs -> parameter of ours -> to_theirs -> tensors of theirs
 """
 
 import re
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,160 +25,122 @@ from pretrain.errors import CheckpointError
 from pretrain.interop.family import Weight
 from pretrain.interop.fields import PICKLED_WEIGHTS, WEIGHTS, read_object
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-_SAFETENSORS_DTYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_DTYPES: dict[Any, str] = {
+    "F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16",
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+}  # fmt: skip
+"""Dtype of safetensors or of torch -> our name."""
 
-_TORCH_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFact:
-    """What is known of a tensor before it is read.
+class TensorFact(NamedTuple):
+    """Shape of a stored tensor, and fp64, fp32, fp16, bf16 or the file's own name of its dtype."""
 
-    Attributes:
-        shape: Shape of the tensor.
-        dtype: fp64, fp32, fp16, bf16; or the file's own name of any other dtype.
-    """
-
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
 
 
-class _File(Protocol):
-    facts: dict[str, TensorFact]
-
-    def load(self, name: str) -> Tensor: ...
+_File = tuple[dict[str, TensorFact], Callable[[str], Tensor]]
+"""Shape and dtype of each tensor by name, and a function that reads one."""
 
 
-class _SafetensorsFile:
-    """A safetensors file, mapped."""
+def _open_safetensors(path: Path) -> _File:
+    from safetensors import safe_open
 
-    def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
-
-        self._file: Any = safe_open(path, framework="pt")
-        self.facts: dict[str, TensorFact] = {}
-        for name in self._file.keys():  # noqa: SIM118 (not a dict)
-            tensor = self._file.get_slice(name)
-            dtype = tensor.get_dtype()
-            self.facts[name] = TensorFact(tuple(tensor.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype))
-
-    def load(self, name: str) -> Tensor:
-        return self._file.get_tensor(name)
+    file: Any = safe_open(path, framework="pt")
+    facts = {}
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+        part = file.get_slice(name)
+        dtype = part.get_dtype()
+        facts[name] = TensorFact(tuple(part.get_shape()), _DTYPES.get(dtype, dtype))
+    return facts, file.get_tensor
 
 
-class _PickledFile:
-    """A file of `torch.save`: of the format that can be mapped, or the one before it (torch 1.5), which is read."""
-
-    def __init__(self, path: Path) -> None:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-            raise ValueError("not a dict of tensors")
-        self._tensors: dict[str, Tensor] = found
-        self.facts = {
-            str(name): TensorFact(tuple(tensor.shape), _TORCH_DTYPES.get(tensor.dtype, str(tensor.dtype)))
-            for name, tensor in found.items()
-        }
-
-    def load(self, name: str) -> Tensor:
-        return self._tensors[name]
+def _open_pickle(path: Path) -> _File:
+    # The format before torch 1.6 is no zip file and cannot be mapped.
+    found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError("not a dict of tensors")
+    facts = {
+        str(name): TensorFact(tuple(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
+        for name, tensor in found.items()
+    }
+    return facts, found.__getitem__
 
 
 def _open(path: Path) -> _File:
     try:
-        return _SafetensorsFile(path) if path.suffix == ".safetensors" else _PickledFile(path)
+        return _open_safetensors(path) if path.suffix == ".safetensors" else _open_pickle(path)
     except Exception as error:  # a damaged file makes these libraries raise nearly anything
         if not path.is_file():
-            raise CheckpointError("no such file", where=str(path), fix="fetch the model again") from None
+            fix = "fetch the model again"
+            raise CheckpointError("no such file", where=str(path), fix=fix) from None
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"cannot be parsed: {reason}", where=str(path), fix="fetch the file again") from None
+        what = f"cannot be parsed: {reason}"
+        raise CheckpointError(what, where=str(path), fix="fetch the file again") from None
 
 
 class TensorFolder:
-    """All tensors of a folder.
-
-    Args:
-        folder: Holds weights under one of the names above.
+    """All tensors of a folder, in any layout of the module's docstring.
 
     Attributes:
         facts: Shape and dtype by name.
 
     Raises:
-        CheckpointError: There are no weights; a file is missing or damaged; the index names files outside the folder,
-            or tensors that their file lacks.
+        CheckpointError: There are no weights; a file is missing or damaged; the index names files
+            outside the folder, or tensors that their file lacks.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._place = _find(folder)
-        files = {path: _open(path) for path in sorted(set(self._place.values()))}
-        if not any(self._place):
-            (path,) = self._place.values()
-            self._place = dict.fromkeys(files[path].facts, path)
-        lost = [name for name, path in self._place.items() if name not in files[path].facts]
-        if lost:
-            path = self._place[lost[0]]
-            raise CheckpointError(
-                f"lacks {lost[0]}, which the index says it has", where=str(path), fix="fetch it again"
-            )
-        self._files = files
-        self.facts = {name: files[path].facts[name] for name, path in self._place.items()}
+        place = _find(folder)
+        files = {path: _open(path) for path in sorted(set(place.values()))}
+        if not any(place):
+            (path,) = place.values()
+            place = dict.fromkeys(files[path][0], path)
+        for name, path in place.items():
+            if name not in files[path][0]:
+                what = f"lacks {name}, which the index says it has"
+                raise CheckpointError(what, where=str(path), fix="fetch it again")
+        self._place = place
+        self._load = {path: load for path, (_, load) in files.items()}
+        self.facts = {name: files[path][0][name] for name, path in place.items()}
 
     def load(self, name: str) -> Tensor:
         """Reads a tensor as it is stored; it may be a view of the file, so do not write to it."""
-        return self._files[self._place[name]].load(name)
+        return self._load[self._place[name]](name)
 
 
 def _find(folder: Path) -> dict[str, Path]:
-    """Returns the file of each tensor; where there is one file for all, that file under an empty name."""
+    """Returns the file of each tensor; for a single file, that file under an empty name."""
     for name in (WEIGHTS, PICKLED_WEIGHTS):
         if (folder / name).is_file():
             return {"": folder / name}
         index = folder / f"{name}.index.json"
-        if index.is_file():
-            places = read_object(index).get("weight_map")
-            if not isinstance(places, dict) or not places:
-                raise CheckpointError("has no weight_map", where=str(index), fix="fetch the file again")
-            return {tensor: folder / _checked(file, Path(name).suffix, index) for tensor, file in places.items()}
-    raise CheckpointError(
-        f"has neither {WEIGHTS} nor {PICKLED_WEIGHTS}, nor an index of either", where=str(folder), fix="check the path"
-    )
-
-
-def _checked(file: Any, suffix: str, index: Path) -> str:
-    if not isinstance(file, str) or not _FILE_NAME.fullmatch(file) or not file.endswith(suffix):
-        raise CheckpointError(
-            f"{file!r} is not the name of a {suffix} file of this folder", where=str(index), fix="do not trust it"
-        )
-    return file
-
-
-# The arithmetic of one `Weight`: rows stacked and split, matrices transposed, the vocabulary padded
-# and cut.
-#
-#     tensors of theirs -> from_theirs -> parameter of ours        parameter of ours -> to_theirs -> tensors of theirs
-#
-# Values are never changed: there and back again is bit-identical.
-
-
-Shape = tuple[int, ...]
+        if not index.is_file():
+            continue
+        places = read_object(index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise CheckpointError("has no weight_map", where=str(index), fix="fetch the file again")
+        suffix = Path(name).suffix
+        for file in places.values():
+            if not isinstance(file, str) or not FILE_NAME.fullmatch(file) or not file.endswith(suffix):
+                what = f"{file!r} is not the name of a {suffix} file of this folder"
+                raise CheckpointError(what, where=str(index), fix="do not trust it")
+        return {tensor: folder / file for tensor, file in places.items()}
+    what = f"has neither {WEIGHTS} nor {PICKLED_WEIGHTS}, nor an index of either"
+    raise CheckpointError(what, where=str(folder), fix="check the path")
 
 
 def their_shapes(weight: Weight, shape: Shape) -> dict[str, Shape]:
-    """Returns the shape that each tensor of theirs must have.
-
-    Args:
-        weight: A correspondence.
-        shape: That of our parameter, the padding of the vocabulary included.
-    """
-    return {name: _turned(weight, (rows, *shape[1:])) for name, rows in weight.theirs}
-
-
-def _turned(weight: Weight, shape: Shape) -> Shape:
-    """The shape, in theirs, of these rows of ours."""
-    if weight.row:
-        return (1, *shape)
-    return shape[::-1] if weight.transposed else shape
+    """Returns the shape of each tensor of theirs, for a parameter of ours of `shape`."""
+    found = {}
+    for name, rows in weight.theirs:
+        part = (rows, *shape[1:])
+        found[name] = (1, *part) if weight.row else part[::-1] if weight.transposed else part
+    return found
 
 
 def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tensor:
@@ -182,29 +149,24 @@ def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tens
     Args:
         weight: The correspondence.
         tensors: Those of `weight.theirs`, in that order.
-        shape: That of our parameter.
+        shape: Shape of our parameter.
 
     Returns:
-        A new tensor of `shape`, in the dtype of the first; rows of the vocabulary that theirs has not are zeros.
+        A new tensor of `shape`, in the dtype of the first; rows that pad the vocabulary are zeros.
     """
     ours = tensors[0].new_zeros(shape)
     start = 0
     for tensor, (name, rows) in zip(tensors, weight.theirs, strict=True):
         turned = tensor[0] if weight.row else tensor.t() if weight.transposed else tensor
-        assert turned.shape == (rows, *shape[1:]), f"{name} is {tuple(tensor.shape)}, for {weight.ours} {shape}"
+        assert turned.shape == (rows, *shape[1:]), (name, tensor.shape, weight.ours, shape)
         ours[start : start + rows] = turned
         start += rows
-    assert start == shape[0] or weight.vocab, f"{weight.ours} has {shape[0]} rows, theirs make {start}"
+    assert start == shape[0] or weight.vocab, (weight.ours, shape, start)
     return ours
 
 
 def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
-    """Makes their tensors, views of ours where that is possible, in the order of `weight.theirs`.
-
-    Args:
-        weight: The correspondence.
-        ours: Our parameter; rows beyond the vocabulary are left out.
-    """
+    """Makes their tensors, views of ours where possible, without padding of the vocabulary."""
     rows = [count for _, count in weight.theirs]
     assert sum(rows) == ours.shape[0] or (weight.vocab and sum(rows) < ours.shape[0]), weight.ours
     parts = torch.split(ours[: sum(rows)], rows)

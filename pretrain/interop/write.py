@@ -1,7 +1,12 @@
-"""The model card of an export: what the model is, how to load it, and the run that made it."""
+"""Writes a model as a Hugging Face folder: config, safetensors, generation settings, tokenizer, card.
+
+    family chosen -> shards planned -> each weight read, converted, written -> the folder renamed
+
+The folder is written under a temporary name and renamed when it is complete. One parameter is in
+memory at a time: a shard is streamed, not built. The same weights give the same bytes.
+"""
 
 import json
-import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,21 +21,39 @@ from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.family import Family, Weight, parameter_shapes
-from pretrain.interop.fields import CARD, CONFIG, GENERATION, WEIGHTS
+from pretrain.interop.fields import CARD, CONFIG, GENERATION, WEIGHTS, write_tokens
 from pretrain.interop.label_names import TEXTS, WORDS
-from pretrain.interop.tensors import their_shapes, to_theirs
+from pretrain.interop.tensors import FILE_NAME, Shape, their_shapes, to_theirs
 from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
 from pretrain.utils.log import redact
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+Reader = Callable[[str], Tensor]
+"""Returns one whole parameter of ours by name."""
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+_USAGES = {
+    TEXTS: ("text-classification", f"AutoModel{TEXTS}"),
+    WORDS: ("token-classification", f"AutoModel{WORDS}"),
+    "none": ("feature-extraction", "AutoModel"),
+    "decoder": ("text-generation", "AutoModelForCausalLM"),
+    "encoder+decoder": ("translation", "AutoModelForSeq2SeqLM"),
+    "encoder": ("fill-mask", "AutoModelForMaskedLM"),
+}
+"""Labelled unit, missing head, or stacks -> task of the hub, and the class that loads the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a card says beyond the model itself.
+    """Facts of a model card beyond the model itself.
 
     Attributes:
         name: Title.
-        source: Where the weights came from, one line.
-        run_config: The run's config as YAML; empty where there was none.
+        source: Origin of the weights, one line.
+        run_config: Config of the run as YAML; empty: there was no run.
         metrics: The last values measured, by name.
     """
 
@@ -40,109 +63,9 @@ class About:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-_TASKS = {"decoder": "text-generation", "encoder+decoder": "translation", "encoder": "fill-mask"}
-
-_AUTO_CLASSES = {
-    "decoder": "AutoModelForCausalLM",
-    "encoder+decoder": "AutoModelForSeq2SeqLM",
-    "encoder": "AutoModelForMaskedLM",
-}
-
-_LABELLING = {TEXTS: ("text-classification", f"AutoModel{TEXTS}"), WORDS: ("token-classification", f"AutoModel{WORDS}")}
-
-_LOADED = ("model", "tokenizer")
-
-
-def model_card(
-    config: ModelConfig,
-    family: Family,
-    about: About,
-    *,
-    architecture: str,
-    num_parameters: int,
-    dtype: str,
-    has_tokenizer: bool,
-) -> str:
-    """Returns README.md of an export. Secrets of the environment are blotted out.
-
-    Args:
-        config: The model.
-        family: Family to export as.
-        about: Name, source, config and metrics of the run.
-        architecture: Class of transformers that it is exported as.
-        num_parameters: Number of values in the files.
-        dtype: Dtype of the exported values.
-        has_tokenizer: Whether one lies beside them.
-    """
-    task, auto_class = _usage(config, architecture)
-    parts = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- {family.model_type}\n---",
-        f"# {about.name}",
-        "\n".join(f"- {key}: {value}" for key, value in _model_facts(config, architecture, num_parameters, dtype)),
-    ]
-    if about.source:
-        parts.append(f"Made from {about.source}.")
-    classes = [auto_class, "AutoTokenizer"] if has_tokenizer else [auto_class]
-    loads = "\n".join(f'{name} = {of}.from_pretrained("PATH")' for name, of in zip(_LOADED, classes, strict=False))
-    parts.append(f"## Loading\n\n```python\nfrom transformers import {', '.join(classes)}\n\n{loads}\n```")
-    if about.metrics:
-        rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in about.metrics.items())
-        parts.append(f"## Metrics\n\n| metric | value |\n|---|---|\n{rows}")
-    if about.run_config:
-        parts.append(f"## Config of the run\n\n```yaml\n{about.run_config.strip()}\n```")
-    return redact("\n\n".join(parts) + "\n")
-
-
-def _usage(config: ModelConfig, architecture: str) -> tuple[str, str]:
-    """Returns the task as the hub names it, and the class that loads the model for it."""
-    for kind, usage in _LABELLING.items():
-        if architecture.endswith(kind):
-            return usage
-    if config.head.kind == "none":
-        return "feature-extraction", "AutoModel"
-    return _TASKS[config.shape], _AUTO_CLASSES[config.shape]
-
-
-def _model_facts(config: ModelConfig, architecture: str, num_parameters: int, dtype: str) -> list[tuple[str, Any]]:
-    stack = config.last_stack
-    layers = [str(part.layers) for part in (config.encoder, config.decoder) if part is not None]
-    return [
-        ("architecture", f"{architecture} ({config.shape})"),
-        ("parameters", f"{num_parameters:,}, {dtype}"),
-        ("layers, width, heads", f"{'+'.join(layers)}, {stack.width}, {stack.heads}"),
-        ("vocabulary", config.vocab_size),
-        ("longest sequence", config.max_seq_len),
-        *([("labels", ", ".join(config.head.labels))] if config.head.labels else []),
-    ]
-
-
-# Writes a model as a Hugging Face folder: config, sharded safetensors, generation settings,
-# tokenizer, card.
-#
-#     family chosen -> shards planned -> each weight read, converted, written -> the folder appears under its name
-#
-# The folder is written under a temporary name and renamed when it is whole. One parameter is in
-# memory at a time: a shard is streamed, not built. The same weights give the same bytes.
-
-
-MAX_SHARD_BYTES = 5_000_000_000
-
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class _Dtype:
-    torch: torch.dtype
-    safetensors: str
-    hugging_face: str
-
-
-_DTYPES = {"fp32": _Dtype(torch.float32, "F32", "float32"), "bf16": _Dtype(torch.bfloat16, "BF16", "bfloat16")}
-
-
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export holds.
+    """Result of an export.
 
     Attributes:
         model_type: Family of the model.
@@ -161,7 +84,7 @@ class ExportReport:
 
 def write_release(
     config: ModelConfig,
-    read: Callable[[str], Tensor],
+    read: Reader,
     out: Path,
     *,
     dtype: str = "fp32",
@@ -177,20 +100,20 @@ def write_release(
 
     Args:
         config: The model, `vocab_size` filled in.
-        read: Returns one parameter of ours by name, whole; called once for each, in the order of the files.
+        read: Called once for each parameter, in the order of the files.
         out: The folder; must not exist, or be empty.
         dtype: fp32 or bf16, of all values.
         family: `model_type` to write; None: the first that represents the model exactly.
-        max_shard_bytes: A file gets no further parameter beyond this size; a larger one has a file for itself.
+        max_shard_bytes: Size of a file; a larger parameter has a file for itself.
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
-        about: What the card says of the run.
-        labels_words: A head over labels is for words: where the family's class for texts has the same weights, the one
-            for words is written.
-        check: Looks at the folder before it appears, given also the class that loads it, and its dtype; may raise.
+        about: Facts of the run for the card.
+        labels_words: A head over labels is for words: where the family's class for texts has the
+            same weights, the one for words is written.
+        check: Verifies the folder before it appears, given the class that loads it and its dtype.
 
     Raises:
-        ConfigError: No family represents the model exactly, the dtype is not known, or `out` holds something.
+        ConfigError: No family represents the model exactly, dtype is unknown, `out` is not empty.
         DiskError: The disk refused; nothing is left under `out`.
     """
     config, read = _with_label_bias(config, read)
@@ -200,8 +123,18 @@ def write_release(
         architecture = architecture.replace(TEXTS, WORDS)
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
-    plan = _ShardPlan(config, chosen, _DTYPES[dtype], max_shard_bytes)
-    documents = _documents(config, chosen, architecture, _DTYPES[dtype], generation)
+    stored = _DTYPES[dtype]
+    plan = _ShardPlan(config, chosen, stored, max_shard_bytes)
+    described = chosen.write_config(config) | {
+        "architectures": [architecture],
+        "model_type": chosen.model_type,
+        "torch_dtype": str(stored).removeprefix("torch."),
+    }
+    documents = {CONFIG: described}
+    if config.decoder is not None and config.head.kind != "none":
+        tokens = write_tokens(config.special_tokens, "start")
+        known = {key: number for key, number in tokens.items() if number is not None}
+        documents[GENERATION] = known | dict(generation or {})
     card = model_card(
         config, chosen, about or About(), architecture=architecture,
         num_parameters=plan.num_parameters, dtype=dtype, has_tokenizer=bool(tokenizer_files),
@@ -212,50 +145,74 @@ def write_release(
             write_json(temporary / name, document)
         write_file(temporary / CARD, card.encode())
         for name, content in tokenizer_files:
-            assert _FILE_NAME.fullmatch(name) and not (temporary / name).exists(), name
+            assert FILE_NAME.fullmatch(name) and not (temporary / name).exists(), name
             write_file(temporary / name, content)
         files = sorted(path.name for path in temporary.iterdir())
         if check is not None:
-            check(temporary, architecture, _DTYPES[dtype].torch)
+            check(temporary, architecture, stored)
     return ExportReport(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
 
 
-def _with_label_bias(config: ModelConfig, read: Callable[[str], Tensor]) -> tuple[ModelConfig, Callable[[str], Tensor]]:
-    """Gives a head over labels without a bias, which no class of theirs has, one of zeros: no score changes."""
+def _with_label_bias(config: ModelConfig, read: Reader) -> tuple[ModelConfig, Reader]:
+    """Adds a bias of zeros to a head over labels without one, which no class of theirs has."""
     if config.head.kind != "labels" or config.head.bias:
         return config, read
     zeros = torch.zeros(len(config.head.labels))
     head = config.head.model_copy(update={"bias": True})
-    return config.model_copy(update={"head": head}), lambda name: zeros if name == "head.bias" else read(name)
+    config = config.model_copy(update={"head": head})
+    return config, lambda name: zeros if name == "head.bias" else read(name)
 
 
-def _documents(
-    config: ModelConfig, family: Family, architecture: str, dtype: _Dtype, generation: Mapping[str, Any] | None
-) -> dict[str, dict[str, Any]]:
-    """Returns the JSON files, generation_config.json for a model that generates."""
-    described = family.write_config(config) | {
-        "architectures": [architecture],
-        "model_type": family.model_type,
-        "torch_dtype": dtype.hugging_face,
+def model_card(
+    config: ModelConfig,
+    family: Family,
+    about: About,
+    *,
+    architecture: str,
+    num_parameters: int,
+    dtype: str,
+    has_tokenizer: bool,
+) -> str:
+    """Returns README.md of an export, with secrets of the environment removed."""
+    # The class decides before the stacks: a classifier is an encoder with another task.
+    kind = "none" if config.head.kind == "none" else config.shape
+    kind = next((unit for unit in (TEXTS, WORDS) if architecture.endswith(unit)), kind)
+    task, auto_class = _USAGES[kind]
+    stacks = filter(None, (config.encoder, config.decoder))
+    layers = "+".join(str(stack.layers) for stack in stacks)
+    facts = {
+        "architecture": f"{architecture} ({config.shape})",
+        "parameters": f"{num_parameters:,}, {dtype}",
+        "layers, width, heads": f"{layers}, {config.last_stack.width}, {config.last_stack.heads}",
+        "vocabulary": config.vocab_size,
+        "longest sequence": config.max_seq_len,
     }
-    if config.decoder is None or config.head.kind == "none":
-        return {CONFIG: described}
-    tokens = config.special_tokens
-    known = {"bos_token_id": tokens.bos, "eos_token_id": tokens.eos, "pad_token_id": tokens.pad,
-             "decoder_start_token_id": tokens.start}  # fmt: skip
-    settings = {key: value for key, value in known.items() if value is not None}
-    return {CONFIG: described, GENERATION: settings | dict(generation or {})}
+    if config.head.labels:
+        facts["labels"] = ", ".join(config.head.labels)
+    parts = [
+        f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- {family.model_type}\n---",
+        f"# {about.name}",
+        "\n".join(f"- {key}: {value}" for key, value in facts.items()),
+    ]
+    if about.source:
+        parts.append(f"Made from {about.source}.")
+    classes = {"model": auto_class} | ({"tokenizer": "AutoTokenizer"} if has_tokenizer else {})
+    calls = [f'{name} = {loader}.from_pretrained("PATH")' for name, loader in classes.items()]
+    loads = "\n".join(calls)
+    imports = f"from transformers import {', '.join(classes.values())}"
+    parts.append(f"## Loading\n\n```python\n{imports}\n\n{loads}\n```")
+    if about.metrics:
+        rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in about.metrics.items())
+        parts.append(f"## Metrics\n\n| metric | value |\n|---|---|\n{rows}")
+    if about.run_config:
+        parts.append(f"## Config of the run\n\n```yaml\n{about.run_config.strip()}\n```")
+    return redact("\n\n".join(parts) + "\n")
 
 
 class _ShardPlan:
-    """Which weight goes to which file, decided from shapes.
+    """The file of each weight, decided from shapes; `total_bytes` is the size of all files."""
 
-    Attributes:
-        num_parameters: Number of values in all files.
-        total_bytes: Their size.
-    """
-
-    def __init__(self, config: ModelConfig, family: Family, dtype: _Dtype, max_shard_bytes: int) -> None:
+    def __init__(self, config: ModelConfig, family: Family, dtype: torch.dtype, max_shard_bytes: int) -> None:
         assert config.vocab_size is not None
         self._dtype = dtype
         # A base model's names lack the prefix that they have under a head.
@@ -263,53 +220,56 @@ class _ShardPlan:
         shapes = parameter_shapes(config)
         weights = family.weights(config)
         assert sorted(weight.ours for weight in weights) == sorted(shapes)
-        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._shapes: dict[str, dict[str, Shape]] = {}
         self._shards: list[list[Weight]] = []
-        self.num_parameters, room = 0, 0
+        self.total_bytes = room = 0
         for weight in weights:
             rows = config.vocab_size if weight.vocab else shapes[weight.ours][0]
             theirs = their_shapes(weight, (rows, *shapes[weight.ours][1:]))
             self._shapes[weight.ours] = {name[self._cut :]: shape for name, shape in theirs.items()}
-            count = sum(prod(shape) for shape in theirs.values())
-            self.num_parameters += count
-            if not self._shards or count * dtype.torch.itemsize > room:
+            size = sum(prod(shape) for shape in theirs.values()) * dtype.itemsize
+            if not self._shards or size > room:
                 self._shards.append([])
                 room = max_shard_bytes
             self._shards[-1].append(weight)
-            room -= count * dtype.torch.itemsize
-        self.total_bytes = self.num_parameters * dtype.torch.itemsize
+            self.total_bytes += size
+            room -= size
+        self.num_parameters = self.total_bytes // dtype.itemsize
 
-    def write(self, folder: Path, read: Callable[[str], Tensor]) -> None:
-        """Writes every shard, and the index where there are several. Raises: DiskError."""
+    def write(self, folder: Path, read: Reader) -> None:
+        """Writes every shard, and the index of several. Raises: DiskError."""
         if len(self._shards) == 1:
             self._write_shard(folder / WEIGHTS, self._shards[0], read)
             return
         place: dict[str, str] = {}
+        stem, _, suffix = WEIGHTS.rpartition(".")
         for number, weights in enumerate(self._shards, start=1):
-            stem, _, suffix = WEIGHTS.rpartition(".")
             name = f"{stem}-{number:05d}-of-{len(self._shards):05d}.{suffix}"
             self._write_shard(folder / name, weights, read)
             place |= {theirs: name for weight in weights for theirs in self._shapes[weight.ours]}
-        write_json(
-            folder / f"{WEIGHTS}.index.json", {"metadata": {"total_size": self.total_bytes}, "weight_map": place}
-        )
+        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": place}
+        write_json(folder / f"{WEIGHTS}.index.json", index)
 
-    def _write_shard(self, path: Path, weights: list[Weight], read: Callable[[str], Tensor]) -> None:
+    def _write_shard(self, path: Path, weights: list[Weight], read: Reader) -> None:
+        stored_as = _SAFETENSORS[self._dtype]
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for weight in weights:
             for name, shape in self._shapes[weight.ours].items():
-                start, end = end, end + prod(shape) * self._dtype.torch.itemsize
-                header[name] = {"dtype": self._dtype.safetensors, "shape": shape, "data_offsets": [start, end]}
+                start = end
+                end += prod(shape) * self._dtype.itemsize
+                offsets = [start, end]
+                header[name] = {"dtype": stored_as, "shape": shape, "data_offsets": offsets}
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-len(text) % 8)  # the format aligns tensors to 8 bytes
 
         def chunks() -> Iterator[memoryview]:
             yield memoryview(struct.pack("<Q", len(text)) + text)
             for weight in weights:
+                # One parameter at a time is in memory.
                 for name, tensor in to_theirs(weight, read(weight.ours)):
                     assert tuple(tensor.shape) == self._shapes[weight.ours][name[self._cut :]], name
-                    stored = tensor.detach().to(device="cpu", dtype=self._dtype.torch).contiguous()
+                    stored = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous()
                     yield memoryview(stored.view(-1).view(torch.uint8).numpy())
 
         write_chunks(path, chunks())

@@ -11,6 +11,7 @@ import torch
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
+from pretrain.interop.release import open_release
 from pretrain.model.attention import KVCache
 from pretrain.objective.contract import sum_token_loss
 from pretrain.types import Batch, SourceBatch
@@ -140,7 +141,9 @@ def export_and_import(lent, out):
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "t5-v1.1-tied"])
 def test_an_export_is_the_model_that_was_imported(name, tmp_path):
     torch.manual_seed(0)
-    export_and_import(lend(MAKERS[name](), tmp_path / "theirs"), tmp_path / "ours")
+    lent = lend(MAKERS[name](), tmp_path / "theirs")
+    export_and_import(lent, tmp_path / "ours")
+    assert open_release(tmp_path / "ours").config == lent.release.config
 
 
 def test_a_t5_that_transformers_4_would_read_otherwise_is_not_exported(tmp_path):

@@ -16,8 +16,8 @@ from pretrain.cli import run
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from pretrain.generate import Constraints, generate
-from pretrain.interop.generation import GenerationDefaults
 from pretrain.tokenizer import EOS, train_char
+from pretrain.types import GenerationDefaults
 from tests.helpers.lent import quiet_transformers
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 

@@ -213,7 +213,11 @@ REFUSED = [
     ("t5", {"feed_forward_proj": "gated-elu"}, r"feed_forward_proj='gated-elu': must be \[gated-\]NAME"),
     ("t5", {"is_encoder_decoder": False}, r"is_encoder_decoder=False: only True"),
     ("t5", {"relative_attention_num_buckets": 30}, r"no model of ours .*: encoder.relative_buckets: .* multiple of 4"),
-    ("marian", {"share_encoder_decoder_embeddings": False}, r"share_encoder_decoder_embeddings=False: .* one table of"),
+    (
+        "marian",
+        {"share_encoder_decoder_embeddings": False},
+        r"share_encoder_decoder_embeddings=False: .* one table and",
+    ),
     ("marian", {"decoder_vocab_size": 7}, r"decoder_vocab_size=7: must be vocab_size"),
     ("marian", {"tie_word_embeddings": False}, r"tie_word_embeddings=False: only True"),
     ("marian", {"normalize_before": True}, r"normalize_before=True: only False"),

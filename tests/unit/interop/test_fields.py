@@ -2,6 +2,7 @@
 
 import pytest
 
+from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
 from pretrain.interop.fields import Fields, build_config
 
@@ -41,16 +42,31 @@ def test_what_does_not_fit_is_refused_by_key_and_value(read, message):
     assert message in str(error.value)
 
 
-def test_a_value_that_ours_has_built_in_passes():
-    Fields({"a": False}).only("a", False, "because")
-    Fields({}).only("a", False, "because")
+@pytest.mark.parametrize("values", [{"a": False}, {}])
+def test_a_value_that_ours_has_built_in_passes(values):
+    fields = Fields(dict(values))
+    fields.only("a", False, "because")
+    assert fields.values == values
+    with pytest.raises(ConfigError, match=r"a=.*: only True can be represented: because"):
+        fields.only("a", True, "because", missing=False)
+
+
+def test_a_table_is_read_under_our_names_and_types():
+    keys = {"n_layer": ("layers", 12), "eps": ("norm_eps", 1e-5), "tied": ("tied_embeddings", True)}
+    fields = Fields({"n_layer": 2, "eps": 1})
+    assert fields.read(keys) == {"layers": 2, "norm_eps": 1.0, "tied_embeddings": True}
+    assert Fields({}).read(keys, {"n_layer": 3})["layers"] == 3
+    with pytest.raises(ConfigError, match="tied=1: must be true or false"):
+        Fields({"tied": 1}).read(keys)
 
 
 def test_special_tokens_take_defaults_lists_and_minus_one():
     tokens = Fields({"pad_token_id": -1, "eos_token_id": [5, 6]}).special_tokens(bos=1, eos=2, pad=3)
     assert (tokens.pad, tokens.bos, tokens.eos, tokens.start) == (None, 1, 5, None)
     assert Fields({"eos_token_id": []}).special_tokens(eos=2).eos is None
-    assert Fields({"decoder_start_token_id": 0}).special_tokens(start="decoder_start_token_id").start == 0
+    assert Fields({"decoder_start_token_id": 0}).special_tokens(start=None).start == 0
+    assert Fields({"decoder_start_token_id": -1}).special_tokens(start=7).start is None
+    assert Fields({}).special_tokens(start=7, mask=8) == SpecialTokens(start=7, mask=8)
 
 
 def test_values_that_make_no_model_are_one_line():

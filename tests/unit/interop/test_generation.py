@@ -6,7 +6,12 @@ import pytest
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.generation import GenerationDefaults, load_generation_defaults, read_generation_defaults
+from pretrain.interop.generation import (
+    load_generation_defaults,
+    read_generation_defaults,
+    write_generation_defaults,
+)
+from pretrain.types import GenerationDefaults
 
 # As opus-mt has them.
 OPUS = {
@@ -46,7 +51,7 @@ def test_a_folder_is_read_from_its_newer_file_first(tmp_path):
 def test_what_is_written_is_read_again_and_means_the_same_to_transformers(values):
     transformers = pytest.importorskip("transformers")
     defaults = read_generation_defaults(values)
-    written = json.loads(json.dumps(defaults.to_json()))
+    written = json.loads(json.dumps(write_generation_defaults(defaults)))
     assert read_generation_defaults(written) == defaults
     theirs = transformers.GenerationConfig.from_dict(written)
     assert read_generation_defaults(json.loads(theirs.to_json_string())) == defaults
@@ -55,9 +60,9 @@ def test_what_is_written_is_read_again_and_means_the_same_to_transformers(values
 def test_ids_of_the_model_are_written_beside_the_settings():
     special = SpecialTokens(pad=5, bos=1, eos=2, start=5)
     ids = {"pad_token_id": 5, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 5}
-    assert GenerationDefaults().to_json(special) == ids
+    assert write_generation_defaults(GenerationDefaults(), special) == ids
     # Several ends of a text are more than the model's own.
-    assert GenerationDefaults(eos=(7, 8)).to_json(special)["eos_token_id"] == [7, 8]
+    assert write_generation_defaults(GenerationDefaults(eos=(7, 8)), special)["eos_token_id"] == [7, 8]
 
 
 def test_a_bad_word_that_ends_a_text_is_no_bad_word():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.interop.hub_files import fetch_release
+from pretrain.interop.release import fetch_release
 from tests.helpers.fork_server import ROOT
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.interop.hub_server import Hub
@@ -20,7 +20,7 @@ from tests.unit.interop.hub_server import Hub
 FETCH = """
 import json, sys
 from pretrain.errors import PretrainError
-from pretrain.interop.hub_files import fetch_release
+from pretrain.interop.release import fetch_release
 found = {}
 for name in sys.argv[1:]:
     try:
