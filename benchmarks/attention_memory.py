@@ -31,8 +31,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.common import print_row
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, call_kernel
-from pretrain.model.backends.dense import additive_mask, dense_bias, dense_mask
+from pretrain.model.backends.backend import (
+    AttentionNeeds,
+    DistanceBias,
+    additive_mask,
+    call_kernel,
+    dense_bias,
+    dense_mask,
+)
 from pretrain.types import AttentionMask
 
 CPU = torch.device("cpu")

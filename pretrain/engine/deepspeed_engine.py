@@ -17,7 +17,7 @@ from pretrain.engine.engine import Update
 from pretrain.engine.replicated import WrappedModule, clip_or_drop, set_optimizer_step
 from pretrain.engine.zero_state import build_zero_state, never_raise, read_loss_scale, set_loss_scale
 from pretrain.errors import LaunchError
-from pretrain.model.block import Block
+from pretrain.model.stack import Block
 from pretrain.plan.memory import plan_buckets
 from pretrain.types import Batch
 

@@ -17,7 +17,6 @@ from pretrain.generate.incremental_decoder import check_prompt
 from pretrain.generate.sampling import Sampling
 from pretrain.generate.text import GeneratedText, generate_text, stream_text
 from pretrain.model import LanguageModel
-from pretrain.model.heads import LanguageModelHead
 from pretrain.types import Batch
 
 MASK = "[MASK]"
@@ -68,7 +67,7 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
     Raises:
         ConfigError: The model does not fill masks, the tokenizer has no mask token, the text has none or is too long.
     """
-    if model.is_causal or not isinstance(model.head, LanguageModelHead):
+    if model.is_causal or model.head is None or model.head.scores_labels:
         kind = "a model with a decoder" if model.is_causal else "a model without a language model's head"
         raise ConfigError(f"{kind} fills no masks", where=where, fix="use one of an encoder with such a head")
     if codec.mask_id is None:

@@ -11,56 +11,51 @@ from pretrain.model.position import Rotation, rotate
 
 
 class LayerCache:
-    """Keys and values of one layer: of self-attention, at most `capacity` positions, and of the source.
+    """Keys and values of one layer, for at most `capacity` positions, and those of the source.
 
-    Storage is allocated at the first append, in the dtype and on the device of its keys. Not for training: appending
-    writes in place.
+    Storage is allocated at the first append, in the dtype and on the device of its keys. Appending
+    writes in place: not for training.
 
     Attributes:
-        cross: Keys and values of cross attention, [B, S, K, H] each, set at the first step; None without an encoder.
+        length: Number of cached positions.
+        cross: Keys and values of cross attention, [B, S, K, H] each, set at the first step; None
+            without an encoder.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
+        self.capacity = capacity
+        self.length = 0
         self.cross: tuple[Tensor, Tensor] | None = None
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._past: list[Tensor] = []
 
-    def append(self, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds T positions and returns views of all keys and values so far, [B, S, K, H]."""
-        rows, added, heads, width = k_BTKH.shape
-        if self._keys is None or self._values is None:
-            shape = (rows, self.capacity, heads, width)
-            self._keys = torch.empty(shape, dtype=k_BTKH.dtype, device=k_BTKH.device)
-            self._values = torch.empty_like(self._keys)
-        start, self.length = self.length, self.length + added
+    def append(self, *added: Tensor) -> list[Tensor]:
+        """Adds keys and values of T positions; returns views of all so far, [B, S, K, H] each."""
+        start = self.length
+        self.length += added[0].shape[1]
         assert self.length <= self.capacity, f"cache of {self.capacity} positions is full: {self.length} needed"
-        self._keys[:, start : self.length] = k_BTKH
-        self._values[:, start : self.length] = v_BTKH
-        return self._keys[:, : self.length], self._values[:, : self.length]
+        if not self._past:
+            self._past = [x.new_empty(x.shape[0], self.capacity, *x.shape[2:]) for x in added]
+        for past, x in zip(self._past, added, strict=True):
+            past[:, start : self.length] = x
+        return [past[:, : self.length] for past in self._past]
 
     def select(self, rows_B: Tensor) -> None:
         """Selects rows, in the given order; a row may occur several times."""
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = (self._selected(past, rows_B) for past in (self._keys, self._values))
+        for number, past in enumerate(self._past):
+            selected = past.new_empty((len(rows_B), *past.shape[1:]))
+            selected[:, : self.length] = past[rows_B, : self.length]
+            self._past[number] = selected
         if self.cross is not None:
             self.cross = (self.cross[0][rows_B], self.cross[1][rows_B])
 
-    def _selected(self, past_BSKH: Tensor, rows_B: Tensor) -> Tensor:
-        """Copies the filled positions only."""
-        selected = past_BSKH.new_empty((len(rows_B), *past_BSKH.shape[1:]))
-        selected[:, : self.length] = past_BSKH[rows_B, : self.length]
-        return selected
-
 
 class KVCache:
-    """The caches of a stack's layers.
-
-    Costs `2 x layers x rows x capacity x K x H` elements once filled to any length.
+    """The caches of a stack's layers; costs `2 x layers x rows x capacity x K x H` elements.
 
     Attributes:
         layers: One cache a block.
-        documents_BS: Document numbers of the cached positions, for padded prompts; None: one document a row.
+        documents_BS: Document numbers of the cached positions, for padded prompts; None: one
+            document a row.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -87,16 +82,19 @@ class KVCache:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention, grouped-query where K < N (Ainslie et al. 2023): head n reads key-value head n // (N / K).
+    """Multi-head attention, grouped-query if K < N (Ainslie et al. 2023): head n reads n // (N / K).
 
-    Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K key heads, K value
-    heads, each of H rows.
+    Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K
+    key heads, K value heads, each of H rows.
     """
 
     def __init__(self, config: StackConfig, backend: AttentionBackend) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_width = config.heads, config.num_kv_heads, config.per_head_width
-        self.dropout, self.scale = config.attention_weight_dropout, None if config.scaled_attention else 1.0
+        self.heads = config.heads
+        self.kv_heads = config.num_kv_heads
+        self.head_width = config.per_head_width
+        self.dropout = config.attention_weight_dropout
+        self.scale = None if config.scaled_attention else 1.0
         qkv_width = (self.heads + 2 * self.kv_heads) * self.head_width
         self.qkv = nn.Linear(config.width, qkv_width, bias=config.has_qkv_bias)
         self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else None
@@ -108,8 +106,8 @@ class SelfAttention(nn.Module):
         """Attends within a sequence.
 
         Args:
-            x_BTD: Input, normalised.
-            prepared: The mask as prepared by the backend, once a forward.
+            x_BTD: Normalised input.
+            prepared: Mask, prepared by the backend once a forward.
             rotation: Rotary angles of these T positions, or None.
             cache: Earlier keys and values, extended by these T positions; None outside decoding.
         """
@@ -117,9 +115,11 @@ class SelfAttention(nn.Module):
         qk, v_BSKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
-            q_BTNH, k_BSKH = self.query_norm(q_BTNH), self.key_norm(k_BSKH)
+            q_BTNH = self.query_norm(q_BTNH)
+            k_BSKH = self.key_norm(k_BSKH)
             if rotation is not None:
-                q_BTNH, k_BSKH = rotate(q_BTNH, rotation), rotate(k_BSKH, rotation)
+                q_BTNH = rotate(q_BTNH, rotation)
+                k_BSKH = rotate(k_BSKH, rotation)
         else:
             # Queries and keys are adjacent: one rotation of both instead of two.
             qk = qk if rotation is None else rotate(qk, rotation)
@@ -132,16 +132,19 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of a decoder to the encoder's output (Vaswani et al. 2017, 3.2.3), without positions.
+    """Attention of a decoder to the encoder's output, without positions (Vaswani et al. 2017, 3.2.3).
 
-    Keys and values are one matrix product: the rows of `key_value.weight` are K key heads, then K value heads.
+    Keys and values are one matrix product: the rows of `key_value.weight` are K key heads, then K
+    value heads.
     """
 
     def __init__(self, config: StackConfig, backend: AttentionBackend) -> None:
         super().__init__()
-        self.head_width, self.dropout = config.per_head_width, config.attention_weight_dropout
+        self.head_width = config.per_head_width
+        self.dropout = config.attention_weight_dropout
         self.scale = None if config.scaled_attention else 1.0
-        query_width, kv_width = config.heads * self.head_width, config.num_kv_heads * self.head_width
+        query_width = config.heads * self.head_width
+        kv_width = config.num_kv_heads * self.head_width
         self.query = nn.Linear(config.width, query_width, bias=config.has_qkv_bias)
         self.key_value = nn.Linear(config.width, 2 * kv_width, bias=config.has_qkv_bias)
         self.output = nn.Linear(query_width, config.width, bias=config.bias)
@@ -151,21 +154,20 @@ class CrossAttention(nn.Module):
         """Attends to the source.
 
         Args:
-            x_BTD: Input, normalised.
-            memory_BSD: The encoder's output; None if the cache has its keys and values.
-            prepared: The mask as prepared by the backend, once a forward.
+            x_BTD: Normalised input.
+            memory_BSD: Output of the encoder; None if the cache has its keys and values.
+            prepared: Mask, prepared by the backend once a forward.
             cache: Stores keys and values of the source at the first step; None outside decoding.
         """
         q_BTNH = self.query(x_BTD).unflatten(-1, (-1, self.head_width))
-        if memory_BSD is None:
-            assert cache is not None and cache.cross is not None, (
-                "without the encoder's output a filled cache is needed"
-            )
-            k_BSKH, v_BSKH = cache.cross
-        else:
-            k_BSKH, v_BSKH = self.key_value(memory_BSD).unflatten(-1, (-1, self.head_width)).chunk(2, dim=2)
+        if memory_BSD is not None:
+            heads = self.key_value(memory_BSD).unflatten(-1, (-1, self.head_width))
+            k_BSKH, v_BSKH = heads.chunk(2, dim=2)
             if cache is not None:
                 cache.cross = (k_BSKH, v_BSKH)
+        else:
+            assert cache is not None and cache.cross is not None, "no encoder output, and no filled cache"
+            k_BSKH, v_BSKH = cache.cross
         dropout = self.dropout if self.training else 0.0
         mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=self.scale)
         return self.output(mixed_BTNH.flatten(2))

@@ -2,17 +2,16 @@
 
     normal   N(0, init_std), the end of each residual branch scaled down      GPT-2, BERT, LLaMA
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
-    t5       normal by fan-in, with what unscaled attention needs             T5
+    t5       normal by fan-in, scaled for attention without a scale           T5
 
-Biases are 0 and norm weights 1. A fused matrix (queries, keys and values; gate and up) is drawn part by part,
-because fan-in and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
+Biases are 0 and norm weights 1. A fused matrix (queries, keys and values; gate and up) is drawn part
+by part, because fan-in and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
 """
 
 import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
-from pretrain.model.recurrent.recurrent import Recurrent, build_recurrent
-from pretrain.model.recurrent.stacks import draw_recurrent
+from pretrain.model.recurrent.recurrent import Recurrent, build_recurrent, draw_recurrent
 from pretrain.model.transformer import Transformer, build_transformer
+
+LanguageModel = Transformer | Recurrent
 
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
 
@@ -31,27 +31,23 @@ _TABLES = ("embedding.weight", "token_type.weight", "position.weight")
 _QUERIES = ("attention.qkv.weight", "cross.query.weight")
 
 
-def _stack_of(name: str, config: ModelConfig) -> StackConfig:
-    """Returns the stack of a parameter; the last stack for parameters outside of both."""
-    stack = config.encoder if name.startswith("encoder.") else None
-    return stack or config.last_stack
+def _draw_normal(
+    name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator
+) -> None:
+    """`init_std`; with `init_scaled`, residual outputs get `init_std / sqrt(residual branches)`.
 
-
-def _draw_normal(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
-    """`init_std`; with `init_scaled`, residual outputs get `init_std / sqrt(residual branches)` (GPT-2, 2.3).
-
-    The variance of the residual stream then does not grow with depth. A block has two branches, or three with cross
-    attention.
+    The variance of the residual stream then does not grow with depth (GPT-2, 2.3).
     """
     std = config.init_std
     if config.init_scaled and name.endswith(_RESIDUAL_OUTPUTS):
+        # Attention and feed-forward of each block, and cross attention.
         reads_encoder = name.startswith("decoder.") and config.encoder is not None
-        std = config.init_std / math.sqrt((3 if reads_encoder else 2) * _stack_of(name, config).layers)
+        std = config.init_std / math.sqrt((3 if reads_encoder else 2) * stack.layers)
     weight.normal_(0.0, std, generator=generator)
 
 
 def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
-    """Returns the matrices of a fused parameter, as views of its rows, in order."""
+    """Returns the matrices of a fused parameter, views of its rows."""
     kv_rows = stack.num_kv_heads * stack.per_head_width
     if name.endswith("attention.qkv.weight"):
         return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])
@@ -60,9 +56,10 @@ def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor,
     return (weight,)
 
 
-def _draw_xavier(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
-    """Variance 2 / (fan-in + fan-out), uniform (Glorot and Bengio 2010); tables and head N(0, 1/D) (tensor2tensor)."""
-    stack = _stack_of(name, config)
+def _draw_xavier(
+    name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator
+) -> None:
+    """Variance 2 / (fan-in + fan-out), uniform (Glorot and Bengio 2010); tables and head as tensor2tensor."""
     if name.endswith(_TABLES) or name == "head.weight":
         weight.normal_(0.0, stack.width**-0.5, generator=generator)
         return
@@ -71,12 +68,11 @@ def _draw_xavier(name: str, weight: Tensor, config: ModelConfig, generator: torc
         part.uniform_(-bound, bound, generator=generator)
 
 
-def _draw_t5(name: str, weight: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+def _draw_t5(name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator) -> None:
     """Variance 1 / fan-in; 1 for tables of the residual stream, 1/D for a relative bias (Mesh TensorFlow).
 
-    Query weights are divided by sqrt(H) where attention does not divide its scores by it.
+    Query weights are divided by sqrt(H) if attention does not divide its scores by it.
     """
-    stack = _stack_of(name, config)
     if name.endswith(_TABLES):
         is_bias = name.endswith("position.weight") and stack.position == "relative"
         weight.normal_(0.0, stack.width**-0.5 if is_bias else 1.0, generator=generator)
@@ -106,7 +102,9 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     elif len(shape) == 1:
         weight.fill_(0.0 if name.endswith(".bias") else 1.0)
     else:
-        _DRAWS[config.init](name, weight, config, generator)
+        # Parameters outside of both stacks count as the last one's.
+        stack = config.encoder if name.startswith("encoder.") else None
+        _DRAWS[config.init](name, weight, config, stack or config.last_stack, generator)
     return weight
 
 
@@ -122,30 +120,6 @@ def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) ->
         parameter.copy_(draw(name, parameter.shape))
 
 
-LanguageModel = Transformer | Recurrent
-
-
-@overload
-def build_model(
-    config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
-) -> Transformer:
-    """A Transformer."""
-
-
-@overload
-def build_model(
-    config: RecurrentConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
-) -> Recurrent:
-    """A recurrent model."""
-
-
-@overload
-def build_model(
-    config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
-) -> LanguageModel:
-    """A model of either kind."""
-
-
 def build_model(
     config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
 ) -> LanguageModel:
@@ -158,8 +132,8 @@ def build_model(
         storage: False: leave the parameters on the meta device, to be filled one by one.
 
     Raises:
-        ConfigError: The attention backend does not support the model or the device, or the recurrent model does not
-            support activation checkpointing or compilation.
+        ConfigError: The attention backend does not support the model or the device, or the engine
+            requests activation checkpointing or compilation of a recurrent model.
     """
     if isinstance(config, RecurrentConfig):
         return build_recurrent(config, engine, device, storage=storage)

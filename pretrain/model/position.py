@@ -1,8 +1,8 @@
 """Positions of a stack: vectors added to its input, a rotation of queries and keys, a bias by distance, or none.
 
-    placed = stack.position(x_BTD, positions_BT, offset)           once a forward
-    placed.x_BTD                                                   input of the first block
-    placed.rotation, placed.local_rotation, placed.bias            to every attention layer
+    placed = stack.position(x_BTD, positions_BT, offset)     once a forward
+    placed.x_BTD                                             input of the first block
+    placed.rotation, placed.local_rotation, placed.bias      to every attention layer
 
 Rotary embedding (Su et al. 2021) rotates queries and keys by angles proportional to their position.
 """
@@ -19,9 +19,9 @@ from pretrain.model.backends.backend import DistanceBias
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the rotary angles, fp32, [T or B T, 1, H]: the second half of H repeats the first.
+    """Cosines and sines of the rotary angles, fp32, [T or B T, 1, H]: H repeats its first half.
 
-    The sines of the first half are negated, so that a rotation is `x * cos + swap_halves(x) * sin`.
+    The sines of the first half are negated: a rotation is `x * cos + swap_halves(x) * sin`.
     """
 
     cos: Tensor
@@ -29,9 +29,9 @@ class Rotation(NamedTuple):
 
 
 def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Returns the angle between neighbouring positions of each pair of dimensions, fp64 [H / 2], on the CPU.
+    """Returns the angle between neighbouring positions of each pair of dimensions, [H / 2].
 
-    fp64 keeps the precision of large angles.
+    fp64, for the precision of large angles; on the CPU.
     """
     exponents = torch.arange(0, head_width, 2, dtype=torch.float64, device="cpu") / head_width
     frequencies = theta**-exponents
@@ -39,8 +39,9 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at high_freq_factor
-    # turns or more, divided by `factor` (0) at low_freq_factor or fewer, and interpolated between.
+    # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at
+    # high_freq_factor turns or more, divided by `factor` (0) at low_freq_factor or fewer, and
+    # interpolated between.
     turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
@@ -48,10 +49,10 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
 
 
 class RotaryTable:
-    """Cosines and sines by position, in the layout of Hugging Face: dimension i is paired with dimension i + H/2.
+    """Cosines and sines by position; dimension i is paired with i + H/2, as in Hugging Face.
 
-    Built at the first use, and again for a longer row, so that a model on the meta device costs nothing. The tables are
-    plain attributes, not buffers: an engine that casts a module to bf16 would round them.
+    Built at the first use, and again for a longer row, so that a model on the meta device costs
+    nothing. Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
     """
 
     def __init__(self, max_seq_len: int, head_width: int, theta: float, scaling: RotaryScaling | None) -> None:
@@ -61,23 +62,22 @@ class RotaryTable:
 
     def __call__(self, positions_BT: Tensor | None, offset: int, length: int, device: torch.device) -> Rotation:
         """Returns the rotation of the given positions, or of `length` positions from `offset` on."""
-        self._ensure(offset + length if positions_BT is None else self._max_seq_len, device)
-        rows = slice(offset, offset + length) if positions_BT is None else positions_BT
-        return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
-
-    def _ensure(self, length: int, device: torch.device) -> None:
-        if self._cos.shape[0] < length:
-            size = min(self._max_seq_len, 1 << (length - 1).bit_length())
+        end = offset + length if positions_BT is None else self._max_seq_len
+        if self._cos.shape[0] < end:
+            size = min(self._max_seq_len, 1 << (end - 1).bit_length())
             positions = torch.arange(size, dtype=torch.float64, device="cpu")
             angles = torch.outer(positions, self._frequencies)
             self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).float()
             self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).float()
         if self._cos.device != device:
-            self._cos, self._sin = self._cos.to(device), self._sin.to(device)
+            self._cos = self._cos.to(device)
+            self._sin = self._sin.to(device)
+        rows = slice(offset, offset + length) if positions_BT is None else positions_BT
+        return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
 
 
 class _Rotate(torch.autograd.Function):
-    """`x * cos + swap_halves(x) * sin` in three kernels each way, where autograd's own would take ten."""
+    """`x * cos + swap_halves(x) * sin` in three kernels each way, not the ten of autograd."""
 
     @staticmethod
     def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -106,13 +106,9 @@ def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
 
 
 class PositionedInput(NamedTuple):
-    """Input of a stack with its position information.
+    """Input of a stack, with position vectors added if it has any, and position information.
 
-    Attributes:
-        x_BTD: Input, with position vectors added if the stack has any.
-        rotation: Rotary angles; None: no rotary embedding.
-        local_rotation: Rotary angles of layers with a window.
-        bias: Bias of the scores in every layer; None: no bias.
+    `local_rotation` is that of layers with a window, `bias` that of the scores in every layer.
     """
 
     x_BTD: Tensor
@@ -142,13 +138,10 @@ class LearnedPosition(nn.Module):
 
 
 def sinusoids(length: int, width: int, layout: str) -> Tensor:
-    """Returns the table of Vaswani et al. 2017, 3.5, fp32 [length, D], on the CPU.
+    """Returns the table of Vaswani et al. 2017, 3.5, fp32 [length, D], on the CPU; D is even.
 
-    Args:
-        length: Positions, from 0.
-        width: D, even.
-        layout: `interleaved`: dimension 2i is `sin(p / 10000^(2i/D))`, 2i + 1 the cosine (the paper). `halves`: all
-            sines, then all cosines (Marian).
+    `interleaved`: dimension 2i is `sin(p / 10000^(2i/D))`, 2i + 1 the cosine (the paper). `halves`:
+    all sines, then all cosines (Marian).
     """
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
     positions = torch.arange(length, dtype=torch.float64, device="cpu")
@@ -159,11 +152,12 @@ def sinusoids(length: int, width: int, layout: str) -> Tensor:
 
 
 class SinusoidalPosition(nn.Module):
-    """Fixed vectors, added to the stack's input; built at the first use, and not a buffer (see `RotaryTable`)."""
+    """Fixed vectors, added to the stack's input; not a buffer (see `RotaryTable`)."""
 
     def __init__(self, max_seq_len: int, width: int, layout: str) -> None:
         super().__init__()
-        self._shape, self._layout = (max_seq_len, width), layout
+        self._shape = (max_seq_len, width)
+        self._layout = layout
         self._table = torch.empty(0, width)
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
@@ -179,24 +173,24 @@ class RotaryPosition(nn.Module):
 
     def __init__(self, config: StackConfig, max_seq_len: int) -> None:
         super().__init__()
-        width, scaling = config.per_head_width, config.rope_scaling
+        width, scaling, local = config.per_head_width, config.rope_scaling, config.rope_local_theta
         self._table = RotaryTable(max_seq_len, width, config.rope_theta, scaling)
-        local = config.rope_local_theta
-        self._local_table = self._table if local is None else RotaryTable(max_seq_len, width, local, scaling)
+        self._local_table = self._table
+        if local is not None:
+            self._local_table = RotaryTable(max_seq_len, width, local, scaling)
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
-        length, device = x_BTD.shape[1], x_BTD.device
-        rotation = self._table(positions_BT, offset, length, device)
-        if self._local_table is self._table:
-            return PositionedInput(x_BTD, rotation, rotation)
-        return PositionedInput(x_BTD, rotation, self._local_table(positions_BT, offset, length, device))
+        place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device)
+        rotation = self._table(*place)
+        is_shared = self._local_table is self._table
+        return PositionedInput(x_BTD, rotation, rotation if is_shared else self._local_table(*place))
 
 
 def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
     """Returns the bucket of each distance key minus query, int64 (Raffel et al. 2020, 2.1).
 
-    Half of the buckets of a side cover one distance each, the rest grow logarithmically up to `max_distance`. A causal
-    stack has one side: keys after the query share bucket 0 with the query itself.
+    Half of the buckets of a side cover one distance each, the rest grow logarithmically up to
+    `max_distance`. A causal stack has one side: keys after the query share bucket 0 with it.
     """
     first = torch.zeros_like(distances)
     if bidirectional:
@@ -213,31 +207,29 @@ def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int
 
 
 class RelativePosition(nn.Module):
-    """A learned bias of the scores by head and bucketed distance (T5), computed once a forward for all layers."""
+    """A learned bias of the scores by head and bucketed distance (T5), shared by all layers."""
 
     def __init__(self, config: StackConfig, causal: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.heads))
-        self._bidirectional, self._max_distance = not causal, config.relative_max_distance
+        self._bidirectional = not causal
+        self._max_distance = config.relative_max_distance
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
         keys = offset + x_BTD.shape[1]
-        distances = torch.arange(1 - keys, x_BTD.shape[1], device=x_BTD.device)
-        return PositionedInput(x_BTD, bias=DistanceBias(self._values(distances)))
-
-    def _values(self, distances_R: Tensor) -> Tensor:
         buckets_R = distance_buckets(
-            distances_R,
+            torch.arange(1 - keys, x_BTD.shape[1], device=x_BTD.device),
             bidirectional=self._bidirectional,
             num_buckets=self.weight.shape[0],
             max_distance=self._max_distance,
         )
         exact = torch.promote_types(self.weight.dtype, torch.float32)
-        return nn.functional.embedding(buckets_R, self.weight).t().to(exact)
+        values_NR = nn.functional.embedding(buckets_R, self.weight).t().to(exact)
+        return PositionedInput(x_BTD, bias=DistanceBias(values_NR))
 
 
 def build_position(config: StackConfig, max_seq_len: int, *, causal: bool) -> nn.Module:
-    """Builds the position module of a stack; called as `(x_BTD, positions_BT | None, offset) -> PositionedInput`."""
+    """Builds the position module of a stack: `(x_BTD, positions_BT or None, offset)` to `PositionedInput`."""
     if config.position == "learned":
         return LearnedPosition(max_seq_len, config.width)
     if config.position == "sinusoidal":

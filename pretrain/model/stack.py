@@ -1,10 +1,13 @@
 """A stack of blocks with shared positions and masks, and activation checkpointing (Chen et al. 2016).
 
+    block    self-attention, cross attention to the encoder if there is one, feed-forward;
+             a norm and a residual sum each
+
 Saved for the backward pass of a block, by `engine.activation_checkpointing`:
 
     none        everything that autograd saves
     full        the block's input; the rest is recomputed
-    selective   the block's input and the results of matrix products and attention; the rest is recomputed
+    selective   the block's input, results of matrix products and of attention; the rest is recomputed
 
 With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 """
@@ -16,18 +19,127 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import StackConfig
-from pretrain.model.attention import KVCache
+from pretrain.model.attention import CrossAttention, KVCache, LayerCache, SelfAttention
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.block import Block, Memory, build_norm
-from pretrain.model.position import build_position
+from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias
+from pretrain.model.position import Rotation, build_position
 from pretrain.types import AttentionMask
 
-_KEPT_OPERATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "relu": functional.relu,
+}
+
+
+def build_norm(config: StackConfig) -> nn.Module:
+    """Builds the norm of a stack, [..., D] to [..., D].
+
+    RMSNorm (Zhang and Sennrich 2019) has a weight only, LayerNorm (Ba et al. 2016) a bias too if
+    the stack has biases. Both are torch's fused functions, with statistics in fp32 for any dtype of
+    the input.
+    """
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_eps)
+    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+
+
+class FeedForward(nn.Module):
+    """`down(activation(up(x)))`, [B, T, D] to [B, T, D] (Vaswani et al. 2017, 3.3)."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, config.ff_width, bias=config.bias)
+        self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x_BTD)))
+
+
+class GatedFeedForward(nn.Module):
+    """`down(activation(gate(x)) * up(x))`, [B, T, D] to [B, T, D] (Shazeer 2020).
+
+    `gate` and `up` are one matrix product: rows 0..F-1 of `gate_up.weight` are the gate.
+    """
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.width, 2 * config.ff_width, bias=config.bias)
+        self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
+        return self.down(self.activation(gate_BTF) * up_BTF)
+
+
+class Memory(NamedTuple):
+    """Input of cross attention.
+
+    Attributes:
+        hidden_BSD: Output of the encoder; None if a cache has its keys and values.
+        prepared: Mask over the source, prepared by the backend.
+    """
+
+    hidden_BSD: Tensor | None
+    prepared: Any
+
+
+class Block(nn.Module):
+    """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (`norm(x + f(x))`, Vaswani et al. 2017, 3.1).
+
+    Args:
+        config: Config of the stack.
+        backend: Kernel of self-attention.
+        cross_backend: Kernel of cross attention; None: no cross attention.
+        first: First block of the stack; an `input_norm` has normalised its input already.
+    """
+
+    def __init__(
+        self, config: StackConfig, backend: AttentionBackend, cross_backend: AttentionBackend | None, *, first: bool
+    ) -> None:
+        super().__init__()
+        self.pre_norm = config.norm_placement == "pre"
+        skip_norm = first and self.pre_norm and config.input_norm
+        self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
+        self.attention = SelfAttention(config, backend)
+        self.cross_norm = None if cross_backend is None else build_norm(config)
+        self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
+        self.feedforward_norm = build_norm(config)
+        self.feedforward = GatedFeedForward(config) if config.gated else FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None = None,
+        memory: Memory | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`."""
+        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, prepared, rotation, cache))
+        cross, cross_norm = self.cross, self.cross_norm
+        if cross is not None and cross_norm is not None:
+            assert memory is not None, "a decoder with cross attention needs a source"
+            hidden_BSD, cross_prepared = memory
+            x_BTD = self._add(x_BTD, cross_norm, lambda x: cross(x, hidden_BSD, cross_prepared, cache))
+        return self._add(x_BTD, self.feedforward_norm, self.feedforward)
+
+    def _add(self, x_BTD: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x_BTD + self.dropout(layer(norm(x_BTD)))
+        return norm(x_BTD + self.dropout(layer(x_BTD)))
+
+
+_SAVED_OPERATIONS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
@@ -39,46 +151,16 @@ _KEPT_OPERATIONS = {
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    if operation in _KEPT_OPERATIONS:
+    if operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-class Recompute:
-    """Runs blocks with activation checkpointing.
-
-    Args:
-        mode: `none`, `full` or `selective`.
-        every: Blocks number 0, n, 2n ... are checkpointed.
-        draws_noise: Blocks have dropout: recomputation must restore the state of the random number generator.
-    """
-
-    def __init__(self, mode: str, every: int, *, draws_noise: bool) -> None:
-        self._mode, self._every, self.draws_noise = mode, every, draws_noise
-
-    def run(self, number: int, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Runs block `number` of a stack. Without gradients nothing is saved in any mode."""
-        if self._mode == "none" or number % self._every or not torch.is_grad_enabled():
-            return block(*arguments)
-        options: dict[str, Any] = {}
-        if self._mode == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-        return checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=self.draws_noise, **options)
 
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StackRows(NamedTuple):
-    """Layout of the rows of a stack: positions, documents, padding.
-
-    Attributes:
-        positions_BT: Position of each token in its document; None: consecutive, after those in the cache.
-        documents_BT: Document numbers of packed rows; None: a row is one document.
-        lengths_B: Tokens of each row before padding; None: no padding.
-        prefix_BT: Tokens visible to all of their document. None: none.
-        token_types_BT: Segment of each token; None: 0.
-    """
+    """Positions, documents and padding of the rows of a stack; fields as in `Batch`."""
 
     positions_BT: Tensor | None = None
     documents_BT: Tensor | None = None
@@ -124,22 +206,22 @@ class Stack(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.max_seq_len, self.causal, self.windows = max_seq_len, causal, config.windows
+        self.max_seq_len = max_seq_len
+        self.causal = causal
+        self.windows = config.windows
         needs = AttentionNeeds(
             device=device,
             dtype=_COMPUTE_DTYPES[engine.precision],
             head_width=config.per_head_width,
-            causal=causal,
-            window=config.window is not None,
             bias=config.position == "relative",
             dropout=config.attention_weight_dropout > 0,
         )
         self.backend = build_backend(engine.attention, needs)
-        cross_needs = replace(needs, causal=False, window=False, bias=False, cross=True)
+        cross_needs = replace(needs, bias=False)
         self.cross_backend = build_backend(engine.attention, cross_needs) if reads_encoder else None
-        draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
-        mode, every = engine.activation_checkpointing, engine.activation_checkpointing_every
-        self.recompute = Recompute(mode, every, draws_noise=draws_noise)
+        self.checkpointing = engine.activation_checkpointing
+        self.checkpointing_every = engine.activation_checkpointing_every
+        self.draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
         self.position = build_position(config, max_seq_len, causal=causal)
         self.token_type = nn.Embedding(config.token_types, config.width) if config.token_types else None
         self.input_norm = build_norm(config) if config.input_norm else nn.Identity()
@@ -166,19 +248,29 @@ class Stack(nn.Module):
         placed = self.position(x_BTD, rows.positions_BT, offset)
         masks = self._prepare_masks(placed.x_BTD, rows, cache, placed.bias)
         memory = self._prepare_memory(x_BTD, rows, encoded)
-        x_BTD = placed.x_BTD if self.token_type is None else placed.x_BTD + self._token_types(x_BTD, rows)
+        x_BTD = placed.x_BTD
+        if self.token_type is not None:
+            types_BT = rows.token_types_BT
+            if types_BT is None:
+                types_BT = torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device)
+            x_BTD = x_BTD + self.token_type(types_BT)
         x_BTD = self.dropout(self.input_norm(x_BTD))
         for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             rotation = placed.rotation if window is None else placed.local_rotation
             layer_cache = None if cache is None else cache.layers[number]
-            x_BTD = self.recompute.run(number, block, x_BTD, masks[window], rotation, memory, layer_cache)
+            x_BTD = self._run(number, block, x_BTD, masks[window], rotation, memory, layer_cache)
         return self.norm(x_BTD)
 
-    def _token_types(self, x_BTD: Tensor, rows: StackRows) -> Tensor:
-        assert self.token_type is not None
-        if rows.token_types_BT is not None:
-            return self.token_type(rows.token_types_BT)
-        return self.token_type(torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device))
+    def _run(self, number: int, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Runs a block, with activation checkpointing if the config says so."""
+        # Without gradients nothing is saved in any mode.
+        is_plain = self.checkpointing == "none" or number % self.checkpointing_every
+        if is_plain or not torch.is_grad_enabled():
+            return block(*arguments)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.draws_noise}
+        if self.checkpointing == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(block, *arguments, **options)
 
     def _prepare_masks(
         self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None, bias: DistanceBias | None
@@ -198,34 +290,30 @@ class Stack(nn.Module):
             query_offset=offset,
         )
         size = {"rows": num_rows, "queries": queries, "keys": offset + queries}
-        return {
-            window: self.backend.prepare(replace(mask, window=window), **size, device=x_BTD.device, bias=bias)
-            for window in dict.fromkeys(self.windows)
-        }
+        masks = {}
+        for window in dict.fromkeys(self.windows):
+            windowed = replace(mask, window=window)
+            masks[window] = self.backend.prepare(windowed, **size, device=x_BTD.device, bias=bias)
+        return masks
 
     def _prepare_memory(self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None) -> Memory | None:
         if encoded is None or self.cross_backend is None:
             return None
         num_rows, queries, _ = x_BTD.shape
-        documents_BT, key_documents_BS = rows.documents_BT, encoded.rows.documents_BT
-        if (documents_BT is None) != (key_documents_BS is None):
-            # The side without document numbers is one document a row: number 0 of the other side.
-            documents_BT = _whole(documents_BT, num_rows, queries, x_BTD.device)
-            key_documents_BS = _whole(key_documents_BS, num_rows, encoded.length, x_BTD.device)
+        documents_BT = rows.documents_BT
+        key_documents_BS = encoded.rows.documents_BT
+        # The side without document numbers is one document a row: number 0 of the other side.
+        whole = partial(torch.zeros, dtype=torch.int32, device=x_BTD.device)
+        if documents_BT is None and key_documents_BS is not None:
+            documents_BT = whole(num_rows, queries)
+        elif documents_BT is not None and key_documents_BS is None:
+            key_documents_BS = whole(num_rows, encoded.length)
         mask = AttentionMask(
             causal=False,
             documents_BT=documents_BT,
             key_documents_BS=key_documents_BS,
             key_lengths_B=encoded.rows.lengths_B,
         )
-        prepared = self.cross_backend.prepare(
-            mask, rows=num_rows, queries=queries, keys=encoded.length, device=x_BTD.device
-        )
+        size = {"rows": num_rows, "queries": queries, "keys": encoded.length}
+        prepared = self.cross_backend.prepare(mask, **size, device=x_BTD.device)
         return Memory(encoded.hidden_BSD, prepared)
-
-
-def _whole(documents_BT: Tensor | None, num_rows: int, length: int, device: torch.device) -> Tensor:
-    """Returns document numbers; without any, each row is document 0."""
-    if documents_BT is not None:
-        return documents_BT
-    return torch.zeros(num_rows, length, dtype=torch.int32, device=device)

@@ -1,14 +1,18 @@
 """The Transformer: read this file first.
 
-    one stack    tokens_BT -> embedding -> stack (positions, blocks, norms) -> hidden_BTD -> head -> logits, or a loss
+    one stack    tokens_BT -> embedding -> stack (positions, blocks, norms) -> hidden_BTD
+                 -> head -> logits, or a loss
     two stacks   source tokens_BS -> embedding -> encoder -> hidden_BSD
-                 tokens_BT -> embedding -> decoder, which reads hidden_BSD in every block -> hidden_BTD -> head
+                 tokens_BT -> embedding -> decoder, reads hidden_BSD in every block -> head
 
-A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, all in the same code. Differences between
-families are fields of `ModelConfig`: no code tests for a family.
+A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, all in the same code.
+Differences between families are fields of `ModelConfig`: no code tests for a family.
 
 Not here: losses (`objective/`), sampling (`generate/`), sharding and mixed precision (`engine/`).
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +20,86 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.attention import KVCache
-from pretrain.model.heads import LabelHead, Pooler, average_documents, build_head
-from pretrain.model.stack import EncoderOutput, Stack, StackRows
+from pretrain.model.stack import ACTIVATIONS, EncoderOutput, Stack, StackRows, build_norm
 from pretrain.types import Batch, ModelOutput, SourceBatch
+
+HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
+"""`loss(hidden_BTD, weight_VD, bias_V)`: input, weight and bias of the last linear map of a head."""
+
+
+class Head(nn.Module):
+    """Linear map from D to scores: of the padded vocabulary, or of labels.
+
+    With `head.transform`, a linear layer, the stack's activation and a norm come before it (BERT and
+    ModernBERT, as released); a head of labels has dropout in between.
+
+    With tied embeddings, `weight` is the embedding's parameter: the same object in both modules, so
+    that ZeRO stage 3, which gathers weights module by module, gathers it for each.
+
+    Attributes:
+        scores_labels: Scores are of labels.
+        num_scores: Rows of `weight` without the padding of a vocabulary.
+        soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.last_stack.width
+        self.scores_labels = config.head.kind == "labels"
+        self.num_scores = config.num_scores
+        self.scale = width**-0.5 if config.head.scaled else 1.0
+        self.soft_cap = config.head.soft_cap
+        self.activation = ACTIVATIONS[config.last_stack.activation]
+        has_transform = config.head.transform
+        self.transform = nn.Linear(width, width, bias=config.last_stack.bias) if has_transform else None
+        self.norm = build_norm(config.last_stack) if has_transform else None
+        self.dropout = nn.Dropout(config.head.dropout) if config.head.dropout else nn.Identity()
+        self.weight = nn.Parameter(torch.empty(config.num_head_rows, width))
+        self.bias = nn.Parameter(torch.empty(config.num_head_rows)) if config.head.bias else None
+
+    def forward(self, hidden_BTD: Tensor, loss: HeadLoss | None = None) -> Tensor:
+        """Scores every token, or computes a loss chunk by chunk.
+
+        Args:
+            hidden_BTD: Hidden states after the final norm; or [P, D] of chosen positions.
+            loss: Called with the input and the weights of the linear map, while these are gathered
+                (ZeRO stage 3).
+
+        Returns:
+            logits_BTV, -inf for padding of the vocabulary; or the result of `loss`.
+        """
+        if self.transform is not None and self.norm is not None:
+            hidden_BTD = self.norm(self.activation(self.transform(hidden_BTD)))
+        if self.scale != 1.0:
+            hidden_BTD = hidden_BTD * self.scale
+        hidden_BTD = self.dropout(hidden_BTD)
+        if loss is not None:
+            return loss(hidden_BTD, self.weight, self.bias)
+        logits_BTV = nn.functional.linear(hidden_BTD, self.weight, self.bias)
+        if self.soft_cap is not None:
+            logits_BTV = self.soft_cap * (logits_BTV / self.soft_cap).tanh()
+        if self.num_scores < self.weight.shape[0]:
+            logits_BTV[..., self.num_scores :] = -torch.inf
+        return logits_BTV
+
+
+class Pooler(nn.Linear):
+    """`tanh(linear(hidden of the first position))`, [B, T, D] to [B, D] (Devlin et al. 2019, as released)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return super().forward(hidden_BTD[:, 0]).tanh()
 
 
 class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
-    Parameter names are part of the checkpoint format: `embedding.weight`, `decoder.position.weight` (learned),
-    `decoder.blocks.3.attention.qkv.weight`, `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and
-    absent from `named_parameters`). Values are unset: `init_weights` or a checkpoint fills them.
+    Parameter names are part of the checkpoint format: `embedding.weight`, `decoder.position.weight`
+    (learned), `decoder.blocks.3.attention.qkv.weight`, `decoder.norm.weight`, `head.weight` (when
+    tied it is the embedding's, and absent from `named_parameters`). Values are unset: `init_weights`
+    or a checkpoint fills them.
 
     Attributes:
         max_seq_len: Longest sequence of either stack.
@@ -40,8 +113,10 @@ class Transformer(nn.Module):
         super().__init__()
         assert config.vocab_size is not None, "vocab_size is filled in from the tokenizer before the model is built"
         width = config.last_stack.width
-        self.max_seq_len, self.vocab_size = config.max_seq_len, config.vocab_size
-        self.num_layers, self.is_causal = config.last_stack.layers, config.decoder is not None
+        self.max_seq_len = config.max_seq_len
+        self.vocab_size = config.vocab_size
+        self.num_layers = config.last_stack.layers
+        self.is_causal = config.decoder is not None
         self.special_tokens = config.special_tokens
         self.embedding = nn.Embedding(config.padded_vocab_size, width)
         self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
@@ -54,15 +129,16 @@ class Transformer(nn.Module):
                 stack, engine, max_seq_len=config.max_seq_len, causal=causal, reads_encoder=reads_encoder, device=device
             )
 
-        self.encoder, self.decoder = build_stack(config.encoder, False), build_stack(config.decoder, True)
-        self.head = build_head(config)
+        self.encoder = build_stack(config.encoder, causal=False)
+        self.decoder = build_stack(config.decoder, causal=True)
+        self.head = None if config.head.kind == "none" else Head(config)
         self.averages = config.head.mean
         self.pooler = Pooler(width) if config.pooler else None
         self.tied_embeddings = config.tied_embeddings
         self.tie()
 
     def tie(self) -> None:
-        """Ties the head's weight to the embedding if the config does; needed again after a move to another device."""
+        """Ties the head's weight to the embedding if the config does; needed again after `to_empty`."""
         if self.tied_embeddings and self.head is not None:
             self.head.weight = self.embedding.weight
 
@@ -79,10 +155,12 @@ class Transformer(nn.Module):
         """Reads a batch.
 
         Args:
-            batch: Tokens, with documents of packed or padded rows, and the source for two stacks. Targets are not read.
-            cache: For decoding: the batch continues the cached positions and is appended to the cache. The source is
-                encoded at the first step only.
-            logits: Run the head. Objectives run it themselves, chunk by chunk, without materialising all logits.
+            batch: Tokens, with documents of packed or padded rows, and the source for two stacks.
+                Targets are not read.
+            cache: For decoding: the batch continues the cached positions and is appended to the
+                cache. The source is encoded at the first step only.
+            logits: Run the head. Objectives run it themselves, chunk by chunk, without materialising
+                all logits.
         """
         rows = StackRows(batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT)
         encoded = None
@@ -90,13 +168,19 @@ class Transformer(nn.Module):
             assert batch.source is not None, "a model of two stacks needs a source"
             encoded = self._encode(batch.source, skip=cache is not None and cache.length > 0)
         hidden_BTD = self.stacks[-1](self._embed(batch.tokens_BT), rows, encoded, cache)
-        if isinstance(self.head, LabelHead):
+        if self.head is not None and self.head.scores_labels:
             hidden_BTD = self._summarize(hidden_BTD, batch)
         return ModelOutput(hidden_BTD, self.head(hidden_BTD) if logits and self.head is not None else None)
 
     def _embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embedding(tokens_BT)
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
+
+    def _encode(self, source: SourceBatch, *, skip: bool) -> EncoderOutput:
+        rows = StackRows(source.positions_BS, source.documents_BS, source.lengths_B)
+        assert self.encoder is not None
+        hidden_BSD = None if skip else self.encoder(self._embed(source.tokens_BS), rows)
+        return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
 
     def _summarize(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         """Returns the input of a label head; at the first position of a document, its summary."""
@@ -105,26 +189,30 @@ class Transformer(nn.Module):
             if documents_BT is None and batch.lengths_B is not None:
                 columns = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
                 documents_BT = torch.where(columns < batch.lengths_B[:, None], 0, -1)
-            hidden_BTD = average_documents(hidden_BTD, documents_BT)
+            hidden_BTD = _average_documents(hidden_BTD, documents_BT)
         if self.pooler is not None:
             hidden_BTD = self.pooler(hidden_BTD.flatten(0, 1)[:, None]).view_as(hidden_BTD)
         return hidden_BTD
 
-    def _encode(self, source: SourceBatch, *, skip: bool) -> EncoderOutput:
-        rows = StackRows(source.positions_BS, source.documents_BS, source.lengths_B)
-        length = source.tokens_BS.shape[1]
-        if skip:
-            return EncoderOutput(None, length, rows)
-        assert self.encoder is not None
-        return EncoderOutput(self.encoder(self._embed(source.tokens_BS), rows), length, rows)
+
+def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Returns the mean over each token's document, [B, T, D], computed in fp32."""
+    exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    if documents_BT is None:
+        return hidden_BTD.mean(dim=1, keepdim=True, dtype=exact).to(hidden_BTD.dtype).expand_as(hidden_BTD)
+    num_rows, length, width = hidden_BTD.shape
+    first_B1 = torch.arange(num_rows, device=hidden_BTD.device)[:, None] * (length + 1)
+    # A row has at most T documents; its padding counts as one more.
+    place_P = torch.where(documents_BT < 0, length, documents_BT).add(first_B1).flatten()
+    sums = torch.zeros(num_rows * (length + 1), width, dtype=exact, device=hidden_BTD.device)
+    sums = sums.index_add(0, place_P, hidden_BTD.flatten(0, 1).to(exact))
+    counts = torch.bincount(place_P, minlength=len(sums)).to(exact)
+    means = sums / counts.clamp(min=1)[:, None]
+    return means.index_select(0, place_P).view_as(hidden_BTD).to(hidden_BTD.dtype)
 
 
 def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool) -> Transformer:
-    """Builds a Transformer with its weights unset; arguments as `build_model`.
-
-    Raises:
-        ConfigError: The attention backend does not support the model or the device.
-    """
+    """Builds a Transformer with its weights unset; arguments and errors as `build_model`."""
     # On the meta device first: torch's own initialisation then costs nothing and draws no random numbers.
     with torch.device("meta"):
         model = Transformer(config, engine, device)
@@ -134,6 +222,7 @@ def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.d
     if engine.compile:
         for stack in model.stacks:
             for block in stack.blocks:
-                # Only the forward: an engine's hooks stay outside of the graph, and parameter names do not change.
+                # Only the forward: hooks of an engine stay outside of the graph, and parameter
+                # names do not change.
                 block.forward = torch.compile(block.forward)
     return model

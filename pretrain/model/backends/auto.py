@@ -1,11 +1,11 @@
-"""`auto`: the best of the other backends for each mask, and a line in the log that says which and why.
+"""`auto`: the best of the other backends for each mask, logged with the reason.
 
-CPU                                   sdpa    (linear memory, whatever the mask)
+CPU                                   sdpa    (linear memory for every mask)
 CUDA, no mask tensor needed           sdpa    (flash or cuDNN, dropout too)
 CUDA, decoding                        sdpa    (a mask of a few queries)
 CUDA, documents or padding, 16 bits   varlen  (no mask, skips masked blocks)
 CUDA, bias, window, prefix, fp32      flex    (no mask tensor)
-CUDA, dropout with a mask             sdpa    (nothing else has dropout)
+CUDA, dropout with a mask             sdpa    (the only one with dropout)
 """
 
 import logging
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import ConfigError
-from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias
+from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias, needs_no_mask
 from pretrain.model.backends.flex import FlexAttention
-from pretrain.model.backends.sdpa import SdpaAttention, needs_no_mask
+from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.model.backends.varlen import VarlenAttention
 from pretrain.types import AttentionMask
 
@@ -29,19 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AutoMask:
-    """What the chosen backend prepared.
-
-    Attributes:
-        name: The backend.
-        prepared: Result of its `prepare`.
-    """
+    """Name of the chosen backend, and the result of its `prepare`."""
 
     name: str
     prepared: Any
 
 
 class AutoAttention:
-    """Serves what any backend serves; chooses in `prepare`, mask by mask."""
+    """Serves every mask that some backend serves; `prepare` chooses, mask by mask."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
         self.sdpa = SdpaAttention(needs)
@@ -56,51 +51,30 @@ class AutoAttention:
                 self.refusals.append(refusal.what)
 
     def prepare(
-        self,
-        mask: AttentionMask,
-        *,
-        rows: int,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        bias: DistanceBias | None = None,
+        self, mask: AttentionMask, *, device: torch.device, bias: DistanceBias | None = None, **size: int
     ) -> AutoMask:
-        """Chooses a backend and lets it prepare the mask."""
-        size = {"rows": rows, "queries": queries, "keys": keys}
-        name, why, prepared = self._choose(mask, size, device, bias)
-        _say(f"attention backend: {name} for {_describe(mask, bias)}: {why}")
-        return AutoMask(name, prepared)
-
-    def attend(
-        self,
-        q_BTNH: Tensor,
-        k_BSKH: Tensor,
-        v_BSKH: Tensor,
-        prepared: AutoMask,
-        *,
-        dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Attends as the chosen backend does."""
-        backend = self.sdpa if prepared.name == "sdpa" else self.others[prepared.name]
-        return backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared.prepared, dropout=dropout, scale=scale)
-
-    def _choose(
-        self, mask: AttentionMask, size: dict[str, int], device: torch.device, bias: DistanceBias | None
-    ) -> tuple[str, str, Any]:
-        """Returns the name of a backend, the reason for it, and what it prepared."""
+        """Chooses a backend and prepares the mask with it; `size`: `rows`, `queries` and `keys`."""
         why = _why_sdpa(mask, size, device, bias)
         refusals = list(self.refusals)
         for name, backend in self.others.items() if why is None else ():
             try:
-                return name, "it needs no mask tensor", backend.prepare(mask, **size, device=device, bias=bias)
+                prepared = backend.prepare(mask, **size, device=device, bias=bias)
             except ConfigError as refusal:
                 refusals.append(refusal.what)
-        return "sdpa", why or "; ".join(refusals), self.sdpa.prepare(mask, **size, device=device, bias=bias)
+            else:
+                _log_choice(f"{name} for {_describe(mask, bias)}: it needs no mask tensor")
+                return AutoMask(name, prepared)
+        _log_choice(f"sdpa for {_describe(mask, bias)}: {why or '; '.join(refusals)}")
+        return AutoMask("sdpa", self.sdpa.prepare(mask, **size, device=device, bias=bias))
+
+    def attend(self, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, prepared: AutoMask, **options: Any) -> Tensor:
+        """Attends by the chosen backend."""
+        backend = self.sdpa if prepared.name == "sdpa" else self.others[prepared.name]
+        return backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared.prepared, **options)
 
 
 def _why_sdpa(mask: AttentionMask, size: dict[str, int], device: torch.device, bias: DistanceBias | None) -> str | None:
-    """Says why nothing beats sdpa; None where others may."""
+    """Returns the reason why no backend beats sdpa; None if one may."""
     if device.type != "cuda":
         return f"its memory is linear in length for every mask on {device.type}"
     if size["queries"] == 1 or mask.query_offset > 0:
@@ -117,15 +91,14 @@ def _describe(mask: AttentionMask, bias: DistanceBias | None) -> str:
         "padding": mask.key_lengths_B,
         f"a window of {mask.window}": mask.window,
         "a bias": bias,
+        "a cache": mask.query_offset or None,
     }
     kind = "a causal mask" if mask.causal else "attention of all to all"
-    named = [kind, *(name for name, part in parts.items() if part is not None)]
-    if mask.query_offset > 0:
-        named.append("a cache")
-    return " with ".join([named[0], ", ".join(named[1:])]) if named[1:] else named[0]
+    named = [name for name, part in parts.items() if part is not None]
+    return f"{kind} with {', '.join(named)}" if named else kind
 
 
 @cache
-def _say(line: str) -> None:
-    """Logs a line once: masks are prepared in every step."""
-    log.info(line)
+def _log_choice(choice: str) -> None:
+    """Logs a choice once: masks are prepared in every step."""
+    log.info(f"attention backend: {choice}")

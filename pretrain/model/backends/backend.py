@@ -1,22 +1,37 @@
-"""Interface of attention backends: a mask prepared once a forward, then a kernel called once a layer."""
+"""Interface of attention backends, and the meaning of a declared mask.
+
+prepare     once a forward: a declared mask -> the input of the kernel
+attend      once a layer: the kernel
+dense_mask  a mask as a tensor over any rectangle of queries and keys; dense_bias: a bias
+find_segments  rectangles of documents and padding, outside of which nothing is visible
+"""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pretrain.errors import ConfigError
 from pretrain.types import AttentionMask
+
+NO_DROPOUT = "set attention_dropout: 0.0 in the stack, or use engine.attention=sdpa"
+
+
+def refusal(backend: str, reason: str, fix: str = "use engine.attention=sdpa") -> ConfigError:
+    """Returns the error of a backend that does not support a stack or a mask."""
+    return ConfigError(f"attention backend {backend} {reason}", fix=fix)
 
 
 class DistanceBias(NamedTuple):
-    """A bias of the scores that depends on head and distance only, as one vector a head: linear in length.
+    """A bias of the scores by head and distance, as one vector a head: linear in length.
 
     Attributes:
         values_NR: fp32, differentiable, R = T + S - 1. Query t and key s of head n add
-            `values_NR[n, s - t + T - 1]` to their score: distances from the last query to the first key, upwards.
-            `query_offset` of the mask is counted in already.
+            `values_NR[n, s - t + T - 1]` to their score: distances from the last query to the
+            first key, upwards. `query_offset` of the mask is included.
     """
 
     values_NR: Tensor
@@ -24,33 +39,24 @@ class DistanceBias(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """What the attention of one stack will be asked for, known when the model is built.
+    """Requirements of a stack's attention, known when the model is built.
 
-    Attributes:
-        device: Where it runs.
-        dtype: Dtype of queries, keys and values in training.
-        head_width: H.
-        causal: Self-attention is causal.
-        window: Some layer has a window.
-        bias: Scores have a `DistanceBias`.
-        dropout: Attention weights have dropout in training.
-        cross: Keys may come from another sequence.
+    `dtype` is that of queries, keys and values in training, `bias` a `DistanceBias` of the scores,
+    `dropout` one of the attention weights in training.
     """
 
     device: torch.device
     dtype: torch.dtype = torch.float32
     head_width: int = 64
-    causal: bool = True
-    window: bool = False
     bias: bool = False
     dropout: bool = False
-    cross: bool = False
 
 
 class AttentionBackend(Protocol):
     """Computes `softmax(scale q k^T + bias) v` under a mask.
 
-    The constructor takes `AttentionNeeds`, and raises ConfigError with the reason where the backend cannot serve them.
+    The constructor takes `AttentionNeeds`; it raises ConfigError with the reason if the backend
+    does not support them.
     """
 
     def prepare(
@@ -63,15 +69,10 @@ class AttentionBackend(Protocol):
         device: torch.device,
         bias: DistanceBias | None = None,
     ) -> Any:
-        """Turns a declared mask into what the kernel takes; `attend` gets it back as `prepared`.
+        """Turns a declared mask into the input of the kernel, passed to `attend` as `prepared`.
 
-        Args:
-            mask: Who may attend to whom.
-            rows: B.
-            queries: T.
-            keys: S, those in the cache included.
-            device: Where the mask is needed.
-            bias: Added to the scores of every layer.
+        `rows`, `queries` and `keys` are B, T and S; S includes the keys in the cache. The bias is
+        added to the scores of every layer.
         """
 
     def attend(
@@ -84,22 +85,11 @@ class AttentionBackend(Protocol):
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> Tensor:
-        """Attends; N is a multiple of K, and query head n reads key-value head `n // (N / K)`.
+        """Returns [B, T, N, H] in the dtype of the queries.
 
-        Args:
-            q_BTNH: Queries.
-            k_BSKH: Keys.
-            v_BSKH: Values.
-            prepared: From `prepare`.
-            dropout: Probability that a weight is dropped.
-            scale: Factor of the scores; None: 1/sqrt(H).
-
-        Returns:
-            [B, T, N, H], in the dtype of the queries.
+        N is a multiple of K, and query head n reads key-value head `n // (N / K)`. `dropout` is the
+        probability that a weight is dropped, `scale` a factor of the scores; None: 1/sqrt(H).
         """
-
-
-# The one call of torch's kernel: [B, T, N, H] in and out, transposed as views.
 
 
 def call_kernel(
@@ -113,21 +103,11 @@ def call_kernel(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Attends in one call, with the flash, cuDNN, memory-efficient or math kernel that torch picks.
+    """Calls torch's kernel: flash, cuDNN, memory-efficient or math, by torch's choice.
 
-    Args:
-        q_BTNH: Queries.
-        k_BSKH: Keys.
-        v_BSKH: Values.
-        allowed: Bool, or what is added to the scores; broadcastable to [B, N, T, S].
-        blind: Bool, broadcastable to [B, N, T, 1]: queries that see nothing although `allowed` says otherwise; not all
-            kernels of a GPU answer a row of nothing with a number.
-        is_causal: Query t sees keys up to t, both counted from the first that is given.
-        dropout: Probability that a weight is dropped.
-        scale: Factor of the scores; None: 1/sqrt(H).
-
-    Returns:
-        [B, T, N, H]; 0 for what is blind, and on a CPU wherever a query may see nothing.
+    `allowed` is a bool mask or an addend of the scores, broadcastable to [B, N, T, S]. `blind`, bool
+    [B, N, T, 1], are queries that see nothing, contrary to `allowed`: some GPU kernels return NaN
+    for a row without keys. The result is 0 there, and on a CPU for every query without keys.
     """
     if allowed is not None and allowed.dtype != torch.bool:
         allowed = allowed.to(q_BTNH.dtype)
@@ -146,8 +126,215 @@ def call_kernel(
     return mixed_BNTH.transpose(1, 2)
 
 
-def cast_inputs(q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gives queries, keys and values one dtype, as torch's autocast does for the kernels that it knows."""
-    kind = q_BTNH.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v_BSKH.dtype
-    return q_BTNH.to(dtype), k_BSKH.to(dtype), v_BSKH.to(dtype)
+def cast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Casts queries, keys and values to one dtype, as autocast does for the kernels it knows."""
+    kind = inputs[0].device.type
+    autocasts = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocasts else inputs[-1].dtype
+    return tuple(x.to(dtype) for x in inputs)
+
+
+ALL_ROWS = slice(None)
+
+
+def dense_mask(
+    mask: AttentionMask, *, queries: range, keys: range, device: torch.device, rows: slice = ALL_ROWS
+) -> Tensor | None:
+    """Materialises a mask over a rectangle: True where query t sees key s; one byte a pair.
+
+    A prefix lifts `causal` only: window, documents and lengths apply to its keys too. `queries` are
+    positions t without `query_offset`. The result is broadcastable to [B, N, T, S] of the rectangle;
+    None if all of it is visible.
+    """
+    terms = []
+    first = queries.start + mask.query_offset
+    last = queries.stop - 1 + mask.query_offset
+    keys_S = torch.arange(keys.start, keys.stop, device=device)
+    columns = slice(keys.start, keys.stop)
+    distances_TS = keys_S - torch.arange(first, last + 1, device=device)[:, None]
+    if mask.causal and keys.stop - 1 > first:
+        seen = distances_TS <= 0
+        if mask.prefix_BS is not None:
+            seen = seen | mask.prefix_BS[rows, None, None, columns]
+        terms.append(seen)
+    if mask.window is not None and max(keys.stop - 1 - first, last - keys.start) >= mask.window:
+        terms.append(distances_TS.abs() < mask.window)
+    if mask.documents_BT is not None:
+        key_documents_BS = mask.key_documents_BS
+        if key_documents_BS is None:
+            key_documents_BS = mask.documents_BT
+        of_queries = mask.documents_BT[rows, None, queries.start : queries.stop, None]
+        terms.append(of_queries == key_documents_BS[rows, None, None, columns])
+    if mask.key_lengths_B is not None:
+        terms.append(keys_S < mask.key_lengths_B[rows, None, None, None])
+    allowed = None
+    for term in terms:
+        allowed = term if allowed is None else allowed & term
+    return allowed
+
+
+def blind_queries(allowed: Tensor | None) -> Tensor | None:
+    """Returns the queries without a visible key, [B, N, T, 1]; None on a CPU, whose kernels return 0."""
+    if allowed is None or allowed.device.type == "cpu":
+        return None
+    return ~allowed.any(dim=-1, keepdim=True)
+
+
+def dense_bias(bias: DistanceBias, *, queries: range, keys: range, num_queries: int) -> Tensor:
+    """Returns the bias over a rectangle, [N, T, S], differentiable: entry [n, t, s] is that of s - t.
+
+    `num_queries` is T of the whole: distance 0 is at index T - 1 of the bias.
+    """
+    needed_NR = bias.values_NR[:, distance_range(queries, keys, num_queries)]
+    # Row i of unfold starts at distance i of the rectangle: its i-th query from the last to its
+    # first key.
+    return needed_NR.unfold(1, len(keys), 1).flip(1)
+
+
+def distance_range(queries: range, keys: range, num_queries: int) -> slice:
+    """Returns the entries of a `DistanceBias` in a rectangle: its T + S - 1 distances, upwards."""
+    first = keys.start - (queries.stop - 1) + num_queries - 1
+    return slice(first, first + len(queries) + len(keys) - 1)
+
+
+def additive_mask(allowed: Tensor | None, bias_NTS: Tensor, dtype: torch.dtype) -> Tensor:
+    """Joins a mask and a bias into the addend of the scores."""
+    bias_NTS = bias_NTS.to(dtype)
+    return bias_NTS if allowed is None else bias_NTS.masked_fill(~allowed, -torch.inf)
+
+
+# Segments: runs of queries, each with the one run of keys that they can see.
+#
+#     documents   0 0 0 1 1 2      three segments, queries and keys alike
+#     lengths     x x x x . .      one segment: all queries of the row, the keys before its padding
+#
+# Within a segment, documents and padding need no mask tensor, and the pairs that such a mask would
+# discard are not computed. Finding segments reads tensors on the host: on a GPU it synchronises.
+
+
+class Segment(NamedTuple):
+    """A rectangle of queries and keys in one row or all; its queries see no key outside of it.
+
+    The segments of a row are consecutive and cover all queries. No keys: the queries see nothing.
+    """
+
+    rows: range
+    queries: range
+    keys: range
+
+
+def is_plain(mask: AttentionMask, segment: Segment) -> bool:
+    """Returns whether `is_causal`, or no mask at all, equals the mask of a segment."""
+    first = segment.queries.start + mask.query_offset
+    last = segment.queries.stop - 1 + mask.query_offset
+    farthest = last - segment.keys.start
+    if not mask.causal:
+        farthest = max(farthest, segment.keys.stop - 1 - first)
+    if mask.window is not None and farthest >= mask.window:
+        return False
+    starts_alike = mask.prefix_BS is None and first == segment.keys.start
+    return not hides_future(mask, segment) or starts_alike
+
+
+def hides_future(mask: AttentionMask, segment: Segment) -> bool:
+    """Returns whether `causal` hides any key of a segment."""
+    return mask.causal and segment.keys.stop - 1 > segment.queries.start + mask.query_offset
+
+
+def reachable_keys(mask: AttentionMask, tile: Segment) -> range:
+    """Returns the keys of a rectangle in reach of any query by `causal`, `window` and the prefix.
+
+    Reads a prefix on the host.
+    """
+    rows, queries, keys = tile
+    first = queries.start + mask.query_offset
+    last = queries.stop - 1 + mask.query_offset
+    start = keys.start
+    stop = keys.stop
+    if mask.causal:
+        prefix_end = 0
+        if mask.prefix_BS is not None:
+            prefix = mask.prefix_BS[rows.start : rows.stop, start:stop].any(dim=0).nonzero()
+            prefix_end = start + int(prefix[-1]) + 1 if len(prefix) else 0
+        stop = min(stop, max(last + 1, prefix_end))
+    if mask.window is not None:
+        start = max(start, first - mask.window + 1)
+        stop = min(stop, last + mask.window)
+    return range(start, max(start, stop))
+
+
+def pads_queries(mask: AttentionMask, *, queries: int, keys: int) -> bool:
+    """Returns whether lengths apply to the queries too, because the keys are their own sequence.
+
+    They are under a causal mask or a window; else they may be a source as long as its target.
+    """
+    own = queries == keys and mask.query_offset == 0 and mask.key_documents_BS is None
+    return own and (mask.causal or mask.window is not None)
+
+
+def needs_no_mask(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> bool:
+    """Returns whether one call without a mask tensor computes a mask, on any device."""
+    past_only = mask.causal and mask.prefix_BS is None
+    # Queries that are not padding see no padding of their own sequence if they see the past only.
+    padded_alike = past_only and pads_queries(mask, queries=queries, keys=keys)
+    rows_alike = mask.documents_BT is None and (mask.key_lengths_B is None or padded_alike)
+    return rows_alike and is_plain(mask, Segment(range(rows), range(queries), range(keys)))
+
+
+def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> tuple[Segment, ...] | None:
+    """Cuts the rows into segments by the documents and lengths of a mask, read on the host.
+
+    Returns:
+        The segments, row after row, over which `causal`, `window` and the prefix still apply; a
+        single one of all rows if they are alike; None if a document of a row is not one run.
+        Queries that are padding see nothing.
+    """
+    lengths = [keys] * rows
+    if mask.key_lengths_B is not None:
+        lengths = [min(length, keys) for length in mask.key_lengths_B.tolist()]
+    query_runs: list[dict[int, range]] | None = [{0: range(queries)}] * rows
+    key_runs: list[dict[int, range]] | None = [{0: range(keys)}] * rows
+    if mask.documents_BT is not None:
+        query_runs = key_runs = document_runs(mask.documents_BT)
+        if mask.key_documents_BS is not None:
+            key_runs = document_runs(mask.key_documents_BS)
+    if query_runs is None or key_runs is None:
+        return None
+    pairs = list(zip(query_runs, key_runs, strict=True))
+    if min(lengths) == keys and all(len(q) == len(k) == 1 and q.keys() == k.keys() for q, k in pairs):
+        return (Segment(range(rows), range(queries), range(keys)),)
+    pads = pads_queries(mask, queries=queries, keys=keys)
+    segments = []
+    for number, ((queries_of, keys_of), length) in enumerate(zip(pairs, lengths, strict=True)):
+        row = range(number, number + 1)
+        for document, run in queries_of.items():
+            seen = _clip(keys_of.get(document, range(0)), length)
+            real = _clip(run, length) if pads else run
+            padding = range(real.stop, run.stop)
+            if real:
+                segments.append(Segment(row, real, seen))
+            if padding:
+                segments.append(Segment(row, padding, range(seen.stop, seen.stop)))
+    return tuple(segments)
+
+
+def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
+    """Returns the run of each document of each row, in order; None if a document has two runs."""
+    rows, length = documents_BT.shape
+    changes = documents_BT.diff(dim=1, prepend=documents_BT[:, :1] - 1).nonzero()
+    numbers = documents_BT[changes[:, 0], changes[:, 1]]
+    starts: list[dict[int, int]] = [{} for _ in range(rows)]
+    for row, start, number in torch.cat((changes, numbers[:, None]), dim=1).tolist():
+        if number in starts[row]:
+            return None
+        starts[row][number] = start
+    runs = []
+    for found in starts:
+        spans = pairwise([*found.values(), length])
+        runs.append({number: range(*span) for number, span in zip(found, spans, strict=True)})
+    return runs
+
+
+def _clip(run: range, length: int) -> range:
+    """Drops the positions of a run from `length` on."""
+    return range(run.start, max(run.start, min(run.stop, length)))

@@ -1,4 +1,4 @@
-"""`eager`: attention as the formula says, in any dtype. The reference of the others; quadratic memory."""
+"""`eager`: attention by its formula, in any dtype, with quadratic memory; reference of the other backends."""
 
 import math
 from dataclasses import dataclass
@@ -6,26 +6,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.dense import dense_bias, dense_mask
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, dense_bias, dense_mask
 from pretrain.types import AttentionMask
 
 
 @dataclass(frozen=True, slots=True)
 class EagerMask:
-    """A mask and a bias of every pair.
-
-    Attributes:
-        allowed: Bool, broadcastable to [B, N, T, S]: True where a query may see a key. None: everything is visible.
-        bias_NTS: Added to the scores. None: nothing is.
-    """
+    """A mask of every pair, bool, broadcastable to [B, N, T, S]; None: all visible. A bias or None."""
 
     allowed: Tensor | None
     bias_NTS: Tensor | None
 
 
 class EagerAttention:
-    """Materialises the scores of every pair: every mask, bias, dropout and dtype, float64 too, with gradients."""
+    """Materialises the scores of every pair: every mask, bias, dropout and dtype, with gradients."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
         pass
@@ -41,10 +35,11 @@ class EagerAttention:
         bias: DistanceBias | None = None,
     ) -> EagerMask:
         """Materialises the mask and the bias."""
-        bias_NTS = None
-        if bias is not None:
-            bias_NTS = dense_bias(bias, queries=range(queries), keys=range(keys), num_queries=queries)
-        return EagerMask(dense_mask(mask, queries=range(queries), keys=range(keys), device=device), bias_NTS)
+        allowed = dense_mask(mask, queries=range(queries), keys=range(keys), device=device)
+        if bias is None:
+            return EagerMask(allowed, None)
+        bias_NTS = dense_bias(bias, queries=range(queries), keys=range(keys), num_queries=queries)
+        return EagerMask(allowed, bias_NTS)
 
     def attend(
         self,
@@ -56,14 +51,14 @@ class EagerAttention:
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> Tensor:
-        """Attends in the dtype of its inputs, which is float64 where exactness is wanted."""
+        """Attends in the dtype of its inputs; float64 for an exact reference."""
         weights_BNTS = self.weights(q_BTNH, k_BSKH, prepared, scale=scale)
         weights_BNTS = torch.nn.functional.dropout(weights_BNTS, dropout).to(v_BSKH.dtype)
         v_BSNH = v_BSKH.repeat_interleave(q_BTNH.shape[2] // v_BSKH.shape[2], dim=2)
         return torch.einsum("bnts,bsnh->btnh", weights_BNTS, v_BSNH)
 
     def weights(self, q_BTNH: Tensor, k_BSKH: Tensor, prepared: EagerMask, *, scale: float | None) -> Tensor:
-        """Returns the attention weights before dropout, [B, N, T, S]; those of a query that sees no key are 0."""
+        """Returns the attention weights before dropout, [B, N, T, S]; 0 for a query that sees no key."""
         k_BSNH = k_BSKH.repeat_interleave(q_BTNH.shape[2] // k_BSKH.shape[2], dim=2)
         factor = 1 / math.sqrt(q_BTNH.shape[-1]) if scale is None else scale
         scores_BNTS = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * factor
@@ -71,7 +66,7 @@ class EagerAttention:
             scores_BNTS = scores_BNTS + prepared.bias_NTS
         if prepared.allowed is None:
             return scores_BNTS.softmax(dim=-1)
-        # Not minus infinity, whose softmax over a row of nothing else is not a number, and neither is its gradient.
+        # Not minus infinity: the softmax of a row without keys, and its gradient, would be NaN.
         lowest = torch.finfo(scores_BNTS.dtype).min
         weights_BNTS = scores_BNTS.masked_fill(~prepared.allowed, lowest).softmax(dim=-1)
         return weights_BNTS.masked_fill(~prepared.allowed, 0.0)

@@ -1,13 +1,13 @@
-"""`flex`: FlexAttention, a kernel that torch compiles for the mask: documents, windows, prefixes, learned biases.
+"""`flex`: FlexAttention, a kernel compiled by torch for the mask: documents, windows, prefixes, biases.
 
 For GPUs only: on a CPU it has no backward pass.
 
-    prepare   declared mask -> mask_mod -> the blocks of 128 x 128 pairs that it leaves   (create_block_mask, compiled)
-              bias by distance -> score_mod, which reads the vector and gives it its gradient
-    attend    one call of the compiled kernel; blocks that see nothing are skipped
+    prepare   declared mask -> mask_mod -> blocks of 128 x 128 pairs (create_block_mask, compiled)
+              bias by distance -> score_mod, which reads the vector and passes on its gradient
+    attend    one call of the compiled kernel; blocks without a visible pair are skipped
 
-No T x T tensor is made, of mask, scores or bias. The gradient of the bias is summed by atomic additions
-(pytorch/pytorch#137452, torch 2.6 on), so its last bits differ from run to run.
+No T x T tensor of mask, scores or bias is made. The gradient of the bias is summed by atomic
+additions (pytorch/pytorch#137452, torch 2.6 on): its last bits differ from run to run.
 """
 
 import importlib.util
@@ -19,26 +19,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.errors import ConfigError
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, cast_inputs
+from pretrain.model.backends.backend import (
+    NO_DROPOUT,
+    AttentionNeeds,
+    DistanceBias,
+    cast_inputs,
+    refusal,
+)
 from pretrain.types import AttentionMask
 
-USE_SDPA = "use engine.attention=sdpa"
 LEAST_HEAD_WIDTH = 16
-"""Of a matrix product in triton."""
+"""Smallest matrix product in triton."""
 
 Mod = Callable[..., Tensor]
-"""A function of indices that torch compiles into a kernel: what may be seen, or what becomes of a score."""
+"""A function of indices, compiled into a kernel: visibility of a pair, or change of a score."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlexMask:
-    """What FlexAttention takes.
-
-    Attributes:
-        block_mask: Blocks of pairs that are not masked, and the mask within them; None: everything is visible.
-        score_mod: Adds the bias to a score; None: there is none.
-    """
+    """Input of FlexAttention; without a `block_mask` everything is visible."""
 
     block_mask: Any
     score_mod: Mod | None
@@ -60,23 +59,24 @@ class FlexAttention:
         device: torch.device,
         bias: DistanceBias | None = None,
     ) -> FlexMask:
-        """Finds the blocks of pairs that the mask leaves; costs a pass over the mask, on the device.
+        """Finds the blocks with visible pairs; costs one pass over the mask, on the device.
 
         Raises:
-            ConfigError: A learned bias is wanted, and deterministic algorithms too.
+            ConfigError: A learned bias under deterministic algorithms.
         """
-        if bias is not None and bias.values_NR.requires_grad and torch.are_deterministic_algorithms_enabled():
-            raise ConfigError(
-                "attention backend flex sums the gradient of a bias in any order",
-                fix="set engine.deterministic=false, or use engine.attention=sdpa",
-            )
+        learned = bias is not None and bias.values_NR.requires_grad
+        if learned and torch.are_deterministic_algorithms_enabled():
+            fix = "set engine.deterministic=false, or use engine.attention=sdpa"
+            raise refusal("flex", "sums the gradient of a bias in any order", fix)
         mask_mod = build_mask_mod(mask, device)
         block_mask = None
         if mask_mod is not None:
-            differ = any(x is not None for x in (mask.documents_BT, mask.key_lengths_B, mask.prefix_BS))
+            by_row = (mask.documents_BT, mask.key_lengths_B, mask.prefix_BS)
+            differ = any(part is not None for part in by_row)
             size = {"B": rows if differ else None, "H": None, "Q_LEN": queries, "KV_LEN": keys}
-            block_mask = _compiled_block_mask()(mask_mod, **size, device=device)
-        return FlexMask(block_mask, None if bias is None else build_score_mod(bias, queries, device))
+            block_mask = _compiled("create_block_mask")(mask_mod, **size, device=device)
+        score_mod = None if bias is None else build_score_mod(bias, queries, device)
+        return FlexMask(block_mask, score_mod)
 
     def attend(
         self,
@@ -89,12 +89,10 @@ class FlexAttention:
         scale: float | None = None,
     ) -> Tensor:
         """Attends in one kernel."""
-        assert dropout == 0.0, "needs.dropout was refused"
-        q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in cast_inputs(q_BTNH, k_BSKH, v_BSKH))
-        mixed_BNTH = _compiled_kernel()(
-            q_BNTH,
-            k_BKSH,
-            v_BKSH,
+        assert dropout == 0.0, "the constructor refuses dropout"
+        inputs = (x.transpose(1, 2) for x in cast_inputs(q_BTNH, k_BSKH, v_BSKH))
+        mixed_BNTH = _compiled("flex_attention")(
+            *inputs,
             score_mod=prepared.score_mod,
             block_mask=prepared.block_mask,
             scale=scale,
@@ -104,28 +102,25 @@ class FlexAttention:
 
 
 def _check_needs(needs: AttentionNeeds) -> None:
-    if needs.device.type not in ("cuda", "meta"):
-        raise ConfigError(f"attention backend flex has no backward pass on {needs.device.type}", fix=USE_SDPA)
+    device = needs.device.type
+    if device not in ("cuda", "meta"):
+        raise refusal("flex", f"has no backward pass on {device}")
     if needs.dtype == torch.float64:
-        raise ConfigError("attention backend flex has no kernel for float64", fix=USE_SDPA)
+        raise refusal("flex", "has no kernel for float64")
     if needs.dropout:
-        raise ConfigError(
-            "attention backend flex has no dropout of attention weights",
-            fix=f"set attention_dropout: 0.0 in the stack, or {USE_SDPA}",
-        )
+        raise refusal("flex", "has no dropout of attention weights", NO_DROPOUT)
     if needs.head_width < LEAST_HEAD_WIDTH:
-        raise ConfigError(
-            f"attention backend flex needs a head width of at least {LEAST_HEAD_WIDTH}, not {needs.head_width}",
-            fix=USE_SDPA,
-        )
+        width = f"a head width of at least {LEAST_HEAD_WIDTH}, not {needs.head_width}"
+        raise refusal("flex", f"needs {width}")
     if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
-        raise ConfigError("attention backend flex needs the package triton", fix=f"install it, or {USE_SDPA}")
+        fix = "install it, or use engine.attention=sdpa"
+        raise refusal("flex", "needs the package triton", fix)
 
 
 def build_mask_mod(mask: AttentionMask, device: torch.device) -> Mod | None:
-    """Turns a declared mask into a function of (row, head, t, s) that says whether the pair is visible; None: all are.
+    """Turns a declared mask into a predicate of (row, head, t, s); None if all pairs are visible.
 
-    Numbers that change from call to call are tensors: a kernel is compiled for every other number.
+    Numbers that change from call to call are tensors: each other number would be a compilation.
     """
     offset = torch.tensor(mask.query_offset, device=device)
     causal, window, prefix_BS = mask.causal, mask.window, mask.prefix_BS
@@ -153,7 +148,8 @@ def build_mask_mod(mask: AttentionMask, device: torch.device) -> Mod | None:
 
 def build_score_mod(bias: DistanceBias, queries: int, device: torch.device) -> Mod:
     """Turns a bias into a function that adds it to the score of (row, head, t, s)."""
-    values_NR, last = bias.values_NR, torch.tensor(queries - 1, device=device)
+    values_NR = bias.values_NR
+    last = torch.tensor(queries - 1, device=device)
 
     def add_bias(score: Tensor, row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return score + values_NR[head, s - t + last]
@@ -161,16 +157,9 @@ def build_score_mod(bias: DistanceBias, queries: int, device: torch.device) -> M
     return add_bias
 
 
-# Imported and compiled at the first use: both take seconds, which a run with another backend does not have to wait.
 @cache
-def _compiled_kernel() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _compiled(name: str) -> Callable[..., Any]:
+    """Imports and compiles a function of flex_attention; takes seconds, so only at the first use."""
+    from torch.nn.attention import flex_attention
 
-    return torch.compile(flex_attention)
-
-
-@cache
-def _compiled_block_mask() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return torch.compile(create_block_mask)
+    return torch.compile(getattr(flex_attention, name))

@@ -1,61 +1,56 @@
-"""`sdpa`: torch's scaled_dot_product_attention, which picks a flash, cuDNN, memory-efficient or math kernel.
+"""`sdpa`: torch's scaled_dot_product_attention: a flash, cuDNN, memory-efficient or math kernel.
 
-    prepare   causal or full                         -> the kernel's own is_causal, or nothing
-              decoding                               -> a mask of a few queries
-              CPU: documents, padding                -> segments; each is one call of the kernel
-              CPU: window, prefix, documents in bits -> blocks of queries, computed again in the backward pass
-              CUDA: all of these                     -> a boolean mask, made once a forward
-              a bias                                 -> blocks
-    attend    dropout on a CPU                       -> blocks
+    prepare   causal or full                      -> is_causal of the kernel, or no mask
+              decoding                            -> a mask of a few queries
+              CPU: documents, padding             -> segments, one call of the kernel each
+              CPU: window, prefix, cut documents  -> tiles of queries, recomputed in the backward
+              CUDA: all of these                  -> a boolean mask, made once a forward
+              a bias                              -> tiles
+    attend    dropout on a CPU                    -> tiles
 
-Memory is linear in length, but for masks on CUDA that the kernel has no word for: there `flex` and `varlen` are better.
-Running the documents of a packed row one by one also skips the pairs that a mask would discard: on a CPU never slower
-than a mask, and from two documents a row on faster.
+Memory is linear in length, except for masks on CUDA that need a tensor: `flex` and `varlen` serve
+those better. Calling the kernel for each document of a packed row skips the pairs that a mask would
+discard: on a CPU it is never slower than a mask, and faster from two documents a row on.
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, call_kernel
-from pretrain.model.backends.blocks import (
-    BLOCK,
-    Blocks,
-    Calls,
-    attend_blocks,
-    attend_calls,
-    hides_future,
-    is_plain,
-    plan_blocks,
-    plan_calls,
-    reachable_keys,
-)
-from pretrain.model.backends.dense import (
+from pretrain.model.backends.backend import (
+    AttentionNeeds,
+    DistanceBias,
     Segment,
     additive_mask,
     blind_queries,
+    call_kernel,
+    cast_inputs,
     dense_bias,
     dense_mask,
+    distance_range,
     find_segments,
-    pads_queries,
+    hides_future,
+    is_plain,
+    needs_no_mask,
+    reachable_keys,
 )
 from pretrain.types import AttentionMask
+
+BLOCK = 128
+"""Queries of a tile: enough to keep a core busy, and S x BLOCK scores stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneCall:
-    """The kernel is called once, on everything.
-
-    Attributes:
-        keys: First and end of the keys that any query can reach; None: all.
-        is_causal: The kernel's own causal mask.
-        allowed: Boolean mask, or a bias with the mask in it, broadcastable to [B, N, T, S].
-        blind: Queries that see nothing, broadcastable to [B, N, T, 1]; None: the kernel gives them 0.
-    """
+    """A single call of the kernel; `keys`: first and end of those in reach of any query."""
 
     keys: tuple[int, int] | None = None
     is_causal: bool = False
@@ -64,30 +59,45 @@ class OneCall:
 
 
 @dataclass(frozen=True, slots=True)
-class SdpaMask:
-    """How the kernel is to be called.
+class Calls:
+    """One call for each segment: rows are concatenated, and cut into pieces of queries and keys.
 
-    Attributes:
-        direct: Once, or once a segment; None: only blocks can.
-        blocks: A few queries at a time; where there is a direct way too, for dropout only. None: never.
-        by_calls: `attend_calls`, not to be compiled: it loops over documents, which differ from batch to batch.
-        by_blocks: `attend_blocks`, likewise.
+    Lengths sum to B x T and B x S. Queries of piece i see the keys of piece `key_pieces[i]`, or
+    nothing.
     """
 
-    direct: OneCall | Calls | None = None
-    blocks: Blocks | None = None
-    by_calls: Callable[..., Tensor] = field(default_factory=lambda: _untraced(attend_calls))
-    by_blocks: Callable[..., Tensor] = field(default_factory=lambda: _untraced(attend_blocks))
+    query_lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    key_pieces: tuple[int | None, ...]
+    is_causal: tuple[bool, ...]
 
 
-def _untraced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keeps torch.compile from looking into a function; where nothing was compiled, without importing it."""
-    return _disable(function) if "torch._dynamo" in sys.modules else function
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """One call for each tile of queries and the keys in their reach, with a mask and a bias.
+
+    A query in no tile sees nothing.
+    """
+
+    tiles: tuple[Segment, ...]
+    mask: AttentionMask
+    num_queries: int
+    bias: DistanceBias | None
 
 
-@cache
-def _disable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compiler.disable(function)
+@dataclass(frozen=True, slots=True)
+class SdpaMask:
+    """Plan of the calls.
+
+    Attributes:
+        direct: One call, or one a segment; None: the mask needs tiles.
+        blocks: Tiles; with a direct plan, for dropout only. None: not needed.
+        run: `_attend_parts`, exempt from torch.compile.
+    """
+
+    direct: OneCall | Calls | None
+    blocks: Blocks | None
+    run: Callable[..., Tensor]
 
 
 class SdpaAttention:
@@ -106,10 +116,10 @@ class SdpaAttention:
         device: torch.device,
         bias: DistanceBias | None = None,
     ) -> SdpaMask:
-        """Chooses the cheapest way that computes the mask; on a CPU it reads documents and lengths."""
+        """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths."""
         whole = Segment(range(rows), range(queries), range(keys))
         if queries == 1 or (mask.query_offset > 0 and queries <= BLOCK):
-            return SdpaMask(_dense_call(mask, whole, device, bias))
+            return _planned(_dense_call(mask, whole, device, bias))
         if device.type == "cpu":
             return _prepare_cpu(mask, whole, bias)
         return _prepare_gpu(mask, whole, device, bias)
@@ -124,16 +134,17 @@ class SdpaAttention:
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> Tensor:
-        """Attends in the way that was prepared."""
-        direct, blocks = prepared.direct, prepared.blocks
-        if blocks is not None and (dropout or direct is None):
-            return prepared.by_blocks(q_BTNH, k_BSKH, v_BSKH, blocks, dropout=dropout, scale=scale)
+        """Attends by the prepared plan."""
+        direct = prepared.direct
+        if prepared.blocks is not None and (dropout or direct is None):
+            return prepared.run(q_BTNH, k_BSKH, v_BSKH, prepared.blocks, dropout, scale)
         if isinstance(direct, Calls):
-            return prepared.by_calls(q_BTNH, k_BSKH, v_BSKH, direct, scale=scale)
+            return prepared.run(q_BTNH, k_BSKH, v_BSKH, direct, 0.0, scale)
         assert direct is not None
         if direct.keys is not None:
-            start, end = direct.keys
-            k_BSKH, v_BSKH = k_BSKH[:, start:end], v_BSKH[:, start:end]
+            reached = slice(*direct.keys)
+            k_BSKH = k_BSKH[:, reached]
+            v_BSKH = v_BSKH[:, reached]
         return call_kernel(
             q_BTNH,
             k_BSKH,
@@ -146,48 +157,223 @@ class SdpaAttention:
         )
 
 
+def _planned(direct: OneCall | Calls | None = None, blocks: Blocks | None = None) -> SdpaMask:
+    """Returns a plan whose loops over documents and tiles torch.compile leaves out of its graph."""
+    # They differ from batch to batch. Importing the compiler takes seconds: only if it is in use.
+    is_loaded = "torch._dynamo" in sys.modules
+    return SdpaMask(direct, blocks, _uncompiled() if is_loaded else _attend_parts)
+
+
+@cache
+def _uncompiled() -> Callable[..., Tensor]:
+    return torch.compiler.disable(_attend_parts)
+
+
 def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None) -> SdpaMask:
     rows, queries, keys = (len(span) for span in whole)
     segments = find_segments(mask, rows=rows, queries=queries, keys=keys)
     if segments is None:
-        return SdpaMask(blocks=plan_blocks((whole,), mask, queries, bias))
+        return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
     inner = replace(mask, documents_BT=None, key_documents_BS=None, key_lengths_B=None)
     blocks = plan_blocks(segments, inner, queries, bias)
-    if bias is not None:
-        return SdpaMask(blocks=blocks)
+    if bias is not None or not all(is_plain(inner, part) for part in segments if part.keys):
+        return _planned(blocks=blocks)
     if segments == (whole,):
-        return SdpaMask(OneCall(is_causal=hides_future(inner, whole)) if is_plain(inner, whole) else None, blocks)
-    return SdpaMask(plan_calls(segments, inner, rows=rows, queries=queries, keys=keys), blocks)
+        return _planned(OneCall(is_causal=hides_future(inner, whole)), blocks)
+    return _planned(plan_calls(segments, inner, rows=rows, keys=keys), blocks)
 
 
 def _prepare_gpu(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> SdpaMask:
     rows, queries, keys = (len(span) for span in whole)
     if bias is not None:
-        return SdpaMask(blocks=plan_blocks((whole,), mask, queries, bias))
+        return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
     if needs_no_mask(mask, rows=rows, queries=queries, keys=keys):
-        return SdpaMask(OneCall(is_causal=hides_future(mask, whole)))
-    return SdpaMask(_dense_call(mask, whole, device, None))
-
-
-def needs_no_mask(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> bool:
-    """Returns whether one call without a mask tensor computes a mask, on any device; reads no tensor."""
-    past_only = mask.causal and mask.prefix_BS is None
-    # Queries that are not padding see no padding of their own sequence, if they see the past only.
-    padded_alike = past_only and pads_queries(mask, queries=queries, keys=keys)
-    rows_alike = mask.documents_BT is None and (mask.key_lengths_B is None or padded_alike)
-    return rows_alike and is_plain(mask, Segment(range(rows), range(queries), range(keys)))
+        return _planned(OneCall(is_causal=hides_future(mask, whole)))
+    return _planned(_dense_call(mask, whole, device, None))
 
 
 def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> OneCall:
     keys = reachable_keys(mask, whole) or whole.keys
     allowed = dense_mask(mask, queries=whole.queries, keys=keys, device=device)
     blind = None
-    if mask.key_documents_BS is not None or mask.key_lengths_B is not None:  # Else every query sees itself.
+    # Without these every query sees itself.
+    if mask.key_documents_BS is not None or mask.key_lengths_B is not None:
         blind = blind_queries(allowed)
     if allowed is not None and blind is not None:
         allowed = allowed | blind
     if bias is not None:
-        bias_NTS = dense_bias(bias, queries=whole.queries, keys=keys, num_queries=len(whole.queries))
+        num_queries = len(whole.queries)
+        bias_NTS = dense_bias(bias, queries=whole.queries, keys=keys, num_queries=num_queries)
         allowed = additive_mask(allowed, bias_NTS, bias_NTS.dtype)
     reached = None if keys == whole.keys else (keys.start, keys.stop)
     return OneCall(keys=reached, allowed=allowed, blind=blind)
+
+
+def plan_calls(segments: tuple[Segment, ...], mask: AttentionMask, *, rows: int, keys: int) -> Calls:
+    """Plans one call for each segment; none of them needs a mask tensor."""
+    spans = []
+    for segment in segments:
+        first = segment.rows.start * keys
+        spans.append((first + segment.keys.start, first + segment.keys.stop))
+    cuts = sorted({0, rows * keys}.union(*spans))
+    piece_at = {start: number for number, start in enumerate(cuts[:-1])}
+    return Calls(
+        query_lengths=tuple(len(segment.queries) for segment in segments),
+        key_lengths=tuple(end - start for start, end in pairwise(cuts)),
+        key_pieces=tuple(piece_at[start] if end > start else None for start, end in spans),
+        is_causal=tuple(hides_future(mask, segment) for segment in segments),
+    )
+
+
+def plan_blocks(
+    segments: tuple[Segment, ...], mask: AttentionMask, num_queries: int, bias: DistanceBias | None
+) -> Blocks:
+    """Cuts segments into tiles, without the keys out of reach by `causal` and `window`."""
+    tiles = []
+    for rows, queries, keys in segments:
+        for start in range(queries.start, queries.stop, BLOCK):
+            tile = Segment(rows, range(start, min(start + BLOCK, queries.stop)), keys)
+            reached = reachable_keys(mask, tile)
+            if reached:
+                tiles.append(tile._replace(keys=reached))
+    return Blocks(tuple(tiles), mask, num_queries, bias)
+
+
+def _attend_parts(
+    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, plan: Calls | Blocks, dropout: float, scale: float | None
+) -> Tensor:
+    """Attends segment by segment, or tile by tile; [B, T, N, H]."""
+    if isinstance(plan, Blocks):
+        values_NR = None if plan.bias is None else plan.bias.values_NR
+        # Cast here, not in each tile: the backward pass runs outside an autocast region.
+        inputs = cast_inputs(q_BTNH, k_BSKH, v_BSKH)
+        return _BlockAttention.apply(*inputs, values_NR, plan, dropout, scale)
+    # split and cat, not slices: the gradient of a slice has the size of the whole.
+    q_pieces = q_BTNH.flatten(0, 1).split(plan.query_lengths)
+    k_pieces, v_pieces = (x.flatten(0, 1).split(plan.key_lengths) for x in (k_BSKH, v_BSKH))
+    mixed = []
+    for q, piece, is_causal in zip(q_pieces, plan.key_pieces, plan.is_causal, strict=True):
+        if piece is None:
+            mixed.append(torch.zeros_like(q))
+        else:
+            k = k_pieces[piece]
+            v = v_pieces[piece]
+            mixed.append(call_kernel(q[None], k[None], v[None], is_causal=is_causal, scale=scale)[0])
+    return torch.cat(mixed).view(q_BTNH.shape)
+
+
+class Inputs(NamedTuple):
+    """Differentiable inputs, whole or of one tile."""
+
+    q_BTNH: Tensor
+    k_BSKH: Tensor
+    v_BSKH: Tensor
+    values_NR: Tensor | None
+
+    def of_tile(self, tile: Segment, num_queries: int) -> "Inputs":
+        """Returns views of the inputs that a tile reads."""
+        rows, queries, keys = (slice(span.start, span.stop) for span in tile)
+        values_NR = self.values_NR
+        if values_NR is not None:
+            values_NR = values_NR[:, distance_range(tile.queries, tile.keys, num_queries)]
+        return Inputs(self.q_BTNH[rows, queries], self.k_BSKH[rows, keys], self.v_BSKH[rows, keys], values_NR)
+
+    def leaves(self) -> "Inputs":
+        """Returns the same values as leaves of a graph of their own."""
+        return Inputs(*(None if x is None else x.detach().requires_grad_() for x in self))
+
+
+class _BlockAttention(torch.autograd.Function):
+    """Attention tile by tile, recomputed in the backward pass, in linear memory for every mask.
+
+    Saved are the queries, keys, values and the bias vector. torch's own kernels would fall back to
+    the scores of all pairs (dropout on a CPU, a learned bias), or need a mask of all pairs. Slices
+    under activation checkpointing would not do: the gradient of a slice has the size of the whole.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTNH: Tensor,
+        k_BSKH: Tensor,
+        v_BSKH: Tensor,
+        values_NR: Tensor | None,
+        blocks: Blocks,
+        dropout: float,
+        scale: float | None,
+    ) -> Tensor:
+        inputs = Inputs(q_BTNH, k_BSKH, v_BSKH, values_NR)
+        ctx.save_for_backward(*inputs)
+        ctx.blocks, ctx.dropout, ctx.scale = blocks, dropout, scale
+        device = q_BTNH.device
+        ctx.random_state = None
+        if dropout:
+            on_gpu = device.type == "cuda"
+            ctx.random_state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+        mixed_BTNH = torch.zeros_like(q_BTNH, memory_format=torch.contiguous_format)
+        # With dropout, torch must pick the kernel of the backward pass: another kernel would drop
+        # other weights. On a CPU only one kernel has dropout.
+        with torch.set_grad_enabled(bool(dropout) and device.type != "cpu"):
+            for tile in blocks.tiles:
+                part = inputs.of_tile(tile, blocks.num_queries).leaves()
+                mixed = _attend_tile(tile, part, blocks.mask, dropout, scale)
+                _rows_of(mixed_BTNH, tile)[:] = mixed.detach()
+        return mixed_BTNH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BTNH: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = Inputs(*ctx.saved_tensors)
+        blocks = ctx.blocks
+        sums = Inputs(*(None if x is None else _zeros_to_add_to(x) for x in inputs))
+        with _random_state_of(ctx.random_state, grad_BTNH.device):
+            for tile in blocks.tiles:
+                part = inputs.of_tile(tile, blocks.num_queries).leaves()
+                with torch.enable_grad():
+                    mixed = _attend_tile(tile, part, blocks.mask, ctx.dropout, ctx.scale)
+                wanted = [x for x in part if x is not None]
+                found = torch.autograd.grad(mixed, wanted, _rows_of(grad_BTNH, tile))
+                totals = [x for x in sums.of_tile(tile, blocks.num_queries) if x is not None]
+                for total, gradient in zip(totals, found, strict=True):
+                    total += gradient
+        pairs = zip(inputs, sums, strict=True)
+        gradients = [None if x is None else total.to(x.dtype) for x, total in pairs]
+        return (*gradients, None, None, None)
+
+
+def _rows_of(x_BTNH: Tensor, tile: Segment) -> Tensor:
+    return x_BTNH[tile.rows.start : tile.rows.stop, tile.queries.start : tile.queries.stop]
+
+
+def _zeros_to_add_to(x: Tensor) -> Tensor:
+    # fp32 or fp64: the gradient of a key is a sum over tiles.
+    return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+
+
+def _attend_tile(tile: Segment, part: Inputs, mask: AttentionMask, dropout: float, scale: float | None) -> Tensor:
+    q_BTNH, k_BSKH, v_BSKH, values_NR = part
+    rows = slice(tile.rows.start, tile.rows.stop)
+    allowed = dense_mask(mask, queries=tile.queries, keys=tile.keys, device=q_BTNH.device, rows=rows)
+    blind = blind_queries(allowed)
+    if allowed is not None and blind is not None:
+        allowed = allowed | blind
+    if values_NR is not None:
+        # Values of the tile: distances count from its own first key and last query.
+        queries = range(len(tile.queries))
+        keys = range(len(tile.keys))
+        bias_NTS = dense_bias(DistanceBias(values_NR), queries=queries, keys=keys, num_queries=len(queries))
+        allowed = additive_mask(allowed, bias_NTS, q_BTNH.dtype)
+    with torch.autocast(q_BTNH.device.type, enabled=False):
+        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, blind=blind, dropout=dropout, scale=scale)
+
+
+@contextmanager
+def _random_state_of(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Replays the random numbers drawn after `state` was read; restores the generator."""
+    if state is None:
+        yield
+        return
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.cuda.set_rng_state(state, device) if devices else torch.set_rng_state(state)
+        yield

@@ -5,8 +5,7 @@ import itertools
 import torch
 
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.dense import pads_queries
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, pads_queries
 from pretrain.types import AttentionMask
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ CUDA = torch.device("cuda")
 @pytest.fixture
 def said(caplog):
     """The log, as if nothing had been said before."""
-    auto._say.cache_clear()
+    auto._log_choice.cache_clear()
     caplog.set_level(logging.INFO)
     return caplog
 

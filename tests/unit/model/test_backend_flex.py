@@ -1,6 +1,5 @@
 """`flex`: the functions that torch compiles into a kernel, run uncompiled on a CPU, and what the backend refuses."""
 
-import functools
 import warnings
 
 import pytest
@@ -9,8 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend, flex
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
-from pretrain.model.backends.dense import dense_mask
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, dense_mask
 from pretrain.model.backends.flex import FlexAttention, build_mask_mod
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, MASKS, NEEDS, ON_META, attend, inputs
@@ -32,8 +30,8 @@ def test_a_mask_mod_says_what_the_mask_says(name):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """A backend that calls FlexAttention without compiling it: scores of all pairs, but on any device."""
-    monkeypatch.setattr(flex, "_compiled_kernel", lambda: flex_attention)
-    monkeypatch.setattr(flex, "_compiled_block_mask", lambda: functools.partial(create_block_mask))
+    plain = {"flex_attention": flex_attention, "create_block_mask": create_block_mask}
+    monkeypatch.setattr(flex, "_compiled", plain.get)
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")

@@ -5,9 +5,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.model import backends
-from pretrain.model.backends.blocks import Calls
-from pretrain.model.backends.dense import Segment, document_runs, find_segments
-from pretrain.model.backends.sdpa import OneCall, SdpaAttention, _prepare_gpu
+from pretrain.model.backends.backend import Segment, document_runs, find_segments
+from pretrain.model.backends.sdpa import Calls, OneCall, SdpaAttention, _prepare_gpu
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, LENGTHS, MASKS, NEEDS, RUNS, attend, inputs
 
@@ -58,7 +57,7 @@ def test_a_step_of_decoding_reads_the_keys_in_its_window_only():
 
 
 def test_a_tile_holds_the_keys_that_it_can_reach(monkeypatch):
-    monkeypatch.setattr(backends.blocks, "BLOCK", 3)
+    monkeypatch.setattr(backends.sdpa, "BLOCK", 3)
     blocks = prepare("window").blocks
     assert [(tile.queries, tile.keys) for tile in blocks.tiles] == [
         (range(3), range(3)),
@@ -111,7 +110,7 @@ def test_a_gpu_gets_no_mask_tensor_where_its_kernels_need_none():
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", ["dense causal", "window in documents", "padded", "prefix"])
 def test_the_backward_pass_drops_the_same_weights(name, biased, monkeypatch):
-    monkeypatch.setattr(backends.blocks, "BLOCK", 3)
+    monkeypatch.setattr(backends.sdpa, "BLOCK", 3)
     mask, queries, keys = MASKS[name]
     q, k, v, _, values = inputs(queries, keys)
     leaves = [x.requires_grad_() for x in ((q, k, v, values) if biased else (q, k, v))]

@@ -85,7 +85,7 @@ def random_masks(draw):
 def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(drawn, block, biased):
     mask, rows, queries, keys = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends.blocks, "BLOCK", block)
+        patch.setattr(backends.sdpa, "BLOCK", block)
         check_against_eager("sdpa", mask, inputs(queries, keys, rows=rows), biased=biased, tolerance=1e-11)
 
 
