@@ -1,16 +1,16 @@
-"""Hashes of what a stream gave that do not depend on the order in which it came.
+"""Hashes of rows and tokens that do not depend on the order in which a stream gives them.
 
-    a row      -> CRC32 of its tokens (and of its loss mask, of labels, and of the source), mixed with its sample id
+    a row      -> CRC32 of its tokens (and of its loss mask, labels and source), mixed with its sample id
     borders    -> each document start of a row, mixed with the sample id
     a reading  -> sums mod 2**64 over all rows: equal sums, equal multisets of rows
 
-A sum commutes, so the same rows give the same hash whichever rank read them, and when. They detect mistakes, not
-adversaries.
+A sum commutes, so the same rows give the same hash on any ranks, at any time. The hashes detect
+mistakes, not adversaries.
 """
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -25,12 +25,7 @@ _SIDES = {"target": 0x74, "source": 0x73}
 
 @dataclass(frozen=True, slots=True)
 class RowHashes:
-    """Sums over some rows.
-
-    Attributes:
-        samples: Over the sample ids, below 2**64.
-        content: Over sample ids with tokens, borders, labels and loss masks, below 2**64.
-    """
+    """Sums below 2**64 over rows: of sample ids, and of sample ids with tokens, borders, labels and loss masks."""
 
     samples: int = 0
     content: int = 0
@@ -41,18 +36,18 @@ class RowHashes:
 
 def hash_rows(rows: TokenRows | PairRows) -> RowHashes:
     """Returns the hashes of some rows; about one nanosecond a token."""
-    sides = {"target": rows.target, "source": rows.source} if isinstance(rows, PairRows) else {"target": rows}
+    sides = {"target": rows}
+    if isinstance(rows, PairRows):
+        sides = {"target": rows.target, "source": rows.source}
     mixed = mix64(sides["target"].sample_ids.astype(np.uint64))
     content = 0
     for name, side in sides.items():
         keys = mix64(mixed ^ np.uint64(_SIDES[name]))
         checks = np.fromiter(map(zlib.crc32, side.tokens), np.uint64, len(keys))
-        if side.loss_mask is not None:
-            masks = np.fromiter(map(zlib.crc32, side.loss_mask), np.uint64, len(keys))
-            checks |= masks << np.uint64(32)
-        if side.labels is not None:
-            labels = np.fromiter(map(zlib.crc32, side.labels), np.uint64, len(keys))
-            checks |= labels << np.uint64(32)
+        # The upper half is free: rows have a loss mask or labels, never both.
+        for beside in (side.loss_mask, side.labels):
+            if beside is not None:
+                checks |= np.fromiter(map(zlib.crc32, beside), np.uint64, len(keys)) << np.uint64(32)
         row, column = np.divmod(side.starts, side.tokens.shape[1])
         borders = mix64(keys[row] + column.astype(np.uint64))
         content += int(mix64(keys ^ checks).sum(dtype=np.uint64)) + int(borders.sum(dtype=np.uint64))
@@ -60,20 +55,17 @@ def hash_rows(rows: TokenRows | PairRows) -> RowHashes:
 
 
 class TokenSums:
-    """Sums of mixed token ids: equal for two sets of tokens that hold each id equally often.
-
-    Args:
-        vocab_size: Ids are below it.
-    """
+    """Sums of mixed token ids below `vocab_size`: equal for two sets of tokens with equal counts of each id."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-
-    @cached_property
-    def _mixed(self) -> np.ndarray:
-        return mix64(np.arange(self._vocab_size, dtype=np.uint64))
+        self._mixed = mix64(np.arange(vocab_size, dtype=np.uint64))
 
     def __call__(self, tokens: np.ndarray) -> int:
         """Returns the sum over 1-D tokens, below 2**64; about two nanoseconds a token."""
-        parts = (tokens[first : first + CHUNK_TOKENS] for first in range(0, len(tokens), CHUNK_TOKENS))
-        return sum(int(self._mixed[part].sum(dtype=np.uint64)) for part in parts) % 2**64
+        return sum(int(self._mixed[part].sum(dtype=np.uint64)) for part in chunks(tokens)) % 2**64
+
+
+def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields 1-D tokens in parts of `CHUNK_TOKENS`, which bounds the memory of what is computed from each."""
+    for first in range(0, len(tokens), CHUNK_TOKENS):
+        yield tokens[first : first + CHUNK_TOKENS]

@@ -1,20 +1,23 @@
 """`pretrain data show`: rows of a shard folder or of a run's data as the model will see them, printed.
 
-    CONFIG or RUN  ->  its config, under the options of the command line         |
-    DIR            ->  the objective and packing that suit its kind, likewise    |  ->  rows  ->  ShownRow  ->  text
+    CONFIG or RUN  ->  its config, under the options of the command line   |
+    DIR            ->  the default objective and packing of its kind, too  |  ->  rows  ->  ShownRow  ->  text
 
     train          ->  the samples from a position of the run on, of any source
     validation     ->  the rows of one source from a number on, in their fixed order
 
-On a terminal documents alternate in colour; in a pipe the same words, plain. What colour says, words or braces say too.
-Control characters are escaped: text of the web can hold what a terminal obeys.
+On a terminal documents alternate in colour; in a pipe the same words come plain, and words or braces say
+what colours do. Control characters are escaped: text of the web can contain commands to a terminal.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from pretrain.config.data import DataConfig
 from pretrain.config.load import load_config, parse_section
@@ -25,7 +28,7 @@ from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.data.mixture import SOURCE_BITS, source_of
 from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
-from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, SidePart, Stretch, describe_rows
+from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import PairRows, TokenRows
@@ -35,25 +38,21 @@ from pretrain.shards.index import INDEX_NAME, LABELLED
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
 SPLITS = ("train", "validation")
 DEFAULT_SEQ_LEN = 512
-"""Tokens of a row of a shard folder, which has no config."""
+"""Row length of a shard folder, which has no config, in tokens."""
 OBJECTIVE_OF = {"text": "causal", "pairs": "seq2seq", "records": "supervised", "classes": "classify", "tags": "tag"}
 """Default objective of a shard folder, by its kind."""
 MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
 """A model of each shape, which a config needs; rows depend on the shape alone."""
-OPTION_OF: Mapping[str, str] = {
-    "objective.kind": "--objective",
-    "data.packing": "--packing",
-    "batch.seq_len": "--seq-len",
-    "batch.source_len": "--source-len",
-    "seed": "--seed",
+KEY_OF = {
+    "objective": "objective.kind",
+    "packing": "data.packing",
+    "seq_len": "batch.seq_len",
+    "source_len": "batch.source_len",
+    "seed": "seed",
 }
-"""Options that set a key of a folder's config."""
+"""Key of a config that an option sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +72,6 @@ class ReadingOptions:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise ConfigError(f"there is no split {self.split!r}", where="--split", fix=f"use {' or '.join(SPLITS)}")
-
-    def overrides(self) -> dict[str, Any]:
-        """Returns the keys of a config that they set."""
-        values = {
-            "batch.seq_len": self.seq_len,
-            "batch.source_len": self.source_len,
-            "data.packing": self.packing,
-            "seed": self.seed,
-        }
-        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +165,10 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
         raise ConfigError("a config has an objective of its own", where="--objective", fix=fix)
     source = run.config if run.config.is_file() else what
     config = load_config(source, overrides)
-    given = choice.overrides()
+    given = [f"{key}={value}" for name, key in KEY_OF.items() if (value := getattr(choice, name)) is not None]
     if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
-        given["batch.global_tokens"] = config.batch.rows * choice.seq_len
-    if not given:
-        return config
-    return load_config(source, [*overrides, *(f"{key}={value}" for key, value in given.items())])
+        given.append(f"batch.global_tokens={config.batch.rows * choice.seq_len}")
+    return load_config(source, [*overrides, *given]) if given else config
 
 
 def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunConfig:
@@ -190,10 +177,9 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
     objective = choice.objective or OBJECTIVE_OF[kind]
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
     shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
-    batch = {"seq_len": seq_len, "global_tokens": PADDED_ROWS * seq_len, "micro": 1, "source_len": choice.source_len}
-    max_len = max(seq_len, choice.source_len or 0)
     head = {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False} if kind in LABELLED else {}
-    model: dict[str, Any] = expand_preset({"preset": MODEL_OF[shapes[0]], "max_seq_len": max_len, **head})
+    preset = {"preset": MODEL_OF[shapes[0]], "max_seq_len": max(seq_len, choice.source_len or 0), **head}
+    model: dict[str, Any] = expand_preset(preset)
     has_start = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).start is not None
     if choice.objective is None and kind == "pairs" and not has_start:
         # A run would be refused, but its data look the same.
@@ -205,14 +191,20 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
             "packing": choice.packing or choose_packing(kind),
             "document_mask": objective != "ul2",
         },
-        "batch": batch,
+        "batch": {
+            "seq_len": seq_len,
+            "source_len": choice.source_len,
+            "global_tokens": PADDED_ROWS * seq_len,
+            "micro": 1,
+        },
         "model": model,
         "objective": {"kind": objective},
         "optim": {"lr": 1e-3},
         "train": {"steps": 10**6},
         **({} if choice.seed is None else {"seed": choice.seed}),
     }
-    return parse_section(RunConfig, LocatedTree(values, dict(OPTION_OF)), what)
+    options = {key: f"--{name.replace('_', '-')}" for name, key in KEY_OF.items()}
+    return parse_section(RunConfig, LocatedTree(values, options), what)
 
 
 # Rows on a terminal or in a pipe.
@@ -228,13 +220,13 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
 COLOURS = ("cyan", "magenta")
 """Colours of documents in turn: legible on black and on white."""
 STYLES = {"learned": "bold", "target": "bold", "context": "italic", "prefix": "italic"}
-"""Style of a kind of stretch, beside the document's colour."""
+"""Style of a kind of stretch, added to the document's colour."""
 IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
 """Kinds that follow each other in a line; others have lines of their own, with their name in the margin."""
 TRUTH = "bold green"
 """Style of a hidden token."""
 STANDS = "red"
-"""Style of what the model reads in the place of a hidden token, and of a label."""
+"""Style of the model's input in the place of a hidden token, and of a label."""
 LEGENDS = {
     "masked": "{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
     "classify": "{first token: label of the document}",
@@ -243,30 +235,37 @@ LEGENDS = {
 """Meaning of the braces, by objective."""
 LABEL_COLUMNS = 13
 LEAST_COLUMNS = 20
-"""Text is not wrapped into less."""
+"""Least width to which text is wrapped."""
 INDENT = " " * (LABEL_COLUMNS + 3)
 
 
-def print_rows(shown: RowsReport, console: "Console") -> None:
+def print_rows(shown: RowsReport, console: Console) -> None:
     """Prints rows; in colour and wrapped where the console is a terminal."""
-    from rich.text import Text
+    for line in _lines(shown, console):
+        console.print(line, soft_wrap=True)
 
+
+def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
     if not shown.document_mask:
-        console.print(Text("documents see each other: data.document_mask is off", style="bold"), soft_wrap=True)
-    for objective in shown.objectives:
-        if objective in LEGENDS:
-            console.print(Text(LEGENDS[objective], style="bold"), soft_wrap=True)
+        yield Text("documents see each other: data.document_mask is off", style="bold")
+    yield from (Text(LEGENDS[objective], style="bold") for objective in shown.objectives if objective in LEGENDS)
     for place, row in enumerate(shown.rows):
         if place:
-            console.print()
-        console.print(Text(_headline(shown, place, row), style="bold reverse"), soft_wrap=True)
-        for words in _facts(row):
-            console.print(Text(INDENT + words, style="dim"), soft_wrap=True)
+            yield Text()
+        yield Text(_headline(shown, place, row), style="bold reverse")
+        if row.denoiser is not None:
+            yield Text(f"{INDENT}denoiser {row.denoiser}", style="dim")
+        if row.starts_with is not None and row.documents:
+            yield Text(f"{INDENT}the decoder reads {_printable(row.starts_with)} before each target", style="dim")
         for number, document in enumerate(row.documents):
-            for line in _document_lines(row, number, document, console):
-                console.print(line, soft_wrap=True)
-        for words in _end(row):
-            console.print(Text(INDENT + words, style="dim"), soft_wrap=True)
+            yield from _document_lines(row, number, document, console)
+        if row.beyond is not None:
+            yield Text(f"{INDENT}the last token predicts {_printable(row.beyond)!r}", style="dim")
+        if row.num_source_padding:
+            yield Text(f"{INDENT}{_count(row.num_source_padding, 'token')} of padding in the source row", style="dim")
+        if row.num_padding:
+            side = "" if row.num_source_padding is None else " in the target row"
+            yield Text(f"{INDENT}{_count(row.num_padding, 'token')} of padding{side}", style="dim")
 
 
 def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
@@ -282,28 +281,8 @@ def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
     )
 
 
-def _facts(row: ShownRow) -> Iterator[str]:
-    if row.denoiser is not None:
-        yield f"denoiser {row.denoiser}"
-    if row.starts_with is not None and row.documents:
-        yield f"the decoder reads {_printable(row.starts_with)} before each target"
-
-
-def _end(row: ShownRow) -> Iterator[str]:
-    if row.beyond is not None:
-        yield f"the last token predicts {_printable(row.beyond)!r}"
-    is_pair = row.num_source_padding is not None
-    for place, count in (
-        (" in the source row", row.num_source_padding),
-        (" in the target row" if is_pair else "", row.num_padding),
-    ):
-        if count:
-            yield f"{_count(count, 'token')} of padding{place}"
-
-
-def _document_lines(row: ShownRow, number: int, document: ShownDocument, console: "Console") -> Iterator["Text"]:
-    from rich.text import Text
-
+def _document_lines(row: ShownRow, number: int, document: ShownDocument, console: Console) -> Iterator[Text]:
+    """Yields a document: its number and places, then its stretches behind their names in the margin."""
     colour = COLOURS[number % len(COLOURS)]
     facts = []
     for name, part in (("source ", document.source), ("target ", document.target)):
@@ -317,22 +296,17 @@ def _document_lines(row: ShownRow, number: int, document: ShownDocument, console
         facts.append("goes on after this row")
     for place, line in enumerate(_fit(Text("; ".join(facts), style="dim"), console)):
         yield Text.assemble((f"{'' if place else number + 1:<{len(INDENT)}}", f"bold {colour}"), line)
-    for part in (document.source, document.target):
-        if part is not None:
-            yield from _part_lines(part, colour, console)
-
-
-def _part_lines(part: SidePart, colour: str, console: "Console") -> Iterator["Text"]:
-    from rich.text import Text
-
     rule = "\u2502" if console.is_terminal else "|"
-    for label, stretches in groupby(part.stretches, lambda stretch: "" if stretch.kind in IN_TEXT else stretch.kind):
-        flow = _flow(list(stretches), f"{STYLES.get(label, '')} {colour}".strip())
+    stretches = [stretch for part in (document.source, document.target) if part for stretch in part.stretches]
+    for label, group in groupby(stretches, lambda stretch: "" if stretch.kind in IN_TEXT else stretch.kind):
+        flow = Text()
+        for stretch in group:
+            _append(flow, stretch, f"{STYLES.get(label, '')} {colour}".strip())
         for place, line in enumerate(_fit(flow, console)):
             yield Text.assemble((f"{label if not place else '':>{LABEL_COLUMNS}} {rule} ", colour), line)
 
 
-def _fit(text: "Text", console: "Console") -> list["Text"]:
+def _fit(text: Text, console: Console) -> list[Text]:
     """Returns the lines of a text, as wide as there is room on a terminal."""
     lines = list(text.split("\n"))
     if not console.is_terminal:
@@ -341,37 +315,26 @@ def _fit(text: "Text", console: "Console") -> list["Text"]:
     return [part for line in lines for part in line.wrap(console, room)]
 
 
-def _flow(stretches: Sequence[Stretch], style: str) -> "Text":
-    """Returns stretches one after another, hidden and labelled tokens in braces."""
-    from rich.text import Text
-
-    flow = Text()
-    for stretch in stretches:
-        if stretch.kind not in IN_TEXT or stretch.kind == "text":
-            _append(flow, stretch, style)
-            continue
-        text = _printable(stretch.text)
-        word = text.lstrip() or text  # the space before a word stays outside of the braces
-        flow.append(text.removesuffix(word), style=style)
-        flow.append("{", style="dim")
-        flow.append(word, style=TRUTH if stretch.label is None else style)
-        if stretch.stands is not None:
-            flow.append(" -> ", style="dim")
-            flow.append(_printable(stretch.stands), style=STANDS)
-        if stretch.label is not None:
-            flow.append(": ", style="dim")
-            flow.append(_printable(stretch.label), style=STANDS)
-        flow.append("}", style="dim")
-    return flow
-
-
-def _append(flow: "Text", stretch: Stretch, style: str) -> None:
-    end = 0
-    for low, high in stretch.special:
-        flow.append(_printable(stretch.text[end:low]), style=style)
-        flow.append(_printable(stretch.text[low:high]), style=f"{style} reverse")
-        end = high
-    flow.append(_printable(stretch.text[end:]), style=style)
+def _append(flow: Text, stretch: Stretch, style: str) -> None:
+    """Appends a stretch: special tokens reversed, hidden and labelled tokens in braces."""
+    if stretch.kind not in IN_TEXT or stretch.kind == "text":
+        end = 0
+        for low, high in stretch.special:
+            flow.append(_printable(stretch.text[end:low]), style=style)
+            flow.append(_printable(stretch.text[low:high]), style=f"{style} reverse")
+            end = high
+        flow.append(_printable(stretch.text[end:]), style=style)
+        return
+    text = _printable(stretch.text)
+    word = text.lstrip() or text  # the space before a word stays outside of the braces
+    flow.append(text.removesuffix(word), style=style)
+    flow.append("{", style="dim")
+    flow.append(word, style=TRUTH if stretch.label is None else style)
+    for sign, beside in ((" -> ", stretch.stands), (": ", stretch.label)):
+        if beside is not None:
+            flow.append(sign, style="dim")
+            flow.append(_printable(beside), style=STANDS)
+    flow.append("}", style="dim")
 
 
 def _range(what: str, first: int, count: int) -> str:

@@ -1,18 +1,18 @@
-"""Rows of a model in words: what each document of a row says, its place, and what of it is predicted.
+"""Rows of a model in words: the text of each document of a row, its place, and the predicted parts.
 
     TokenRows or PairRows  --objective, row by row-->  ModelRows  ->  documents, stretches  ->  ShownRow
 
 Ids, documents, positions and counts are those that the model gets. Kinds of stretches:
 
-`text`      all of it predicted            `prefix`    read in both directions, not predicted
-`learned`   predicted, of a text in part   `context`   read, not predicted
-`source`    source of a target             `target`    predicted after the source
+`text`      all of it predicted               `prefix`    read in both directions, not predicted
+`learned`   predicted, of a text in part      `context`   read, not predicted
+`source`    source of a target                `target`    predicted after the source
 `masked`    predicted, the mask token in its place; `replaced`: another token; `kept`: the token itself
 `labelled`  the name of a label is predicted there
 `prefix`, `middle`, `suffix`, `prefix+middle`          parts of a document that was rearranged
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -36,79 +36,51 @@ _BROKEN = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive tokens of one kind.
-
-    Attributes:
-        kind: See the module.
-        text: Text of the tokens, special ones by their names; of hidden tokens the truth.
-        special: Ranges [first, end) of special tokens in it, without the space that a tokenizer puts before them.
-        stands: Text that the model reads in the place of hidden tokens; None: the same.
-        label: Name of the label that is predicted there; None: nothing, or tokens.
-        inputs: Ids that are read.
-        targets: Ids that are predicted, or numbers of labels; -100: none. Empty for a source.
-    """
+    """Consecutive tokens of one kind."""
 
     kind: str
-    text: str
-    special: tuple[tuple[int, int], ...]
-    stands: str | None
-    label: str | None
+    text: str  # special tokens by their names; of hidden tokens the truth
+    special: tuple[tuple[int, int], ...]  # [first, end) of special tokens in it, without a space that precedes them
+    stands: str | None  # the model's input in the place of hidden tokens; None: the same
+    label: str | None  # name of the label that is predicted there; None: nothing, or tokens
     inputs: tuple[int, ...]
-    targets: tuple[int, ...]
+    targets: tuple[int, ...]  # ids, or numbers of labels; -100: none. Empty for a source
 
 
 @dataclass(frozen=True, slots=True)
 class SidePart:
-    """Part of a document that one stack reads: first token in the row, tokens, position of the first, stretches."""
+    """Part of a document that one stack reads."""
 
-    first: int
+    first: int  # place of the first token in the row
     num_tokens: int
-    position: int
+    position: int  # of the first token
     stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownDocument:
-    """Part of a document in a row: what the encoder of two stacks reads, what the decoder or only stack reads.
+    """Part of a document in a row."""
 
-    `goes_on`: the document continues after the row.
-    """
-
-    source: SidePart | None
-    target: SidePart | None
-    goes_on: bool
+    source: SidePart | None  # input of the encoder of two stacks
+    target: SidePart | None  # input of the decoder, or of the only stack
+    goes_on: bool  # after the row
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """A row.
+    """A row of T tokens; with two stacks, and a source of S tokens."""
 
-    Attributes:
-        sample_id: Id of the sample, as in the ledger.
-        objective: Kind of its objective.
-        denoiser: Denoiser of the objective, where it has several.
-        num_tokens: Tokens of the row, T.
-        num_source_tokens: Tokens of the source row, S; None: one stack.
-        num_padding: Padding in T.
-        num_source_padding: Padding in S.
-        num_targets: Predicted tokens.
-        starts_inside: The first document began in an earlier row.
-        beyond: Target of the last token, which lies outside of the row; None: nothing.
-        starts_with: First token of a decoder of two stacks; None: one stack.
-        documents: Documents in order.
-    """
-
-    sample_id: int
+    sample_id: int  # as in the ledger
     objective: str
-    denoiser: str | None
-    num_tokens: int
-    num_source_tokens: int | None
+    denoiser: str | None  # where the objective has several
+    num_tokens: int  # T
+    num_source_tokens: int | None  # S; None: one stack
     num_padding: int
     num_source_padding: int | None
     num_targets: int
-    starts_inside: bool
-    beyond: str | None
-    starts_with: str | None
+    starts_inside: bool  # the first document began in an earlier row
+    beyond: str | None  # target of the last token, which lies outside of the row; None: nothing
+    starts_with: str | None  # first token of a decoder of two stacks; None: one stack
     documents: tuple[ShownDocument, ...]
 
 
@@ -126,6 +98,7 @@ def describe_rows(
     """
     make_rows = build_rows(config, context)
     ids = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
+    writer = _RowWriter(context, tokenizer, names)
     shown = []
     for number, kind in enumerate(draw_parts(config.weights, "objective", context.seed, ids)):
         # Objectives work row by row, so a row alone becomes what it becomes in a batch.
@@ -134,44 +107,98 @@ def describe_rows(
             raw: TokenRows | PairRows = PairRows(select_rows(rows.source, chosen), select_rows(rows.target, chosen))
         else:
             raw = select_rows(rows, chosen)
-        shown.append(_describe(raw, make_rows(raw), config.tasks[kind], context, tokenizer, names))
+        shown.append(writer.describe(raw, make_rows(raw), config.tasks[kind]))
     return shown
 
 
-def _describe(
-    raw: TokenRows | PairRows,
-    made: ModelRows,
-    task: TaskConfig,
-    context: RowContext,
-    tokenizer: Tokenizer,
-    names: Sequence[str],
-) -> ShownRow:
-    target, source = _split_sides(raw, made, kinds_of_tokens(made, task, context.vocabulary))
-    special = set(context.vocabulary.named.values())
-    read = _parts(target, special, names, tokenizer)
-    sources = {} if source is None else _parts(source, special, names, tokenizer)
-    numbers = sorted(read.keys() | sources.keys())
-    starts_inside, goes_on = _cut_documents(raw.target if isinstance(raw, PairRows) else raw)
-    # Where the head is computed at some places only, a place predicts itself, not the next.
-    predicts_next = source is None and made.target_positions is None
-    beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
-    return ShownRow(
-        sample_id=int(made.sample_ids[0]),
-        objective=task.kind,
-        denoiser=_denoiser_of(made, task, context),
-        num_tokens=len(target.tokens),
-        num_source_tokens=None if source is None else len(source.tokens),
-        num_padding=len(target.tokens) - target.filled,
-        num_source_padding=None if source is None else len(source.tokens) - source.filled,
-        num_targets=made.num_targets,
-        starts_inside=starts_inside,
-        beyond="".join(display_tokens(tokenizer, [number for number in beyond if number >= 0])) or None,
-        starts_with=None if source is None else display_tokens(tokenizer, [int(made.inputs[0, 0])])[0],
-        documents=tuple(
-            ShownDocument(sources.get(number), read.get(number), goes_on and number == numbers[-1])
-            for number in numbers
-        ),
-    )
+class _RowWriter:
+    """Describes rows by the tokens of one vocabulary."""
+
+    def __init__(self, context: RowContext, tokenizer: Tokenizer, names: Sequence[str]) -> None:
+        self._context, self._tokenizer, self._names = context, tokenizer, names
+        self._special = set(context.vocabulary.named.values())
+
+    def describe(self, raw: TokenRows | PairRows, made: ModelRows, task: TaskConfig) -> ShownRow:
+        """Returns one row in words, as it came from the stream and as the objective made it."""
+        target, source = _split_sides(raw, made, kinds_of_tokens(made, task, self._context.vocabulary))
+        read = self._parts(target)
+        sources = {} if source is None else self._parts(source)
+        numbers = sorted(read.keys() | sources.keys())
+        text = raw.target if isinstance(raw, PairRows) else raw
+        width = text.tokens.shape[1]
+        filled = width if text.num_tokens is None else int(text.num_tokens[0])
+        goes_on = filled == width and width - 1 not in text.starts
+        # Where the head is computed at some places only, a place predicts itself, not the next.
+        predicts_next = source is None and made.target_positions is None
+        beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
+        shown = display_tokens(self._tokenizer, [number for number in beyond if number >= 0])
+        return ShownRow(
+            sample_id=int(made.sample_ids[0]),
+            objective=task.kind,
+            denoiser=_denoiser_of(made, task, self._context),
+            num_tokens=len(target.tokens),
+            num_source_tokens=None if source is None else len(source.tokens),
+            num_padding=len(target.tokens) - target.filled,
+            num_source_padding=None if source is None else len(source.tokens) - source.filled,
+            num_targets=made.num_targets,
+            starts_inside=filled > 0 and 0 not in text.starts,
+            beyond="".join(shown) or None,
+            starts_with=None if source is None else display_tokens(self._tokenizer, [int(made.inputs[0, 0])])[0],
+            documents=tuple(
+                ShownDocument(sources.get(number), read.get(number), goes_on and number == numbers[-1])
+                for number in numbers
+            ),
+        )
+
+    def _parts(self, side: "_Side") -> dict[int, SidePart]:
+        """Returns the part of each document, by its number."""
+        return {
+            int(side.documents[first]): SidePart(
+                first=first,
+                num_tokens=end - first,
+                position=int(side.positions[first]),
+                stretches=tuple(self._stretches(side, first, end)),
+            )
+            for first, end in _borders(side.documents[: side.filled])
+        }
+
+    def _stretches(self, side: "_Side", first: int, end: int) -> Iterator[Stretch]:
+        kinds = side.kinds
+        # Two labels next to each other are two stretches.
+        cuts = [n for n in range(first + 1, end) if kinds[n] != kinds[n - 1] or kinds[n] == "labelled"]
+        before: list[int] = []
+        for low, high in pairwise([first, *cuts, end]):
+            text = ""
+            special = []
+            for is_special, run in groupby(side.tokens[low:high], self._special.__contains__):
+                ids = [number for number in run if number >= 0]
+                word = self._spell(before, ids)
+                before = (before + ids)[-CONTEXT_TOKENS:]
+                text += word
+                if is_special:
+                    special.append((len(text) - len(word.lstrip()), len(text)))
+            inputs = side.inputs[low:high]
+            yield Stretch(
+                kind=kinds[low],
+                text=text,
+                special=tuple(special),
+                stands="".join(display_tokens(self._tokenizer, inputs)) if kinds[low] in HIDDEN else None,
+                label=self._names[side.targets[low]] if kinds[low] == "labelled" else None,
+                inputs=tuple(inputs),
+                targets=tuple(side.targets[low:high]),
+            )
+
+    def _spell(self, before: list[int], ids: list[int]) -> str:
+        """Returns the text of ids behind others; a character that is cut by a border is broken on both sides."""
+        known = self._tokenizer.decode(before, skip_special_tokens=False)
+        text = self._tokenizer.decode(before + ids, skip_special_tokens=False)
+        if text.startswith(known):
+            text = text[len(known) :]
+        else:
+            text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        if _BROKEN in text and len(ids) == 1:
+            (text,) = display_tokens(self._tokenizer, ids)
+        return text
 
 
 def _denoiser_of(made: ModelRows, task: TaskConfig, context: RowContext) -> str | None:
@@ -185,17 +212,6 @@ def _denoiser_of(made: ModelRows, task: TaskConfig, context: RowContext) -> str 
     if denoiser.prefix:
         return f"{mode}prefix, the last {denoiser.density:.0%}"
     return f"{mode}spans, {denoiser.density:.0%} in spans of {denoiser.mean_length:g}"
-
-
-def _cut_documents(raw: TokenRows) -> tuple[bool, bool]:
-    """Returns whether the first document began in an earlier row, and whether the last one continues in a later."""
-    width = raw.tokens.shape[1]
-    filled = width if raw.num_tokens is None else int(raw.num_tokens[0])
-    starts = raw.starts.tolist()
-    return bool(filled) and 0 not in starts, filled == width and width - 1 not in starts
-
-
-# Kinds of tokens.
 
 
 def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> list[str]:
@@ -231,8 +247,7 @@ def _rearranged_kinds(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary)
     prefix, suffix, middle = (vocabulary.named[token] for token in task.fim.tokens)
     ids = made.inputs[0].tolist()
     kinds = ["text"] * len(ids)
-    documents = None if made.documents is None else made.documents[0]
-    for first, end in _borders(documents, len(ids)):
+    for first, end in _borders(_first(made.documents, np.zeros(len(ids), np.int32))):
         at = [place for place in range(first, end) if ids[place] in (prefix, suffix, middle)]
         if [ids[place] for place in at] != [prefix, suffix, middle] or at[0] != first:
             continue
@@ -243,120 +258,54 @@ def _rearranged_kinds(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary)
     return kinds
 
 
-def _borders(documents: np.ndarray | None, filled: int) -> list[tuple[int, int]]:
-    """Returns the range [first, end) of each document of a row (int32 [T]; None: one document), without padding."""
-    if not filled:
-        return []
-    numbers = np.zeros(filled, np.int32) if documents is None else documents[:filled]
-    return list(pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), filled]))
-
-
-# What each stack reads of a row.
+def _borders(documents: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the range [first, end) of each document of a row without padding, int32 [T]."""
+    cuts = (np.flatnonzero(np.diff(documents)) + 1).tolist()
+    return list(pairwise([0, *cuts, len(documents)])) if len(documents) else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """Tokens to show [T] (the truth of hidden ones, the targets of two stacks), what is read, predicted, and kinds.
+    """One stack's part of a row."""
 
-    `documents` and `positions` are [T]; None: one document, and 0..T-1. `filled` tokens are not padding.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # to show [T]: the truth of hidden ones, the targets of two stacks
     inputs: list[int]
     targets: list[int]
     kinds: Sequence[str]
-    documents: np.ndarray | None
-    positions: np.ndarray | None
-    filled: int
+    documents: np.ndarray  # int32 [T]
+    positions: np.ndarray  # int64 [T]
+    filled: int  # tokens that are not padding
 
 
 def _split_sides(raw: TokenRows | PairRows, made: ModelRows, kinds: Sequence[str]) -> tuple[_Side, _Side | None]:
     """Returns the side of the decoder, or of the only stack, and that of the encoder, of one row."""
-    inputs, targets = made.inputs[0].tolist(), made.targets[0].tolist()
-    documents, positions = _first(made.documents), _first(made.positions)
+    inputs = made.inputs[0].tolist()
+    targets = made.targets[0].tolist()
+    documents = _first(made.documents, np.zeros(len(inputs), np.int32))
+    positions = _first(made.positions, np.arange(len(inputs)))
     if made.source is None:
         tokens = [t if kind in HIDDEN else i for i, t, kind in zip(inputs, targets, kinds, strict=True)]
         return _Side(tokens, inputs, targets, kinds, documents, positions, len(inputs) - made.num_padding), None
-    # A token without a loss is seen where the next place reads it.
-    following = np.array([*inputs[1:], IGNORE_INDEX])
-    if documents is not None:
-        following = np.where(np.diff(documents, append=-1) == 0, following, IGNORE_INDEX)
-    tokens = [f if t == IGNORE_INDEX else t for t, f in zip(targets, following.tolist(), strict=True)]
-    filled = _count_filled(raw, "target", documents, len(inputs))
-    target = _Side(tokens, inputs, targets, kinds, documents, positions, filled)
-    read, documents = made.source.tokens[0].tolist(), _first(made.source.documents)
-    filled = _count_filled(raw, "source", documents, len(read))
-    return target, _Side(read, read, [], ["source"] * len(read), documents, _first(made.source.positions), filled)
+    # A token without a loss is seen where the next place of its document reads it.
+    is_followed = np.diff(documents, append=-1) == 0
+    following = np.where(is_followed, [*inputs[1:], IGNORE_INDEX], IGNORE_INDEX).tolist()
+    tokens = [f if t == IGNORE_INDEX else t for t, f in zip(targets, following, strict=True)]
+    target = _Side(tokens, inputs, targets, kinds, documents, positions, _count_filled(raw, "target", documents))
+    read = made.source.tokens[0].tolist()
+    documents = _first(made.source.documents, np.zeros(len(read), np.int32))
+    positions = _first(made.source.positions, np.arange(len(read)))
+    filled = _count_filled(raw, "source", documents)
+    return target, _Side(read, read, [], ["source"] * len(read), documents, positions, filled)
 
 
-def _first(array: np.ndarray | None) -> np.ndarray | None:
-    return None if array is None else array[0]
+def _first(array: np.ndarray | None, default: np.ndarray) -> np.ndarray:
+    return default if array is None else array[0]
 
 
-def _count_filled(raw: TokenRows | PairRows, side: str, documents: np.ndarray | None, width: int) -> int:
+def _count_filled(raw: TokenRows | PairRows, side: str, documents: np.ndarray) -> int:
     """Returns the tokens of one of two sides that are not padding: pairs have lengths, corrupted rows documents."""
     if isinstance(raw, PairRows):
         num_tokens = getattr(raw, side).num_tokens
         assert num_tokens is not None, "rows of pairs are padded"
-        return min(int(num_tokens[0]), width)
-    return width if documents is None else int((documents >= 0).sum())
-
-
-def _parts(side: _Side, special: set[int], names: Sequence[str], tokenizer: Tokenizer) -> dict[int, SidePart]:
-    """Returns the part of each document, by its number."""
-    return {
-        0 if side.documents is None else int(side.documents[first]): SidePart(
-            first=first,
-            num_tokens=end - first,
-            position=first if side.positions is None else int(side.positions[first]),
-            stretches=tuple(_stretches(side, first, end, special, names, tokenizer)),
-        )
-        for first, end in _borders(side.documents, side.filled)
-    }
-
-
-def _stretches(
-    side: _Side, first: int, end: int, special: set[int], names: Sequence[str], tokenizer: Tokenizer
-) -> Iterator[Stretch]:
-    kinds = side.kinds
-    # Two labels next to each other are two stretches.
-    cuts = [n for n in range(first + 1, end) if kinds[n] != kinds[n - 1] or kinds[n] == "labelled"]
-    spans = list(pairwise([first, *cuts, end]))
-    runs = [[list(run) for _, run in groupby(side.tokens[low:high], special.__contains__)] for low, high in spans]
-    spelled = _spell((run for of_span in runs for run in of_span), tokenizer)
-    for (low, high), of_span in zip(spans, runs, strict=True):
-        text = ""
-        places = []
-        for run in of_span:
-            word = next(spelled)
-            text += word
-            if run[0] in special:
-                places.append((len(text) - len(word.lstrip()), len(text)))
-        inputs = side.inputs[low:high]
-        yield Stretch(
-            kind=kinds[low],
-            text=text,
-            special=tuple(places),
-            stands="".join(display_tokens(tokenizer, inputs)) if kinds[low] in HIDDEN else None,
-            label=names[side.targets[low]] if kinds[low] == "labelled" else None,
-            inputs=tuple(inputs),
-            targets=tuple(side.targets[low:high]),
-        )
-
-
-def _spell(runs: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yields the text of consecutive runs of ids; negative ids have none.
-
-    A character whose bytes are cut by a border is shown as broken on both sides.
-    """
-    before: list[int] = []
-    for run in runs:
-        ids = [number for number in run if number >= 0]
-        known = tokenizer.decode(before, skip_special_tokens=False)
-        whole = tokenizer.decode(before + ids, skip_special_tokens=False)
-        fits = whole.startswith(known)
-        text = whole[len(known) :] if fits else tokenizer.decode(ids, skip_special_tokens=False)
-        if _BROKEN in text and len(ids) == 1:
-            (text,) = display_tokens(tokenizer, ids)
-        yield text
-        before = (before + ids)[-CONTEXT_TOKENS:]
+        return min(int(num_tokens[0]), len(documents))
+    return int((documents >= 0).sum())

@@ -1,12 +1,19 @@
 """Tables and picture of `pretrain data stats`; tables are never cut, also on a narrow terminal."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 from tokenizers import Tokenizer
 
-from pretrain.datacheck.stats import PERCENTILES, LengthStats, SplitStats, Stats
+from pretrain.datacheck.shard_files import shard_totals
+from pretrain.datacheck.stats import LengthStats, SplitStats, Stats
 from pretrain.shards.index import data_hash
 from pretrain.tokenizer import display_tokens
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
@@ -14,14 +21,20 @@ from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.table import Table
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+TOP_TOKENS = 10
+TOP_GROUPS = (10, 100, 1000)
+BAR_COLUMNS = 40
 
 
-def print_whole(table: "Table") -> None:
-    """Prints a table to standard output as wide as it is; what exceeds the terminal, the terminal wraps."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> None:
+    """Prints a table as wide as it is, column `left` aligned to the left; the terminal wraps lines that exceed it."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place == left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
     console = Console()
     needed = Measurement.get(console, console.options.update(width=1000), table).maximum
     console.width = max(console.width, needed) if console.is_terminal else needed
@@ -31,23 +44,13 @@ def print_whole(table: "Table") -> None:
     print("\n".join(line.rstrip() for line in printed.get().splitlines() if line.strip()))
 
 
-# What `pretrain data stats` counted, as tables for a terminal and as facts for JSON.
-
-
-TOP_TOKENS = 10
-
-TOP_GROUPS = (10, 100, 1000)
-
-BAR_COLUMNS = 40
-
-
 def sides_of(stats: SplitStats) -> dict[str, str]:
-    """Returns what the documents of each side are called."""
+    """Returns the plural noun of the documents of each side."""
     return {"tokens": "targets", "source": "sources"} if "source" in stats.lengths else {"tokens": "documents"}
 
 
 def stats_facts(stats: Stats) -> dict[str, Any]:
-    """Returns everything as JSON has it."""
+    """Returns the output of `--json`."""
     return {
         "kind": "statistics",
         "path": stats.path,
@@ -60,14 +63,13 @@ def stats_facts(stats: Stats) -> dict[str, Any]:
 
 
 def _split_facts(stats: SplitStats, tokenizer: Tokenizer) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "documents": stats.num_documents,
-        "tokens": stats.num_tokens,
-        "bytes_of_text": stats.num_bytes_text,
-        "bytes_per_token": stats.num_bytes_text / stats.num_tokens,
-        "shards": stats.num_shards,
-        "members": stats.num_members,
-        "bytes": stats.num_bytes,
+    index = stats.index
+    return {
+        "documents": index.num_documents,
+        "tokens": index.num_tokens,
+        "bytes_of_text": index.num_bytes_text,
+        "bytes_per_token": index.num_bytes_text / index.num_tokens,
+        **shard_totals(index),
         "lengths": {side: _length_facts(lengths) for side, lengths in stats.lengths.items()},
         "distinct_tokens": int((stats.token_counts > 0).sum()),
         "most_frequent": [
@@ -83,10 +85,8 @@ def _split_facts(stats: SplitStats, tokenizer: Tokenizer) -> dict[str, Any]:
             for row in stats.packing
         ],
         "packing_measured_on": stats.num_packed,
+        **({} if stats.num_learned is None else {"learned": stats.num_learned}),
     }
-    if stats.num_learned is not None:
-        facts["learned"] = stats.num_learned
-    return facts
 
 
 def _length_facts(lengths: LengthStats) -> dict[str, Any]:
@@ -96,8 +96,7 @@ def _length_facts(lengths: LengthStats) -> dict[str, Any]:
         "max": int(lengths.values[-1]),
         "percentiles": {str(percent): lengths.percentile(percent) for percent in PERCENTILES},
         "histogram": [
-            {"from": first, "to": last, "documents": documents, "tokens": tokens}
-            for first, last, documents, tokens in lengths.histogram()
+            dict(zip(("from", "to", "documents", "tokens"), row, strict=True)) for row in lengths.histogram()
         ],
     }
 
@@ -112,116 +111,110 @@ def top_tokens(stats: SplitStats, tokenizer: Tokenizer, count: int = TOP_TOKENS)
 
 
 def group_shares(stats: SplitStats) -> dict[int, float]:
-    """Returns which part of all tokens the most frequent ten, hundred and thousand are."""
+    """Returns the share of all tokens that the most frequent ten, hundred and thousand have."""
     shares = np.sort(stats.token_counts)[::-1].cumsum() / stats.token_counts.sum()
     return {count: float(shares[min(count, len(shares)) - 1]) for count in TOP_GROUPS}
 
 
 def print_stats(whole: Stats) -> None:
-    """Prints everything, split by split."""
+    """Prints all statistics, split by split."""
     print(f"{whole.path}: {whole.index.kind}, {whole.index.dtype}, vocabulary of {whole.index.vocab_size:,}")
     for name, stats in whole.splits.items():
-        learned = "" if stats.num_learned is None else f", {stats.num_learned / stats.num_tokens:.1%} learned"
+        index = stats.index
+        learned = "" if stats.num_learned is None else f", {stats.num_learned / index.num_tokens:.1%} learned"
+        totals = ", ".join(f"{number:,} {what}" for what, number in shard_totals(index).items())
         print(
-            f"\n{name}: {stats.num_documents:,} documents, {stats.num_tokens:,} tokens{learned}, "
-            f"{stats.num_bytes_text / stats.num_tokens:.2f} bytes per token, {stats.num_shards:,} shards, "
-            f"{stats.num_members:,} members, {stats.num_bytes:,} bytes"
+            f"\n{name}: {index.num_documents:,} documents, {index.num_tokens:,} tokens{learned}, "
+            f"{index.num_bytes_text / index.num_tokens:.2f} bytes per token, {totals}"
         )
         for side, lengths in stats.lengths.items():
             print(f"\nlength of {sides_of(stats)[side]}, tokens")
-            _print_percentiles(lengths)
+            values = [int(lengths.values[0]), *map(lengths.percentile, PERCENTILES), int(lengths.values[-1])]
+            heads = ["min", *(f"{percent}%" for percent in PERCENTILES), "max", "mean"]
+            print_table(heads, [[*(f"{value:,}" for value in values), f"{lengths.mean():,.1f}"]])
             _print_histogram(lengths)
         _print_packing(stats)
         _print_tokens(stats, whole.tokenizer)
 
 
-def _print_percentiles(lengths: LengthStats) -> None:
-    table = _table(["min", *(f"{percent}%" for percent in PERCENTILES), "max", "mean"])
-    values = [int(lengths.values[0]), *map(lengths.percentile, PERCENTILES), int(lengths.values[-1])]
-    table.add_row(*(f"{value:,}" for value in values), f"{lengths.mean():,.1f}")
-    print_whole(table)
-
-
 def _print_histogram(lengths: LengthStats) -> None:
     rows = lengths.histogram()
-    num_documents, num_tokens = sum(row[2] for row in rows), sum(row[3] for row in rows)
+    num_documents = lengths.counts.sum()
+    num_tokens = (lengths.values * lengths.counts).sum()
     most = max(row[2] for row in rows)
-    table = _table(["length", "documents", "", "of documents", "of tokens"], left=(2,))
-    for first, last, documents, tokens in rows:
-        bar = "#" * (-(-BAR_COLUMNS * documents // most))
-        shares = (f"{documents / num_documents:.1%}", f"{tokens / num_tokens:.1%}")
-        table.add_row(f"{first:,}-{last:,}", f"{documents:,}", bar, *shares)
-    print_whole(table)
+    cells = [
+        (
+            f"{first:,}-{last:,}",
+            f"{documents:,}",
+            "#" * (-(-BAR_COLUMNS * documents // most)),
+            f"{documents / num_documents:.1%}",
+            f"{tokens / num_tokens:.1%}",
+        )
+        for first, last, documents, tokens in rows
+    ]
+    print_table(("length", "documents", "", "of documents", "of tokens"), cells, left=2)
 
 
 def _print_packing(stats: SplitStats) -> None:
-    partial = stats.num_packed < stats.num_documents
+    partial = stats.num_packed < stats.index.num_documents
     print(f"\nhow full rows are{f', measured on the first {stats.num_packed:,} documents' if partial else ''}")
-    columns = {"row": [f"{row.seq_len:,}" for row in stats.packing]}
+    columns = _packing_shares(stats)
+    rows = [
+        (f"{row.seq_len:,}", *(f"{share:.2%}" for share in shares))
+        for row, *shares in zip(stats.packing, *columns.values(), strict=True)
+    ]
+    print_table(["row", *columns], rows)
+
+
+def _packing_shares(stats: SplitStats) -> dict[str, list[float]]:
+    """Returns shares of rows or documents for each row length, by what they are of."""
+    shares: dict[str, list[float]] = {}
     if stats.packing[0].concat_cut is not None:
-        columns["concat"] = ["100.00%"] * len(stats.packing)
-        columns["documents cut"] = [f"{row.concat_cut:.2%}" for row in stats.packing]
-    columns["bins"] = [f"{row.bins_full:.2%}" for row in stats.packing]
+        shares["concat"] = [1.0] * len(stats.packing)
+        shares["documents cut"] = [row.concat_cut or 0.0 for row in stats.packing]
+    shares["bins"] = [row.bins_full for row in stats.packing]
     if stats.packing[0].bins_source_full is not None:
-        columns["bins of sources"] = [f"{row.bins_source_full:.2%}" for row in stats.packing]
-    what = "left out" if "source" in stats.lengths else "longer than a row"
-    columns[what] = [f"{row.bins_cut:.2%}" for row in stats.packing]
-    table = _table(list(columns))
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*cells)
-    print_whole(table)
+        shares["bins of sources"] = [row.bins_source_full or 0.0 for row in stats.packing]
+    too_long = "pairs left out" if "source" in stats.lengths else "longer than a row"
+    return shares | {too_long: [row.bins_cut for row in stats.packing]}
 
 
 def _print_tokens(stats: SplitStats, tokenizer: Tokenizer) -> None:
-    used, size = int((stats.token_counts > 0).sum()), len(stats.token_counts)
-    groups = ", ".join(f"{count:,} {share:.1%}" for count, share in group_shares(stats).items() if count < size)
-    print(f"\n{used:,} of {size:,} tokens occur{f'; share of the most frequent: {groups}' if groups else ''}")
-    table = _table(["id", "token", "share"], left=(1,))
-    for number, text, share in top_tokens(stats, tokenizer):
-        table.add_row(str(number), _quoted(text), f"{share:.2%}")
-    print_whole(table)
+    used = int((stats.token_counts > 0).sum())
+    vocab_size = len(stats.token_counts)
+    groups = ", ".join(f"{count:,} {share:.1%}" for count, share in group_shares(stats).items() if count < vocab_size)
+    print(f"\n{used:,} of {vocab_size:,} tokens occur{f'; share of the most frequent: {groups}' if groups else ''}")
+    rows = [(str(number), _quoted(text), f"{share:.2%}") for number, text, share in top_tokens(stats, tokenizer)]
+    print_table(("id", "token", "share"), rows, left=1)
 
 
 def _quoted(text: str) -> str:
-    """Returns a token between quotes, with its white space and control characters to be seen."""
-    from rich.markup import escape
-
-    return escape('"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + '"')
+    """Returns a token between quotes, its white space and control characters escaped."""
+    return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + '"'
 
 
-def _table(heads: list[str], left: tuple[int, ...] = ()) -> Any:
-    from rich import box
-    from rich.table import Table
+# The picture: lengths of documents and fill of rows, a line of panels for each split.
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place in left else "right", no_wrap=True)
-    return table
+WIDTH = 11.0
+ROW_HEIGHT = 3.4
+DPI = 150
 
-
-# A picture of a shard folder: how long its documents are, and how full rows are, a line of panels
-# for each split.
-
-
-WIDTH, ROW_HEIGHT, DPI = 11.0, 3.4, 150
-
-DOCUMENTS, TOKENS, GREY = "#0f75b9", "#e07b00", "#606060"
-"""Blue and orange: distinct to colour-blind readers, and in grey."""
-
+# Blue and orange are distinct to colour-blind readers, and in grey.
+DOCUMENTS = "#0f75b9"
+TOKENS = "#e07b00"
+PACKING_LINES = {
+    "concat": ("o-", TOKENS),
+    "documents cut": ("o:", TOKENS),
+    "bins": ("s-", DOCUMENTS),
+    "bins of sources": ("^-", "#606060"),
+    "longer than a row": ("s:", DOCUMENTS),
+    "pairs left out": ("s:", DOCUMENTS),
+}
 MARKED = (5, 50, 95)
 
 
 def draw_stats(stats: Stats, path: Path) -> None:
-    """Draws a picture and writes it.
-
-    Args:
-        stats: What to draw.
-        path: File to write; the suffix is the format: .png, .svg or .pdf.
-
-    Raises:
-        ConfigError: Another suffix.
-        DiskError: The disk refused.
-    """
+    """Draws a picture and writes it; the suffix is the format. Raises: ConfigError, DiskError."""
     image_format = check_format(path)
     from matplotlib.figure import Figure
 
@@ -240,14 +233,13 @@ def draw_stats(stats: Stats, path: Path) -> None:
 
 
 def _draw_lengths(axes: "Axes", title: str, lengths: LengthStats) -> None:
-    """Bars for each power of two: the share of the documents, and of the tokens."""
-    rows = lengths.histogram()
-    num_documents, num_tokens = sum(row[2] for row in rows), sum(row[3] for row in rows)
-    places = range(len(rows))
-    shares = ([100 * row[2] / num_documents for row in rows], [100 * row[3] / num_tokens for row in rows])
-    axes.bar([place - 0.2 for place in places], shares[0], 0.4, color=DOCUMENTS, label="of documents")
-    axes.bar([place + 0.2 for place in places], shares[1], 0.4, color=TOKENS, label="of tokens")
-    axes.set_xticks([place - 0.5 for place in [*places, len(rows)]], [_short(row[0]) for row in rows] + [""])
+    """Draws two bars for each power of two: its share of the documents, and of the tokens."""
+    rows = np.array(lengths.histogram())
+    shares = 100 * rows[:, 2:] / rows[:, 2:].sum(axis=0)
+    places = np.arange(len(rows) + 1)
+    axes.bar(places[:-1] - 0.2, shares[:, 0], 0.4, color=DOCUMENTS, label="of documents")
+    axes.bar(places[:-1] + 0.2, shares[:, 1], 0.4, color=TOKENS, label="of tokens")
+    axes.set_xticks(places - 0.5, [*map(_short, rows[:, 0].tolist()), ""])
     axes.set_xlabel("tokens", fontsize=8)
     axes.set_ylabel("%", fontsize=8)
     marks = ", ".join(f"{percent}%: {lengths.percentile(percent):,}" for percent in MARKED)
@@ -256,21 +248,12 @@ def _draw_lengths(axes: "Axes", title: str, lengths: LengthStats) -> None:
 
 
 def _draw_packing(axes: "Axes", title: str, stats: SplitStats) -> None:
-    """A line for each way to pack, over the row length; dotted: the documents that are cut or left out."""
-    lengths = [row.seq_len for row in stats.packing]
-    places = range(len(lengths))
-    if stats.packing[0].concat_cut is not None:
-        axes.plot(places, [100.0] * len(lengths), "o-", color=TOKENS, label="concat")
-        cut = [100 * (row.concat_cut or 0.0) for row in stats.packing]
-        axes.plot(places, cut, "o:", color=TOKENS, label="concat: documents cut")
-    axes.plot(places, [100 * row.bins_full for row in stats.packing], "s-", color=DOCUMENTS, label="bins")
-    if stats.packing[0].bins_source_full is not None:
-        sources = [100 * (row.bins_source_full or 0.0) for row in stats.packing]
-        axes.plot(places, sources, "^-", color=GREY, label="bins: sources")
-    too_long = [100 * row.bins_cut for row in stats.packing]
-    what = "pairs left out" if "source" in stats.lengths else "documents longer than a row"
-    axes.plot(places, too_long, "s:", color=DOCUMENTS, label=what)
-    axes.set_xticks(places, [f"{length:,}" for length in lengths])
+    """Draws a line for each way to pack, over the row length; dotted: the documents that are cut or left out."""
+    places = range(len(stats.packing))
+    for name, shares in _packing_shares(stats).items():
+        style, color = PACKING_LINES[name]
+        axes.plot(places, [100 * share for share in shares], style, color=color, label=name)
+    axes.set_xticks(places, [f"{row.seq_len:,}" for row in stats.packing])
     axes.set_ylim(-4, 104)
     axes.set_xlabel("tokens a row", fontsize=8)
     axes.set_title(title, fontsize=8.5, parse_math=False)
@@ -282,8 +265,7 @@ def _finish(axes: "Axes") -> None:
     axes.legend(fontsize=7, frameon=False)
     axes.grid(axis="y", linewidth=0.4, alpha=0.5)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _short(value: int) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pretrain.data.loader import TrainLoader
 from pretrain.data.stream import TokenStream
 from pretrain.datacheck.hash import TokenSums
-from pretrain.datacheck.reading import Order, plan_rows, train_course
+from pretrain.datacheck.reading import Order, plan_reading, plan_rows
 from pretrain.datacheck.replay import choose_kills, plan_ranks, rank_rows, read_course
 from pretrain.errors import DataError
 from pretrain.shards.dataset import ONLY, Dataset, DataSource
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(data):
     folder, index = data
-    return train_course(Dataset((DataSource(ONLY, folder, index),)), LocalStore(folder), "data", ORDER, SIZES, 0)
+    return plan_reading(Dataset((DataSource(ONLY, folder, index),)), LocalStore(folder), "train", ORDER, SIZES, 0)
 
 
 def read(course, world_sizes=(2,), limit=None, restarts=2):
@@ -170,7 +170,7 @@ def test_what_a_kill_makes_different_is_noticed(course):
 def test_padded_rows_of_the_next_epoch_own_nothing(data):
     folder, index = data
     dataset, order = Dataset((DataSource(ONLY, folder, index),)), replace(ORDER, packing="padded")
-    course = train_course(dataset, LocalStore(folder), "data", order, SIZES, 0)
+    course = plan_reading(dataset, LocalStore(folder), "train", order, SIZES, 0)
     assert course.num_rows > course.num_samples
     reading = read(course, (3,))
     assert (reading.num_samples, reading.num_tokens) == (course.num_samples, 1900)

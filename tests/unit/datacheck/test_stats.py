@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from pretrain.data.bin_stream import BinStream
-from pretrain.datacheck.stats import PERCENTILES, count_data
-from pretrain.datacheck.stats_text import draw_stats, group_shares, print_stats, stats_facts, top_tokens
+from pretrain.datacheck.shard_files import shard_totals
+from pretrain.datacheck.stats import count_data
+from pretrain.datacheck.stats_text import PERCENTILES, draw_stats, group_shares, print_stats, stats_facts, top_tokens
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardSet
@@ -34,9 +35,12 @@ def test_totals_lengths_and_tokens_are_those_of_the_shards(root):
     tokens, starts = read_split(root / "text", load_index(root / "text"))
     lengths = np.array([len(text) + 1 for text in TEXTS])
     assert np.array_equal(np.diff(np.append(starts, len(tokens))), lengths)
-    assert (stats.num_documents, stats.num_tokens, stats.num_shards) == (90, len(tokens), 9)
-    assert stats.num_bytes == sum(shard.num_bytes for shard in split.shards)
-    assert stats.num_members == sum(shard.num_members for shard in split.shards)
+    assert stats.index == split and (split.num_documents, split.num_tokens) == (90, len(tokens))
+    assert shard_totals(split) == {
+        "shards": 9,
+        "members": sum(shard.num_members for shard in split.shards),
+        "bytes": sum(shard.num_bytes for shard in split.shards),
+    }
     found = stats.lengths["tokens"]
     values, counts = np.unique(lengths, return_counts=True)
     assert np.array_equal(found.values, values) and np.array_equal(found.counts, counts)
@@ -93,7 +97,7 @@ def test_documents_that_concat_cuts_are_counted(root):
 def test_both_sides_of_pairs_and_what_is_learned_of_records_are_counted(root):
     pairs = count_data(str(root / "pairs"), row_lengths=ROWS).splits["train"]
     assert (pairs.lengths["source"].counts * pairs.lengths["source"].values).sum() == sum(len(t) + 1 for t in TEXTS)
-    assert pairs.token_counts.sum() == pairs.num_tokens + sum(len(t) + 1 for t in TEXTS)
+    assert pairs.token_counts.sum() == pairs.index.num_tokens + sum(len(t) + 1 for t in TEXTS)
     records = count_data(str(root / "records"), row_lengths=ROWS).splits["train"]
     assert records.num_learned == sum(len(text) + 1 for text in TEXTS)
 
@@ -128,7 +132,7 @@ def test_what_is_printed_is_what_is_in_the_facts(root, capsys):
 def test_shards_beyond_the_limit_are_counted_and_not_packed(root, monkeypatch, capsys):
     monkeypatch.setattr("pretrain.datacheck.stats.MAX_PACKED_DOCUMENTS", 25)
     stats = count_data(str(root / "text"), row_lengths=ROWS)
-    assert (stats.splits["train"].num_packed, stats.splits["train"].num_documents) == (30, 90)
+    assert (stats.splits["train"].num_packed, stats.splits["train"].index.num_documents) == (30, 90)
     print_stats(stats)
     assert "how full rows are, measured on the first 30 documents\n" in capsys.readouterr().out
 

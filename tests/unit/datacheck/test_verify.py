@@ -1,5 +1,6 @@
 """The proof of a whole folder, of every kind and packing."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -8,6 +9,7 @@ from inspect import signature
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from pretrain.cli.data import verify_command
 from pretrain.config.data import BLOCK_SAMPLES, LANES
@@ -70,6 +72,17 @@ def test_another_seed_reads_the_same_tokens_in_other_rows(folders):
     assert one.courses[1][1][0].hashes == other.courses[1][1][0].hashes, "validation has one order"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_phases_have_bars_on_a_terminal_only(folders, monkeypatch, is_terminal):
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
+    monkeypatch.setattr("pretrain.utils.log.stderr_console", lambda: console)
+    verify(str(folders / "text"), ORDER, world_sizes=[1])
+    drawn = console.file.getvalue()
+    for phase in ("files", "train, concat", "validation, fixed", "100%"):
+        assert (phase in drawn) == is_terminal
+    assert bool(drawn) == is_terminal
+
+
 def test_a_folder_without_validation_is_verified(tmp_path):
     make_folder(tmp_path / "data", TEXTS)
     assert len(verify(str(tmp_path / "data"), ORDER).courses) == 1
@@ -91,6 +104,9 @@ def test_what_is_printed_is_what_is_in_the_facts(folders, capsys):
     printed, facts = capsys.readouterr().out, json.loads(json.dumps(proof_facts(proof)))
     assert printed.splitlines()[-1] == "exactly once: yes"
     assert (facts["exactly_once"], facts["whole"]) == (True, True)
+    shards = [shard for split in load_index(folders / "pairs").splits.values() for shard in split.shards]
+    assert facts["shards"] == len(shards) and facts["members"] == sum(shard.num_members for shard in shards)
+    assert facts["bytes"] == sum(shard.num_bytes for shard in shards)
     assert re.search(rf"{facts['shards']} shards, {facts['members']} members, {facts['bytes']:,} bytes", printed)
     for course in facts["courses"]:
         assert f"\n{course['name']}: {course['samples']} samples of 48 tokens\n" in printed
