@@ -1,6 +1,5 @@
-"""The command line: `commands.py` is the table, the other files are a command or a group of them each."""
+"""The command line: `commands.py` has the table; another file has one command or a group of them."""
 
-from pretrain.cli.commands import app
-from pretrain.cli.entry import main, run
+from pretrain.cli.commands import app, main, run
 
 __all__ = ["app", "main", "run"]

@@ -1,13 +1,18 @@
-"""`pretrain doctor`."""
+"""`pretrain doctor` and `pretrain drill`."""
 
+import json
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
+from typer import Argument, Option
 
-from pretrain.cli.options import Config, Json, Overrides
+from pretrain.cli.options import Config, Json, Overrides, console, print_json
+from pretrain.errors import EXIT_RESUME_ME, ConfigError
 
 if TYPE_CHECKING:
     from pretrain.doctor.check import Report
@@ -15,37 +20,31 @@ if TYPE_CHECKING:
 
 
 def doctor_command(
-    config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="A YAML file, or a built-in one. Default: no run in mind.")
-    ] = None,
+    config: Annotated[str | None, Argument(metavar="CONFIG", help="Config of a run, if any.")] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes to start here. Default: GPUs, or 2.")] = None,
+    ranks: Annotated[int | None, Option(min=1, help="Processes. Default: GPUs, or 2.")] = None,
     selftest: Annotated[
-        bool, typer.Option("--selftest", help="Instead: check that ZeRO stages agree and that a killed run resumes.")
+        bool, Option("--selftest", help="Instead: check ZeRO stages, and a run that is killed.")
     ] = False,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Instead: measure this device for `pretrain plan`.")
-    ] = False,
-    gpu: Annotated[str | None, typer.Option(help="--calibrate: GPU to compare with. Default: by its name.")] = None,
+    calibrate: Annotated[bool, Option("--calibrate", help="Instead: measure for `plan`.")] = False,
+    gpu: Annotated[str | None, Option(help="--calibrate: GPU. Default: by its name.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="--calibrate: file to write. --selftest: folder. Default: the cache; beside the run."),
+        Option(help="--calibrate: file. --selftest: folder. Default: the cache; beside the run."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip torch, ranks and servers; under a second.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Skip torch, ranks and servers.")] = False,
     compare: Annotated[
-        Path | None, typer.Option(help="Instead: compare the output of --quick --json of several nodes.")
+        Path | None, Option(help="Instead: compare the output of --quick --json of several nodes.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check machines before they train: packages, devices, network, file system, data, rendezvous, wandb.
+    """Check machines before they train: packages, devices, network, disk, data, rendezvous, wandb.
 
-    As a rank of torchrun or srun, it checks all nodes. The exit code is 0 if nothing fails, else that of the first
-    failure: 69, or 64 (config), 65 (data), 74 (disk).
+    As a rank of torchrun or srun, it checks all nodes. The exit code is 0 if nothing fails, else that of
+    the first failure: 69, or 64 (config), 65 (data), 74 (disk).
 
     Example: pretrain doctor configs/run/quickstart.yaml --ranks 2
     """
-    import os
-
     from pretrain.config.load import load_config
     from pretrain.doctor.place import find_place, slurm_environment
     from pretrain.doctor.small import ask
@@ -56,12 +55,14 @@ def doctor_command(
     loaded = None if config is None else load_config(config, overrides or [])
     place = find_place(os.environ, ranks, is_quick=quick)
     if place.is_started:
+        # srun sets none of the variables that torch reads.
         os.environ.update(slurm_environment(os.environ))
     if selftest or calibrate:
         if config is None or loaded is None:
             raise typer.BadParameter(f"--{'selftest' if selftest else 'calibrate'} needs a CONFIG")
         asked = ask(config, overrides or [], loaded, ranks, None if calibrate else output, place)
-        raise typer.Exit(_selftest(asked, as_json) if selftest else _calibrate(asked, gpu, output, as_json))
+        done = _selftest(asked, as_json) if selftest else _calibrate(asked, gpu, output, as_json)
+        raise typer.Exit(done)
     if quick:
         from pretrain.doctor.quick import look
 
@@ -76,12 +77,12 @@ def doctor_command(
 def _compared(path: Path) -> "Report":
     from pretrain.doctor.check import Report, read_reports
     from pretrain.doctor.quick import compare_reports
-    from pretrain.errors import ConfigError
 
     try:
         reports = read_reports(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), fix="check the path") from None
+        what = f"cannot be read: {error.strerror}"
+        raise ConfigError(what, where=str(path), fix="check the path") from None
     if not reports:
         fix = "collect the output of `pretrain doctor --quick --json` of each node there"
         raise ConfigError("contains no report of a node", where=str(path), fix=fix)
@@ -103,9 +104,6 @@ def _selftest(asked: "TrialOptions", as_json: bool) -> int:
 
 
 def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_json: bool) -> int:
-    import json
-    from dataclasses import asdict
-
     from pretrain.doctor.calibrate import calibrate, describe
     from pretrain.plan.cluster import calibration_folder, save_calibration
     from pretrain.utils.io import remove_dir
@@ -121,7 +119,7 @@ def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_j
     path = output or calibration_folder() / f"{calibration.gpu}.json"
     save_calibration(calibration, path)
     if as_json:
-        print(json.dumps({"path": str(path), "calibration": asdict(calibration), "measured": found}, indent=2))
+        print_json({"path": str(path), "calibration": asdict(calibration), "measured": found})
         return 0
     for name, value, share in describe(calibration, found):
         print(f"{name:<24}{value:>18}   {share}".rstrip())
@@ -135,64 +133,49 @@ def _teller(rank: int) -> Callable[[str], None]:
 
 
 def _tell(report: "Report", as_json: bool) -> int:
-    """Prints a report, as JSON on one line, so that those of many nodes can share a file; returns the exit code."""
-    import json
-
+    """Prints a report, as JSON on one line: those of many nodes can share a file. Returns the exit code."""
     from pretrain.doctor.check import exit_code
 
     if as_json:
         print(json.dumps(report.facts()))
     else:
-        from rich.console import Console
-
         from pretrain.doctor.check import show_checks
 
-        show_checks(report.host, report.checks, Console(highlight=False))
+        show_checks(report.host, report.checks, console())
     return exit_code(report.checks)
-
-
-# The command `pretrain drill`.
 
 
 def drill_command(
     config: Config,
     overrides: Overrides = None,
-    kills: Annotated[int, typer.Option(min=0, help="Total number of SIGKILLs.")] = 20,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of a run.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of targets and times of the kills.")] = 0,
-    target: Annotated[str, typer.Option(help="Target of a kill: rank, launcher, all (ranks at once) or any.")] = "rank",
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of the run. Default: as many as the kills need.")
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 5,
-    at_most: Annotated[
-        int | None,
-        typer.Option(min=0, help="Kills in this call; exits 75 while some are left, for the same command to continue."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Output folder. Default: the run folder, with -drill.")] = None,
+    kills: Annotated[int, Option(min=0, help="Total number of SIGKILLs.")] = 20,
+    ranks: Annotated[int, Option(min=1, help="Ranks of a run.")] = 1,
+    seed: Annotated[int, Option(help="Seed of targets and times of the kills.")] = 0,
+    target: Annotated[str, Option(help="Target: rank, launcher, all (ranks) or any.")] = "rank",
+    steps: Annotated[int | None, Option(min=1, help="Steps. Default: as the kills need.")] = None,
+    every: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 5,
+    at_most: Annotated[int | None, Option(min=0, help="Kills in this call; exits 75 before the last.")] = None,
+    output: Annotated[Path | None, Option(help="Folder. Default: the run's, with -drill.")] = None,
     as_json: Json = False,
 ) -> None:
     """Kill a short run of a config repeatedly, and compare it with an uninterrupted one.
 
-    Both runs have a folder of their own. Ledger, weights and moments must be bit-identical, and no process or file may
-    be left over. The exit code is 0 if so, else 1.
+    Both runs have a folder of their own. Ledger, weights and moments must be bit-identical, and no
+    process or file may be left over. The exit code is 0 if so, else 1.
 
     Example: pretrain drill configs/run/quickstart.yaml --kills 20 --ranks 2
     """
-    import json
-    from typing import cast, get_args
-
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.drill.drill import Drill, plan_steps
     from pretrain.drill.watch import Target
-    from pretrain.errors import EXIT_RESUME_ME
     from pretrain.shards.dataset import check_local
     from pretrain.utils.log import transient_bar
 
     if target not in get_args(Target):
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")
     loaded = load_config(config, overrides or [])
+    # Before the first run is started: both errors would end every start.
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)
     folder = output or loaded.folder.with_name(f"{loaded.run.name}-drill")
@@ -201,10 +184,11 @@ def drill_command(
     with transient_bar("{task.completed}/{task.total}") as bar:
         verdict = drill.run(kills, at_most, bar)
     if verdict is None:
-        facts = {"kills": drill.num_done, "of": kills}
-        print(
-            json.dumps(facts) if as_json else f"{drill.num_done} of {kills} kills are done; the same command continues"
-        )
+        text = f"{drill.num_done} of {kills} kills are done; the same command continues"
+        print(json.dumps({"kills": drill.num_done, "of": kills}) if as_json else text)
         raise typer.Exit(EXIT_RESUME_ME)
-    print(json.dumps(verdict.facts(), indent=2) if as_json else "\n".join(verdict.lines()))
+    if as_json:
+        print_json(verdict.facts())
+    else:
+        print("\n".join(verdict.lines()))
     raise typer.Exit(0 if verdict.passed else 1)

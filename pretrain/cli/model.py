@@ -1,42 +1,36 @@
-"""`pretrain generate`."""
+"""`pretrain generate`, `import`, `export`, `inspect` and `attention`."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from pretrain.cli.options import Device, Json, ModelPath
+from pretrain.cli.options import Device, Json, ModelPath, print_json
+from pretrain.errors import ConfigError
 
 
 def generate_command(
     model: ModelPath,
-    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, to translate, or with [MASK].")] = None,
-    file: Annotated[str | None, typer.Option(help="Prompts, one per line; - for standard input.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum new tokens. Default: the model's, or 128.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy. Default: 0.8 to continue a text.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens; candidates of a mask.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling: smallest set of this total probability.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives a prompt the same text, in any batch.")] = 0,
-    beams: Annotated[int | None, typer.Option(min=1, help="Beams of beam search. Default: the model's.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Length penalty; above 0 favours long texts.")] = None,
-    early_stopping: Annotated[
-        str | None, typer.Option(help="Early stopping of beam search: true, false or never.")
-    ] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Texts per prompt, with their scores.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 16,
+    prompt: Annotated[list[str] | None, Option(help="Text to continue or translate.")] = None,
+    file: Annotated[str | None, Option(help="Prompts, one per line; - for standard input.")] = None,
+    max_tokens: Annotated[int | None, Option(min=1, help="Default: the model's, or 128.")] = None,
+    temperature: Annotated[float | None, Option(help="0 is greedy. Default: 0.8 to continue a text.")] = None,
+    top_k: Annotated[int | None, Option(help="Sample from k tokens; candidates of a mask.")] = None,
+    top_p: Annotated[float | None, Option(help="Nucleus sampling: total probability.")] = None,
+    seed: Annotated[int, Option(help="Seed of sampling; independent of the batch.")] = 0,
+    beams: Annotated[int | None, Option(min=1, help="Default: the model's.")] = None,
+    length_penalty: Annotated[float | None, Option(help="Above 0: longer texts.")] = None,
+    early_stopping: Annotated[str | None, Option(help="Beam search: true, false, never.")] = None,
+    n_best: Annotated[int | None, Option(min=1, help="Texts per prompt, with scores.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Prompts per batch.")] = 16,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Continue texts, translate them, or fill in [MASK], as the model can. One prompt is answered as it comes.
+    """Continue texts, translate them, or fill in [MASK], as the model can.
 
-    Without --prompt and --file, prompts are what is piped in, one a line; without that, a document begins.
+    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins.
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
@@ -48,12 +42,15 @@ def generate_command(
     from pretrain.generate.text import find_prompts
     from pretrain.prepare.normalize import build_normalizers
 
-    options = Options(max_tokens, temperature, top_k, top_p, beams, length_penalty, early_stopping, n_best)
+    search = (beams, length_penalty, early_stopping, n_best)
+    options = Options(max_tokens, temperature, top_k, top_p, *search)
     prompts = find_prompts(prompt or [], file)
     artifact = open_artifact(model, device)
     normalize = find_normalize(open_source(model))
+    # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None:
         prompts = map(build_normalizers(normalize)[0], prompts)
+    # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
         print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
     run_generate(
@@ -69,20 +66,15 @@ def generate_command(
     )
 
 
-# `pretrain import` and `pretrain export`: released models in and out.
-
-
 def import_command(
-    source: Annotated[str, typer.Argument(metavar="HF", help="A Hugging Face folder, or a name on its hub.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write.")],
+    source: Annotated[str, Argument(metavar="HF", help="A folder, or a name on the hub.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Model folder to write.")],
     as_json: Json = False,
 ) -> None:
     """Make a model folder of a released model, to generate with, fine-tune, or export again.
 
     Example: pretrain import Helsinki-NLP/opus-mt-en-it models/en-it
     """
-    from dataclasses import asdict
-
     from pretrain.artifact.transfer import import_model
     from pretrain.inspect.describe import print_facts
 
@@ -91,24 +83,18 @@ def import_command(
 
 
 def export_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint or a model folder.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
-    dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
-    family: Annotated[str | None, typer.Option(help="model_type to write. Default: the first that is exact.")] = None,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="LoRA run: export the adapters alone, in the format of peft.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option(help="Refuse the export if transformers computes other scores from it.")
-    ] = True,
+    model: Annotated[Path, Argument(metavar="MODEL", help="A run, checkpoint or model folder.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Hugging Face folder to write.")],
+    dtype: Annotated[str, Option(help="fp32 or bf16.")] = "fp32",
+    family: Annotated[str | None, Option(help="model_type. Default: the first exact one.")] = None,
+    adapter: Annotated[bool, Option("--adapter", help="LoRA run: export the adapters alone, for peft.")] = False,
+    check: Annotated[bool, Option(help="Refuse if transformers has other scores.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU, whatever trained it.
+    """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU.
 
     Example: pretrain export runs/quickstart released/quickstart --dtype bf16
     """
-    from dataclasses import asdict
-
     from pretrain.artifact.lora import export_adapter
     from pretrain.artifact.transfer import export_model
     from pretrain.inspect.describe import print_facts
@@ -121,17 +107,14 @@ def export_command(
     print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)
 
 
-# `pretrain inspect`.
-
-
 def inspect_command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A shard folder, a run, a checkpoint or a model.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare it with its CRC32.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List the parameters.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="List the parameters with their norms.")] = False,
+    path: Annotated[Path, Argument(metavar="PATH", help="Shards, a run, checkpoint or model.")],
+    verify: Annotated[bool, Option("--verify", help="Compare bytes with their CRC32.")] = False,
+    tensors: Annotated[bool, Option("--tensors", help="List the parameters.")] = False,
+    stats: Annotated[bool, Option("--stats", help="List the parameters with their norms.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Describe, verify or list a run, a checkpoint, a model folder, a Hugging Face folder, or a shard folder.
+    """Describe, verify or list a run, a checkpoint, or a folder of a model, of Hugging Face, or of shards.
 
     Example: pretrain inspect runs/quickstart --verify
     """
@@ -140,17 +123,14 @@ def inspect_command(
     inspect(path, InspectOptions(verify, tensors, stats, as_json))
 
 
-# `pretrain attention`.
-
-
 def attention_command(
     model: ModelPath,
-    text: Annotated[str, typer.Option(help="Input of the model; with two stacks, the source.")],
-    target: Annotated[str | None, typer.Option(help="Input of the decoder. Default: the model's answer.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = None,
-    layer: Annotated[str, typer.Option(help="Indices from 0, such as 0,3; or all.")] = "all",
-    head: Annotated[str, typer.Option(help="Indices from 0, such as 0,3; or all.")] = "all",
-    kind: Annotated[str | None, typer.Option(help="self, cross, encoder or decoder. Default: cross, if any.")] = None,
+    text: Annotated[str, Option(help="Input of the model; with two stacks, the source.")],
+    target: Annotated[str | None, Option(help="For the decoder. Default: the answer.")] = None,
+    out: Annotated[Path | None, Option(help="Picture to write: .png, .svg or .pdf.")] = None,
+    layer: Annotated[str, Option(help="Indices from 0, such as 0,3; or all.")] = "all",
+    head: Annotated[str, Option(help="Indices from 0, such as 0,3; or all.")] = "all",
+    kind: Annotated[str | None, Option(help="self, cross (default), encoder, decoder.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -158,14 +138,12 @@ def attention_command(
 
     Example: pretrain attention runs/quickstart --text "def main():" --out heads.png
     """
-    import json
     from dataclasses import replace
 
     from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize
     from pretrain.attention_maps.terminal import AttentionRequest, see_attention
-    from pretrain.errors import ConfigError
     from pretrain.prepare.normalize import build_normalizers
 
     if out is None and not as_json:
@@ -174,8 +152,11 @@ def attention_command(
     normalize = find_normalize(open_source(model))
     if normalize is not None:
         to_source, to_target = build_normalizers(normalize)
-        request = replace(request, text=to_source(text), target=None if target is None else to_target(target))
+        target = None if target is None else to_target(target)
+        request = replace(request, text=to_source(text), target=target)
     facts = see_attention(open_artifact(model, device), request)
-    print(
-        json.dumps(facts, indent=2) if as_json else f"{out}: {len(facts['heads'])} map{'s'[: len(facts['heads']) != 1]}"
-    )
+    if as_json:
+        print_json(facts)
+    else:
+        count = len(facts["heads"])
+        print(f"{out}: {count} map{'s' if count != 1 else ''}")

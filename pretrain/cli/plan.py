@@ -1,11 +1,13 @@
 """`pretrain plan`."""
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from pretrain.cli.options import Config, Json, Overrides
+from pretrain.cli.options import Config, Json, Overrides, console, print_json
+from pretrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
@@ -16,34 +18,27 @@ if TYPE_CHECKING:
 def plan_command(
     config: Config,
     overrides: Overrides = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes. Default: 1.")] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per node. Default: the most up to 8 that divide the batch.")
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, b200, cpu, ... Default: h100.")] = None,
-    mfu: Annotated[float | None, typer.Option(min=0.001, max=1.0, help="MFU to assume, 0 to 1.")] = None,
-    measured: Annotated[Path | None, typer.Option(help="Run whose metrics.jsonl has the measured speed.")] = None,
-    time: Annotated[str | None, typer.Option(help="Time limit of a job: 3d, 12h, 2-00:00:00.")] = None,
-    disk_gb_s: Annotated[float, typer.Option(min=0.001, help="Write bandwidth of all ranks together, GB/s.")] = 2.0,
-    mtbf_node_days: Annotated[
-        float | None, typer.Option(min=0.01, help="Mean days between failures of a node.")
-    ] = None,
-    search: Annotated[bool, typer.Option("--search", help="List the layouts that fit, fastest first.")] = False,
-    sweep: Annotated[str | None, typer.Option(help="Scaling curve: nodes=1..512.")] = None,
+    nodes: Annotated[int | None, Option(min=1, help="Nodes. Default: 1.")] = None,
+    gpus_per_node: Annotated[int | None, Option(min=1, help="Default: the most up to 8 that divide the batch.")] = None,
+    gpu: Annotated[str | None, Option(help="h100 (default), a100, b200, cpu, ...")] = None,
+    mfu: Annotated[float | None, Option(min=0.001, max=1.0, help="MFU to assume, 0 to 1.")] = None,
+    measured: Annotated[Path | None, Option(help="Run with a measured speed.")] = None,
+    time: Annotated[str | None, Option(help="Time limit of a job: 3d, 12h, 2-00:00:00.")] = None,
+    disk_gb_s: Annotated[float, Option(min=0.001, help="Bandwidth of checkpoints, GB/s.")] = 2.0,
+    mtbf_node_days: Annotated[float | None, Option(min=0.01, help="Mean days between failures of a node.")] = None,
+    search: Annotated[bool, Option("--search", help="List the layouts that fit.")] = False,
+    sweep: Annotated[str | None, Option(help="Scaling curve: nodes=1..512.")] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="File of `doctor --calibrate`. Default: that of the GPU, if any."),
+        Option(help="File of `doctor --calibrate`. Default: that of the GPU, if any."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run needs and how long it takes, without a GPU: memory, speed, disk, data, failures.
+    """Predict memory, speed, disk, data and failures of a run, without a GPU.
 
     Example: pretrain plan configs/run/quickstart.yaml --gpu h100 --search
     """
-    import json
-
     from pretrain.config.load import load_config
-    from pretrain.errors import ConfigError
     from pretrain.plan.course import MTBF_NODE_DAYS, parse_time
     from pretrain.plan.estimate import PlanOptions, plan_facts
     from pretrain.plan.search import parse_sweep
@@ -58,47 +53,48 @@ def plan_command(
         search=search,
         sweep=() if sweep is None else tuple(parse_sweep(sweep)),
     )
-    facts = plan_facts(loaded, _cluster(loaded, nodes, gpus_per_node, gpu, calibration), asked, _stored(loaded))
+    cluster = _cluster(loaded, nodes, gpus_per_node, gpu, calibration)
+    facts = plan_facts(loaded, cluster, asked, _stored(loaded))
     refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
     if refused and not (search or sweep):
         raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
-        from rich.console import Console
-
         from pretrain.plan.plan_table import show_plan
 
-        show_plan(facts, Console(highlight=False))
+        show_plan(facts, console())
 
 
 def _cluster(
     config: "RunConfig", nodes: int | None, per_node: int | None, gpu: str | None, calibration: Path | None
 ) -> "Cluster":
-    """Returns the cluster that is asked for; where nothing is, the most GPUs of one node that divide the batch."""
-    from pretrain.errors import ConfigError
+    """Returns the cluster; by default the most GPUs of a node that divide the batch."""
     from pretrain.plan.cluster import Cluster, find_calibration, load_calibration
     from pretrain.plan.gpus import find_gpu
 
     measured = None if calibration is None else load_calibration(calibration)
-    name = gpu or (measured.gpu if measured else None) or ("cpu" if config.engine.device == "cpu" else "h100")
+    default = "cpu" if config.engine.device == "cpu" else "h100"
+    name = gpu or (measured.gpu if measured else default)
+    # One process has one device, on any number of GPUs.
     if per_node is None and config.engine.kind == "single":
         per_node = 1
     if per_node is None:
-        rows, count = config.batch.rows // config.batch.micro, nodes or 1
-        per_node = next((size for size in (8, 4, 2, 1) if rows % (size * count) == 0), 8)
-    found = find_gpu(name)
+        rows = config.batch.rows // config.batch.micro
+        per_node = next((size for size in (8, 4, 2, 1) if rows % (size * (nodes or 1)) == 0), 8)
     if measured is not None and measured.gpu != name.lower():
-        raise ConfigError(f"was measured on {measured.gpu}, not {name}", where=str(calibration), fix="leave --gpu out")
-    return Cluster(nodes or 1, per_node, found, measured or find_calibration(name))
+        what = f"was measured on {measured.gpu}, not {name}"
+        raise ConfigError(what, where=str(calibration), fix="leave --gpu out")
+    return Cluster(nodes or 1, per_node, find_gpu(name), measured or find_calibration(name))
 
 
 def _stored(config: "RunConfig") -> "StoredData | None":
-    """Returns what the indexes of local shard folders say; None where one is not there, or is an address."""
+    """Returns the data of local shard folders; None where one is not there, or is an address."""
     from pretrain.plan.course import StoredData
     from pretrain.shards.dataset import open_dataset
     from pretrain.shards.index import INDEX_NAME, TOKEN_BYTES
 
+    # An address is not opened: planning needs no network.
     paths = config.data.paths
     if any("://" in path or not (Path(path) / INDEX_NAME).is_file() for path in paths):
         return None
@@ -115,17 +111,12 @@ def _stored(config: "RunConfig") -> "StoredData | None":
 
 def _tokens_s(run: Path) -> float:
     """Returns the median speed of the second half of a run's metrics."""
-    import json
-    import statistics
-
-    from pretrain.errors import ConfigError
+    from pretrain.utils.jsonl import read_rows
 
     path = run / "metrics.jsonl" if run.is_dir() else run
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path), fix="give the folder of a run") from None
-    speeds = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
+    speeds = [row["tokens_per_s"] for row in read_rows(path) if row.get("tokens_per_s")]
     if not speeds:
-        raise ConfigError("has no tokens_per_s", where=str(path), fix="give a run that has logged some steps")
+        fix = "give a run that has logged some steps"
+        raise ConfigError("has no tokens_per_s", where=str(path), fix=fix)
+    # Compilation and caches slow the first steps.
     return float(statistics.median(speeds[len(speeds) // 2 :]))

@@ -1,84 +1,46 @@
-"""`pretrain config` and `pretrain train`."""
+"""`pretrain config`, `train`, `rollback`, `runs` and `report`."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from pretrain.cli.options import Config, Json, Overrides
-
-
-def _print_explanation(key: str | None) -> None:
-    """Prints what there is to say on a key, and exits."""
-    if key is None:
-        return
-    import difflib
-
-    from pretrain.config.fields import ROOTS, explain, known_keys
-    from pretrain.errors import ConfigError
-
-    text = explain(key)
-    if not text:
-        known = [name for section in ROOTS.values() for name in known_keys(section)]
-        near = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith(f".{key}")][:3]
-        fix = f"did you mean {' or '.join(near)}?" if near else "see docs/config.md"
-        raise ConfigError(f"there is no key {key[:80]!r}", where="--explain", fix=fix)
-    typer.echo(text)
-    raise typer.Exit
-
-
-def _print_schema(is_wanted: bool) -> None:
-    """Prints the JSON schema, and exits."""
-    if is_wanted:
-        import json
-
-        from pretrain.config.fields import json_schema
-
-        typer.echo(json.dumps(json_schema(), indent=2))
-        raise typer.Exit
-
-
-def _print_reference(is_wanted: bool) -> None:
-    """Prints docs/config.md, and exits."""
-    if is_wanted:
-        from pretrain.config.fields import write_reference
-
-        typer.echo(write_reference(), nl=False)
-        raise typer.Exit
-
-
-# Eager, as --help is: they need no CONFIG.
-Explain = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", is_eager=True, callback=_print_explanation, help="Print the meaning of a key."),
-]
-Schema = Annotated[
-    bool, typer.Option("--schema", is_eager=True, callback=_print_schema, help="Print a JSON schema for editors.")
-]
-Reference = Annotated[
-    bool, typer.Option("--reference", is_eager=True, callback=_print_reference, help="Print docs/config.md.")
-]
+from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, print_json
+from pretrain.errors import ConfigError
 
 
 def config_command(
-    config: Config,
+    context: typer.Context,
+    config: Annotated[str | None, Argument(metavar="CONFIG", help="A YAML file, or a built-in one.")] = None,
     overrides: Overrides = None,
-    explain: Explain = None,
-    schema: Schema = False,
-    reference: Reference = False,
+    explain: Annotated[str | None, Option(metavar="KEY", help="Print the meaning of a key.")] = None,
+    schema: Annotated[bool, Option("--schema", help="Print a JSON schema for editors.")] = False,
+    reference: Annotated[bool, Option("--reference", help="Print docs/config.md.")] = False,
 ) -> None:
     """Print the resolved config: every key, every default. Or the meaning of a key, or of all.
 
     Example: pretrain config configs/run/quickstart.yaml optim.lr=3e-4
     """
+    from pretrain.config.fields import explain_key, json_schema, write_reference
     from pretrain.config.load import dump_config, load_config
 
-    sys.stdout.write(dump_config(load_config(config, overrides or [])))
+    if explain is not None:
+        typer.echo(explain_key(explain))
+    elif schema:
+        print_json(json_schema())
+    elif reference:
+        typer.echo(write_reference(), nl=False)
+    elif config is None:
+        raise UsageError("Missing argument 'CONFIG'", context)
+    else:
+        sys.stdout.write(dump_config(load_config(config, overrides or [])))
 
 
 def train_command(config: Config, overrides: Overrides = None) -> None:
-    """Train, or continue training, as one rank: alone, or under torchrun, accelerate, deepspeed or `pretrain launch`.
+    """Train, or continue training, as one rank: alone, or under `launch`, torchrun, accelerate, deepspeed.
 
     Example: pretrain train configs/run/quickstart.yaml engine.kind=single engine.zero_stage=0
     """
@@ -95,6 +57,7 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
 
     world = read_world()
     loaded = load_config(config, overrides or [])
+    # Before torch is imported, which takes seconds.
     if world.is_main:
         refuse_if_owned(RunDir(loaded.folder).lease)
     from pretrain.train.run import run_training
@@ -102,84 +65,66 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     raise typer.Exit(run_training(loaded, world, stop))
 
 
-# `pretrain rollback`.
-
-
 def rollback_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    to: Annotated[int, typer.Option(min=0, help="Step of the checkpoint to continue from.")],
-    skip_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens to skip from there on.")] = None,
-    skip_samples: Annotated[int | None, typer.Option(min=0, help="Rows of the data to skip.")] = None,
+    run: RunFolder,
+    to: Annotated[int, Option(min=0, help="Step of the checkpoint to continue from.")],
+    skip_tokens: Annotated[int | None, Option(min=0, help="Tokens to skip from there on.")] = None,
+    skip_samples: Annotated[int | None, Option(min=0, help="Rows of the data to skip.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Go back to a checkpoint of a run, and leave out the samples that came after it, as after a loss spike.
+    """Go back to a checkpoint, and leave out the samples after it, as after a loss spike.
 
     Newer checkpoints are set aside, not removed. The next start goes on from there.
 
     Example: pretrain rollback runs/quickstart --to 2000 --skip-tokens 5000000
     """
-    import json
-    from dataclasses import asdict
-
     from pretrain.train.rollback import roll_back
 
     if (skip_tokens is None) == (skip_samples is None):
         raise typer.BadParameter("give one of --skip-tokens and --skip-samples; 0 only goes back")
     rollback, batches = roll_back(run, to, samples=skip_samples, tokens=skip_tokens)
     if as_json:
-        print(json.dumps(asdict(rollback) | {"global_batches": batches}, indent=2))
+        print_json(asdict(rollback) | {"global_batches": batches})
         return
     for name in rollback.set_aside:
         print(f"{run / 'checkpoints' / name}: set aside, as .rolled-back")
-    left_out = f"without samples {rollback.first} to {rollback.end - 1}: {batches} whole global batches"
+    samples = f"samples {rollback.first} to {rollback.end - 1}"
+    left_out = f"without {samples}: {batches} whole global batches"
     print(f"{run} goes on from step {to}, {left_out if batches else 'with all samples'}")
 
 
-# `pretrain runs`.
-
-
 def runs_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs in it.")] = Path("runs"),
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """List the runs below a folder: state, step, loss, speed, last checkpoint, Slurm job, restarts.
 
     Example: pretrain runs runs
     """
-    import json
-
-    from pretrain.errors import ConfigError
     from pretrain_launch.runs import find_runs, read_runs
 
     if not folder.is_dir():
         raise ConfigError("no such folder", where=str(folder), fix="give a folder with runs in it")
     runs = read_runs(find_runs(folder))
     if as_json:
-        print(json.dumps([run.facts() for run in runs], indent=2))
+        print_json([run.facts() for run in runs])
     elif not runs:
         typer.echo(f"no runs in {folder}")
     else:
-        from rich.console import Console
-
         from pretrain_launch.job_table import show_runs
 
-        show_runs(runs, folder, Console(highlight=False))
-
-
-# `pretrain report`.
+        show_runs(runs, folder, console())
 
 
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
-    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    folders: Annotated[list[Path], Argument(metavar="RUN...", help="Runs to compare, or one.")],
+    output: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
-    """Write a page on one run, or several beside each other: curves, restarts, evaluations, config, texts.
+    """Write a page on one run or several: curves, restarts, evaluations, config, texts.
 
     Example: pretrain report runs/first runs/second --output report.html
     """
-    import json
-
     from pretrain.report.page import write_report
     from pretrain.report.run_data import label_runs, read_run_data
     from pretrain.run.folder import RunDir
@@ -195,7 +140,7 @@ def report_command(
     ]
     facts = write_report(runs, output)
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     for run in runs:
         for note in run.notes:

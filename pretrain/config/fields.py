@@ -1,7 +1,7 @@
 """Fields of the config: their keys, types, defaults and descriptions.
 
     walk_fields --> known_keys              keys for errors and `resume.allow`
-                --> explain                 `pretrain config --explain KEY`
+                --> explain_key              `pretrain config --explain KEY`
                 --> write_reference         docs/config.md
     json_schema (pydantic's, with the descriptions)   `pretrain config --schema`
 
@@ -10,6 +10,7 @@ A description is the docstring below a field. It is read from the source when it
 """
 
 import ast
+import difflib
 import inspect
 import json
 import textwrap
@@ -26,6 +27,7 @@ from pretrain.config.base import Section, on_resume
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
+from pretrain.errors import ConfigError
 
 ROOTS: dict[str, type[Section]] = {"run": RunConfig, "prepare": PrepareConfig}
 """Configs by what they are of."""
@@ -144,8 +146,12 @@ def describe_bounds(info: FieldInfo) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def explain(key: str) -> str:
-    """Returns what there is to say on a key of a run's config or of `pretrain prepare`; empty if there is none."""
+def explain_key(key: str) -> str:
+    """Returns the type, default and meaning of a key of a run's config or of `pretrain prepare`.
+
+    Raises:
+        ConfigError: There is no such key; names the nearest ones.
+    """
     texts = []
     for root, section in ROOTS.items():
         for field in walk_fields(section):
@@ -155,6 +161,12 @@ def explain(key: str) -> str:
                 lines += [f"  {name:<10} {value}" for name, value in facts.items() if value]
                 lines += textwrap.wrap(field.description, 100, initial_indent="  ", subsequent_indent="  ")
                 texts.append("\n".join(lines))
+    if not texts:
+        known = [name for section in ROOTS.values() for name in known_keys(section)]
+        elsewhere = [name for name in known if name.endswith(f".{key}")]
+        near = difflib.get_close_matches(key, known, n=3) or elsewhere[:3]
+        fix = f"did you mean {' or '.join(near)}?" if near else "see docs/config.md"
+        raise ConfigError(f"there is no key {key[:80]!r}", where="--explain", fix=fix)
     return "\n\n".join(dict.fromkeys(texts))
 
 

@@ -151,7 +151,7 @@ def _compared(engine: Engine) -> str | None:
 
 def command(world: World, folder: str, arguments: list[str], environment: dict[str, str]) -> list[Any]:
     """Runs `pretrain ARGUMENTS` as one rank, in a folder; returns its exit code and what it wrote to stderr."""
-    from pretrain.cli.entry import run
+    from pretrain.cli import run
 
     os.environ.update(environment)
     os.chdir(folder)

@@ -82,7 +82,7 @@ def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
         (["--gpu", "h1000"], "--gpu: unknown GPU 'h1000'; use h100"),
         (["--time", "soon"], "--time: 'soon' is no time; write 3d"),
         (["--sweep", "1..4"], "--sweep: '1..4' is no sweep; write --sweep nodes=1..512"),
-        (["--measured", "nowhere"], "nowhere: cannot be read"),
+        (["--measured", "nowhere"], "nowhere: has no tokens_per_s; give a run that has logged some steps"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(here, capsys, arguments, line):

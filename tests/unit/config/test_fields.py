@@ -2,8 +2,9 @@
 
 import pytest
 
-from pretrain.config.fields import ROOTS, explain, json_schema, known_keys, walk_fields, write_reference
+from pretrain.config.fields import ROOTS, explain_key, json_schema, known_keys, walk_fields, write_reference
 from pretrain.config.load import load_config
+from pretrain.errors import ConfigError
 from tests.repo.source import ROOT
 
 
@@ -43,13 +44,14 @@ def test_the_reference_is_as_the_fields_are():
     ],
 )
 def test_a_key_is_explained(key, text):
-    assert text in explain(key)
+    assert text in explain_key(key)
 
 
 def test_a_key_of_a_run_and_of_prepare_is_explained_for_both():
-    assert explain("seed").count("seed (") == 2
-    assert explain("model.decoder.layers").count("model.decoder.layers (") == 2
-    assert explain("sead") == ""
+    assert explain_key("seed").count("seed (") == 2
+    assert explain_key("model.decoder.layers").count("model.decoder.layers (") == 2
+    with pytest.raises(ConfigError, match="there is no key 'sead'; did you mean seed"):
+        explain_key("sead")
 
 
 def resolve(part, schema):
