@@ -32,8 +32,10 @@ from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from pretrain.config.prepare import InputConfig
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
-from pretrain.prepare.part import PARTS_DIR, PartSettings, load_record
+from pretrain.prepare.part import PartSettings
+from pretrain.prepare.part_record import PARTS_DIR, load_records
 from pretrain.prepare.pool import run_task
+from pretrain.prepare.progress import no_progress
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
@@ -58,10 +60,8 @@ def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPar
     """Writes the parts into a new folder below `folder`."""
     output = Path(tempfile.mkdtemp(dir=folder))
     (output / PARTS_DIR).mkdir()
-    settings = PartSettings(
-        output, tokenizer, parse_split("hash:0.01", 0), reader, True, 2**27, tokenizer_hash(tokenizer)
-    )
-    run_task(settings, parts, processes, lambda num_bytes, num_documents: None)
+    settings = PartSettings(output, tokenizer, tokenizer_hash(tokenizer), reader, parse_split("hash:0.01", 0))
+    run_task(settings, parts, parts, "tokenizing", no_progress, processes)
     return settings
 
 
@@ -82,9 +82,9 @@ def check_same_tokens(settings: PartSettings, tokenizer: Path, parts: list[Input
     encoder = load_tokenizer(tokenizer)
     end = [eos_id(encoder)]
     num_tokens = 0
+    records = load_records(settings.folder, parts, settings.tokenizer_sha256)
     for part in parts:
-        record = load_record(settings.folder, part, settings.tokenizer_sha256)
-        assert record is not None, f"{part.name} has no record"
+        record = records[part.number]
         expected: dict[str, list[int]] = {name: [] for name in SPLITS}
         for document in settings.reader.read(part.slices):
             for split, text in settings.rule.divide(document.text, document.utf8):

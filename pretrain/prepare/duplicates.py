@@ -6,15 +6,15 @@
                    duplicates/part-00007.first
     load_first     the bits of a part, when it is tokenised
 
-The bits are a pure function of the input and the filters. Memory of `hash_part`: one run; of `find_first`: one bit a
-document and BUCKET_ROWS hashes. A document that fills the corpus costs one row a run, not one a time. Disk, until
-`find_first` is done: 24 bytes a document.
+The bits are a pure function of the input and the filters. Memory of `hash_part`: one run; of
+`find_first`: one bit a document and BUCKET_ROWS hashes. A document that fills the corpus costs one
+row a run, not one a time. Disk, until `find_first` is done: 24 bytes a document.
 """
 
 import bisect
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.prepare.filters import FilterRule, select
-from pretrain.prepare.input_parts import InputPart
+from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
@@ -41,7 +41,7 @@ class HashTask:
     reader: Reader
     filters: FilterRule
 
-    def start(self) -> Callable[[InputPart, Callable[[int, int], None]], None]:
+    def start(self) -> Work:
         """Returns `hash_part` of this task."""
         return partial(hash_part, self)
 
@@ -56,13 +56,14 @@ def first_path(folder: Path, part: InputPart) -> Path:
     return folder / DUPLICATES_DIR / f"{part.name}.first"
 
 
-def hash_part(task: HashTask, part: InputPart, report: Callable[[int, int], None]) -> None:
+def hash_part(task: HashTask, part: InputPart, report: Report) -> None:
     """Writes the hashes of a part. Raises: DataError, OSError, DiskError; then there is no file."""
     make_dir(task.folder / DUPLICATES_DIR)
     writer = AtomicWriter(hashes_path(task.folder, part))
     lengths: list[int] = []
     digests: list[bytes] = []
-    done_bytes = num_documents = 0
+    done_bytes = 0
+    num_documents = 0
     try:
         for document in select(task.reader.read(part.slices), task.filters, None, Counter()):
             digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
@@ -83,7 +84,7 @@ def hash_part(task: HashTask, part: InputPart, report: Callable[[int, int], None
 
 
 def _write_run(writer: AtomicWriter, digests: list[bytes], num_documents: int) -> int:
-    """Writes (hash, hash, number of the document) in the order of hashes, of equal ones the first; returns how many."""
+    """Writes rows (hash, hash, number of the document) sorted by hash, of equal ones the first; returns how many."""
     hashes = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     rows = np.empty((len(order), 3), "<u8")
@@ -101,21 +102,44 @@ def _starts(rows: np.ndarray) -> np.ndarray:
     return starts
 
 
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    """The hashes of a part: file, first row of each run and the end of the last, documents, first bit."""
+
+    path: Path
+    bounds: list[int]
+    num_documents: int
+    first_bit: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its bits."""
+        return -(-self.num_documents // 8)
+
+
 def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
     """Writes the bits of every part; all parts are hashed. Raises: DiskError: the same call continues."""
-    paths = [hashes_path(folder, part) for part in parts]
-    shapes = [_read_shape(path) for path in paths]
-    # Each part's bits begin with a byte.
-    starts = np.cumsum([0, *(-(-num_documents // 8) * 8 for _, num_documents in shapes)])
-    bits = np.zeros(int(starts[-1]) // 8, np.uint8)
-    files = [(path, ends, int(start)) for path, (ends, _), start in zip(paths, shapes, starts[:-1], strict=True)]
+    files: list[_Hashes] = []
+    num_bytes = 0
+    for part in parts:
+        path = hashes_path(folder, part)
+        values = np.memmap(path, "<u8", "r")
+        num_runs, num_documents = (int(value) for value in values[-2:])
+        bounds = np.cumsum([0, *values[-2 - num_runs : -2].tolist()]).tolist()
+        # Each part's bits begin with a byte.
+        files.append(_Hashes(path, bounds, num_documents, 8 * num_bytes))
+        num_bytes += files[-1].num_bytes
+    bits = np.zeros(num_bytes, np.uint8)
     for rows in _buckets(files):
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]  # stable: equal hashes stay in the order of the input
+        # Stable: equal hashes stay in the order of the input.
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
         places = rows[_starts(rows), 2]
-        np.bitwise_or.at(bits, places // np.uint64(8), (1 << (places % np.uint64(8))).astype(np.uint8))
-    for part, (_, num_documents), start in zip(parts, shapes, starts[:-1], strict=True):
-        own = bits[int(start) // 8 :][: -(-num_documents // 8)]
-        write_file(first_path(folder, part), np.array([num_documents], "<u8").tobytes() + own.tobytes())
+        masks = (1 << (places % np.uint64(8))).astype(np.uint8)
+        np.bitwise_or.at(bits, places // np.uint64(8), masks)
+    for part, file in zip(parts, files, strict=True):
+        own = bits[file.first_bit // 8 :][: file.num_bytes]
+        header = np.array([file.num_documents], "<u8").tobytes()
+        write_file(first_path(folder, part), header + own.tobytes())
 
 
 def remove_hashes(folder: Path) -> None:
@@ -124,29 +148,20 @@ def remove_hashes(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_shape(path: Path) -> tuple[list[int], int]:
-    """Returns the row after each run, after that before the first, and the number of documents."""
-    values = np.memmap(path, "<u8", "r")
-    num_runs, num_documents = (int(value) for value in values[-2:])
-    return np.cumsum([0, *map(int, values[-2 - num_runs : -2])]).tolist(), num_documents
-
-
-def _buckets(files: list[tuple[Path, list[int], int]]) -> Iterator[np.ndarray]:
-    """Yields the rows of all files, a range of hashes at a time, with numbers that count through the whole input.
-
-    `files` are paths, ends of runs, and numbers of first documents. Opened one by one: there may be thousands.
-    """
-    num_buckets = max(1, -(-sum(ends[-1] for _, ends, _ in files) // BUCKET_ROWS))
-    places = [ends[:-1] for _, ends, _ in files]
+def _buckets(files: list[_Hashes]) -> Iterator[np.ndarray]:
+    """Yields the rows of all files, a range of hashes at a time, with the bits of documents as numbers."""
+    num_buckets = max(1, -(-sum(file.bounds[-1] for file in files) // BUCKET_ROWS))
+    places = [file.bounds[:-1] for file in files]
     for bucket in range(1, num_buckets + 1):
         last = bucket * 2**64 // num_buckets - 1
         rows = [np.empty((0, 3), np.uint64)]
-        for (path, ends, start), place in zip(files, places, strict=True):
-            table = np.memmap(path, "<u8", "r")[: 3 * ends[-1]].reshape(-1, 3)
-            for run, (begin, end) in enumerate(zip(place, ends[1:], strict=True)):
+        for file, place in zip(files, places, strict=True):
+            # Opened one by one, because there may be thousands.
+            table = np.memmap(file.path, "<u8", "r")[: 3 * file.bounds[-1]].reshape(-1, 3)
+            for run, (begin, end) in enumerate(zip(place, file.bounds[1:], strict=True)):
                 place[run] = bisect.bisect_right(table[:, 0], last, begin, end)
                 taken = np.array(table[begin : place[run]])
-                taken[:, 2] += np.uint64(start)
+                taken[:, 2] += np.uint64(file.first_bit)
                 rows.append(taken)
         yield np.concatenate(rows)
 

@@ -24,6 +24,14 @@ import numpy as np
 
 from pretrain.config.prepare import FilterConfig
 
+UNDECODABLE = "undecodable"
+EMPTY = "empty"
+TOO_SHORT = "too_short"
+TOO_LONG = "too_long"
+NOT_REQUIRED = "not_required"
+DUPLICATE = "duplicate"
+REASONS = (UNDECODABLE, EMPTY, TOO_SHORT, TOO_LONG, NOT_REQUIRED, DUPLICATE)
+
 
 class Label(NamedTuple):
     """A label of the characters of `text` from `start` to `end`."""
@@ -41,7 +49,7 @@ class Document:
         text: Characters; may be empty.
         utf8: `text` in UTF-8.
         consumed_bytes: Bytes of the input, as stored.
-        is_undecodable: True: stands for a file that is passed over; has no text.
+        is_undecodable: True: stands for a file that is skipped; has no text.
         source: Source side of a pair. May be empty.
         segments: Segments of a record: (text, has a loss), in order.
         markers: Numbers of the segments that a template wrote, whose special tokens are meant.
@@ -62,25 +70,11 @@ class Document:
     split: str | None = None
 
 
-UNDECODABLE = "undecodable"
-EMPTY = "empty"
-TOO_SHORT = "too_short"
-TOO_LONG = "too_long"
-NOT_REQUIRED = "not_required"
-DUPLICATE = "duplicate"
-REASONS = (UNDECODABLE, EMPTY, TOO_SHORT, TOO_LONG, NOT_REQUIRED, DUPLICATE)
-
-
 @dataclass(frozen=True, slots=True)
 class FilterRule:
     """The filters of a config."""
 
     config: FilterConfig = field(default_factory=FilterConfig)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Fields of records that `refuse` reads."""
-        return tuple(self.config.require)
 
     def refuse(self, document: Document) -> str | None:
         """Returns the reason to drop a document on its own, or None."""
@@ -88,27 +82,27 @@ class FilterRule:
             return UNDECODABLE
         if not (document.text or document.source):
             return EMPTY
-        config = self.config
-        lengths = [len(document.text)] if document.source is None else [len(document.source), len(document.text)]
-        if min(lengths) < config.min_chars:
+        shortest = longest = len(document.text)
+        if document.source is not None:
+            shortest = min(shortest, len(document.source))
+            longest = max(longest, len(document.source))
+        if shortest < self.config.min_chars:
             return TOO_SHORT
-        if config.max_chars is not None and max(lengths) > config.max_chars:
+        if self.config.max_chars is not None and longest > self.config.max_chars:
             return TOO_LONG
-        if config.require and not self._has_required(document):
-            return NOT_REQUIRED
-        return None
-
-    def _has_required(self, document: Document) -> bool:
         for name, wanted in self.config.require.items():
             value = document.fields.get(name)
             # In JSON, true is not 1.
             if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in wanted):
-                return False
-        return True
+                return NOT_REQUIRED
+        return None
 
 
 def select(
-    documents: Iterable[Document], rule: FilterRule, first: np.ndarray | None, left_out: Counter[str]
+    documents: Iterable[Document],
+    rule: FilterRule,
+    first: np.ndarray | None,
+    left_out: Counter[str],
 ) -> Iterator[Document]:
     """Yields the documents that are kept.
 
@@ -118,11 +112,13 @@ def select(
         first: bool, one for each document that the filters keep: False for a duplicate. None: duplicates stay.
         left_out: Counter of dropped documents by reason.
     """
-    number = carried_bytes = 0
+    number = 0
+    carried_bytes = 0
     for document in documents:
         reason = rule.refuse(document)
         if reason is None and first is not None:
-            reason, number = (None if first[number] else DUPLICATE), number + 1
+            reason = None if first[number] else DUPLICATE
+            number += 1
         if reason is not None:
             left_out[reason] += 1
             carried_bytes += document.consumed_bytes

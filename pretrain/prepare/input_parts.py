@@ -5,49 +5,15 @@
     InputPart    slices that one process reads in order and writes to shards of its own
     plan_parts   [InputFile] -> [InputPart], by sizes alone, independent of the number of processes
 
-No file is opened here. Listing is in `inputs/listing.py`, reading in `readers/`.
+No file is opened here. Listing is in `inputs/`, reading in `readers/`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
 
-from pretrain.errors import ConfigError, DataError
-from pretrain.utils.remote import SCHEMES, is_remote, without_secrets
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
-
-
-def scheme_of(path: str) -> str:
-    """Returns the scheme of a URL, or the empty string for a path.
-
-    Raises:
-        DataError: A URL of a kind that is not read.
-    """
-    match = _SCHEME.match(path)
-    if match is None:
-        return ""
-    if match[2] == "://" and match[1] in (*SCHEMES, "file"):
-        return match[1]
-    raise DataError(
-        f"URLs of {match[1]!r} are not read",
-        where=without_secrets(path),
-        fix=f"use a path, or a URL of {', '.join(SCHEMES)} or file",
-    )
-
-
-def local_path(path: str) -> str:
-    """Returns the path that a file: URL means; any other path as it is."""
-    return unquote(urlsplit(path).path) if path.startswith("file://") else path
-
-
-def name_of(path: str) -> str:
-    """Returns what a path or URL ends in, by which its format goes: no query, no fragment."""
-    if path.startswith(("http://", "https://")):
-        path = unquote(urlsplit(path).path)
-    return path.rpartition("/")[2]
-
+from pretrain.errors import ConfigError
+from pretrain.utils.remote import is_remote, without_secrets
 
 MIN_PART_BYTES = 2 * 2**20
 MAX_PART_BYTES = 256 * 2**20
@@ -61,8 +27,8 @@ class InputFile:
     Attributes:
         path: Path from the user's input, or a URL.
         size: Bytes, as stored.
-        version: Detects a change, with `size`: nanoseconds of the last change of a local file, the entity tag (or its
-            substitute) of a remote one. No spaces.
+        version: Detects a change, with `size`: nanoseconds of the last change of a local file, the
+            entity tag (or its substitute) of a remote one. No spaces.
         input: Number of its input, from 0.
         format: Key of `READERS`.
         compression: `gzip`, `zstd` or none.
@@ -106,7 +72,7 @@ class Slice:
     @property
     def num_bytes(self) -> int:
         """Size as stored, its pair's included."""
-        return self.stop - self.start + (self.file.pair.size if self.file.pair else 0)
+        return self.stop - self.start + self.file.num_bytes - self.file.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +91,12 @@ class InputPart:
     def num_bytes(self) -> int:
         """Size as stored."""
         return sum(piece.num_bytes for piece in self.slices)
+
+
+Report = Callable[[int, int], None]
+"""Called with the input bytes and documents since the last call, several times a second; may raise to stop."""
+Work = Callable[[InputPart, Report], None]
+"""Does one part."""
 
 
 def plan_part_bytes(files: Iterable[InputFile]) -> int:
@@ -146,7 +118,8 @@ def plan_parts(files: Iterable[InputFile], part_bytes: int) -> list[InputPart]:
         room -= piece.num_bytes
         if room <= 0:
             parts.append(InputPart(len(parts), tuple(pending)))
-            pending, room = [], part_bytes
+            pending = []
+            room = part_bytes
     if pending:
         parts.append(InputPart(len(parts), tuple(pending)))
     return parts
@@ -154,11 +127,10 @@ def plan_parts(files: Iterable[InputFile], part_bytes: int) -> list[InputPart]:
 
 def _slices(files: Iterable[InputFile], part_bytes: int) -> Iterator[Slice]:
     for file in files:
-        if file.is_cuttable and file.size > part_bytes:
-            starts = range(0, file.size, part_bytes)
-            yield from (Slice(file, start, min(start + part_bytes, file.size)) for start in starts)
-        else:
-            yield Slice(file, 0, file.size)
+        step = part_bytes if file.is_cuttable else file.size
+        # An empty file is one slice, too: its reader may refuse it.
+        for start in range(0, file.size, step) if file.size else (0,):
+            yield Slice(file, start, min(start + step, file.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +168,6 @@ def parse_share(text: str) -> Share:
     """Reads `i/n` with 1 <= i <= n. Raises: ConfigError."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"part={text!r} is not a part", fix="use i/n with 1 <= i <= n, such as 1/4")
+        fix = "use i/n with 1 <= i <= n, such as 1/4"
+        raise ConfigError(f"part={text!r} is not a part", fix=fix)
     return Share(int(match[1]), int(match[2]))

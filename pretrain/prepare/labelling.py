@@ -4,8 +4,8 @@
     document, tokens   -> number_tokens -> int16, as long as the tokens: a class at the first token of the document, a
                           tag at the first token of its word, IGNORE_INDEX elsewhere
 
-A label is text or a number. A number is the name that it spells; where names are given and none is a number, it is an
-index into them, as in data sets whose names are kept apart.
+A label is text or a number. A number is the name that it spells; where names are given and none is a
+number, it is an index into them, as in data sets whose names are kept apart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,27 +36,28 @@ class LabelSet:
     is_given: bool
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
-
-    @cached_property
-    def _has_places(self) -> bool:
-        return self.is_given and not any(_is_number(name) for name in self.names)
+    def _numbers(self) -> dict[str | int, int]:
+        """The number of each label, and of each index where an index can be a label."""
+        numbers: dict[str | int, int] = {name: number for number, name in enumerate(self.names)}
+        if self.is_given and not any(map(_is_number, self.names)):
+            numbers |= {number: number for number in range(len(self.names))}
+        return numbers
 
     def number(self, label: str | int, split: str, text: str) -> int:
         """Returns the number of a label. Raises: DataError: unknown label; `split` and `text` are for its message."""
-        number = self._numbers.get(str(label))
-        if number is None and isinstance(label, int) and self._has_places and 0 <= label < len(self.names):
-            number = label
-        if number is not None:
-            return number
-        known = ", ".join(self.names[:_MAX_SHOWN]) + (", ..." if len(self.names) > _MAX_SHOWN else "")
+        for spelling in (str(label), label):
+            if spelling in self._numbers:
+                return self._numbers[spelling]
+        more = ", ..." if len(self.names) > _MAX_SHOWN else ""
+        known = ", ".join(self.names[:_MAX_SHOWN]) + more
         if self.is_given:
-            what, fix = f"label {label!r} is not one of labels", "add it to labels, or correct it"
+            what = f"label {label!r} is not one of labels"
+            fix = "add it to labels, or correct it"
         else:
             what = f"label {label!r} of the {split} split is not one of the training split's"
             fix = "name all of them in labels, or correct it"
-        raise DataError(f"{what} ({known})", where=f"the document that begins {text[:40]!r}", fix=fix)
+        where = f"the document that begins {text[:40]!r}"
+        raise DataError(f"{what} ({known})", where=where, fix=fix)
 
 
 def sort_labels(names: Iterable[str]) -> list[str]:
@@ -70,17 +71,20 @@ def check_labels(names: Iterable[str]) -> None:
     """Checks that there are labels, and at most those of a shard. Raises: DataError."""
     count = len(list(names))
     if not count:
-        raise DataError(
-            "there is no labelled document to train on", fix="give more data, or hold out less with --split"
-        )
+        what = "there is no labelled document to train on"
+        raise DataError(what, fix="give more data, or hold out less with --split")
     if count > MAX_LABELS:
-        raise DataError(
-            f"{count} labels are more than {MAX_LABELS}", fix="is label_field (or tags_field) the right one?"
-        )
+        fix = "is label_field (or tags_field) the right one?"
+        raise DataError(f"{count} labels are more than {MAX_LABELS}", fix=fix)
 
 
 def number_tokens(
-    labels: Sequence[Label], places: np.ndarray | None, num_tokens: int, set_: LabelSet, split: str, text: str
+    labels: Sequence[Label],
+    places: np.ndarray | None,
+    num_tokens: int,
+    known: LabelSet,
+    split: str,
+    text: str,
 ) -> np.ndarray:
     """Returns the number of each token's label, int16 [num_tokens].
 
@@ -88,7 +92,7 @@ def number_tokens(
         labels: Labels of a document, in order.
         places: int64 [labels]: token of each label, `num_tokens` where it has none. None: the first.
         num_tokens: Tokens of the document.
-        set_: All labels.
+        known: All labels.
         split: Split of the document, for errors.
         text: Text of the document, for errors.
 
@@ -96,9 +100,11 @@ def number_tokens(
         DataError: A label is unknown.
     """
     numbers = np.full(num_tokens + 1, IGNORE_INDEX, dtype=np.int16)
-    found = [set_.number(label.name, split, text) for label in labels]
-    # A token that begins with two words has the label of the first.
-    numbers[np.zeros(len(found), dtype=np.int64) if places is None else places[::-1]] = found[::-1]
+    found = [known.number(label.name, split, text) for label in labels]
+    if places is None:
+        places = np.zeros(len(found), dtype=np.int64)
+    # Backwards: a token that begins with two words has the label of the first.
+    numbers[places[::-1]] = found[::-1]
     return numbers[:num_tokens]
 
 
@@ -116,4 +122,5 @@ def first_tokens(labels: Sequence[Label], offsets: Sequence[tuple[int, int]]) ->
 
 
 def _is_number(name: str) -> bool:
-    return name.removeprefix("-").isascii() and name.removeprefix("-").isdecimal()
+    digits = name.removeprefix("-")
+    return digits.isascii() and digits.isdecimal()

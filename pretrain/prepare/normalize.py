@@ -31,60 +31,48 @@ def check_normalize(config: NormalizeConfig) -> None:
 def build_normalizers(config: NormalizeConfig) -> tuple[Normalize, Normalize]:
     """Returns the normalizer of texts and sources, and that of targets. Raises: LaunchError."""
     check_normalize(config)
-    source = partial(_apply, _steps(config, config.language))
+    source = _build(config, config.language)
     if config.target_language in (None, config.language):
         return source, source
-    return source, partial(_apply, _steps(config, config.target_language))
+    return source, _build(config, config.target_language)
 
 
 def normalize_document(document: Document, source: Normalize, target: Normalize) -> Document:
     """Returns the document, normalized by `source`, and the target of a pair by `target`."""
+    changes: dict[str, Any] = {}
     if document.source is not None:
+        changes["source"] = source(document.source)
         text = target(document.text)
-        return replace(document, text=text, utf8=text.encode(), source=source(document.source))
-    if document.segments:
+    elif document.segments:
         segments = tuple(
             (text if number in document.markers else source(text), is_learned)
             for number, (text, is_learned) in enumerate(document.segments)
         )
+        changes["segments"] = segments
         text = "".join(part for part, _ in segments)
-        return replace(document, text=text, utf8=text.encode(), segments=segments)
-    text = source(document.text)
-    return replace(document, text=text, utf8=text.encode())
+    else:
+        text = source(document.text)
+    return replace(document, text=text, utf8=text.encode(), **changes)
 
 
-def _steps(config: NormalizeConfig, language: str | None) -> list[Normalize]:
-    return [_BUILD[step](language) for step in config.steps]
+def _build(config: NormalizeConfig, language: str | None) -> Normalize:
+    return partial(_apply, [_build_step(step, language) for step in config.steps])
 
 
 def _apply(steps: list[Normalize], text: str) -> str:
     """Normalizes line by line: Moses takes the end of a line for a space."""
-    return "\n".join(reduce(lambda line, step: step(line), steps, line) for line in text.split("\n"))
+    lines = text.split("\n")
+    return "\n".join(reduce(lambda line, step: step(line), steps, line) for line in lines)
 
 
-def _lowercase(language: str | None) -> Normalize:
-    return str.lower
-
-
-def _punctuation(language: str | None) -> Normalize:
-    normalize = _scripts().MosesPunctNormalizer(language).normalize
-    return lambda line: str(normalize(line))
-
-
-def _moses(language: str | None) -> Normalize:
-    """Returns Moses without escapes: `&apos;` would be seven characters for the tokenizer, and changes no score."""
-    tokenize = _scripts().MosesTokenizer(language).tokenize
-    return lambda line: str(tokenize(line, return_str=True, escape=False))
-
-
-def _scripts() -> Any:
+def _build_step(step: str, language: str | None) -> Normalize:
+    if step == "lowercase":
+        return str.lower
     import sacremoses  # type: ignore[import-untyped]
 
-    return sacremoses
-
-
-_BUILD: dict[str, Callable[[str | None], Normalize]] = {
-    "lowercase": _lowercase,
-    "punctuation": _punctuation,
-    "moses": _moses,
-}
+    if step == "punctuation":
+        normalize: Normalize = sacremoses.MosesPunctNormalizer(language).normalize
+        return normalize
+    # Without escapes: `&apos;` would be seven characters for the tokenizer, and changes no score.
+    tokenize = sacremoses.MosesTokenizer(language).tokenize
+    return partial(tokenize, return_str=True, escape=False)

@@ -3,8 +3,8 @@
     run_task -> one process: in this one; more: a ProcessPoolExecutor, a bounded number of parts submitted ahead
       worker: shared lock, parent watch, PartTask.start  ->  each part  ->  progress into its part's own cells
 
-Progress and the stop flag are plain shared memory without locks: a worker that the kernel kills can hold none.
-Fork is not used: the threads of `tokenizers` do not survive it.
+Progress and the stop flag are plain shared memory without locks, because a worker that the kernel
+kills would never release one. Fork is not used: the threads of `tokenizers` do not survive it.
 """
 
 import contextlib
@@ -14,49 +14,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from pretrain.errors import DataError
-from pretrain.prepare.input_parts import WHOLE, InputPart, Share
+from pretrain.prepare.input_parts import WHOLE, InputPart, Report, Share, Work
 from pretrain.prepare.output import hold_as_worker
-from pretrain.prepare.part import Report
+from pretrain.prepare.progress import Progress
 
 POLL_S = 0.2
-
-Tick = Callable[[int, int], None]
-"""Called with the input bytes and documents done so far by the parts of this call."""
-
-Work = Callable[[InputPart, Report], None]
-"""Does one part."""
-
-
-def num_cores() -> int:
-    """Returns the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def name_failures(folder: Path) -> Iterator[None]:
-    """Turns the death of a worker and failed reads into a DataError with its fix. Finished parts are kept."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process died, most likely killed for want of memory",
-            where=str(folder),
-            fix="run the same command again with fewer --processes; finished parts are kept",
-        ) from error
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise DataError(
-            f"cannot be read: {error.strerror}",
-            where=str(error.filename),
-            fix="fix the access problem and run the same command again; finished parts are kept",
-        ) from error
+ONE_CORE = ("TOKENIZERS_PARALLELISM", "false")
+"""One process is one core: `tokenizers` reads this variable at each call."""
 
 
 class PartTask(Protocol):
@@ -70,8 +38,27 @@ class PartTask(Protocol):
         """Loads the needs of the work, once a process."""
 
 
-def run_task(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share = WHOLE) -> None:
-    """Runs `task` on the parts of a share, in any order.
+def run_task(
+    task: PartTask,
+    parts: Sequence[InputPart],
+    todo: Sequence[InputPart],
+    phase: str,
+    progress: Progress,
+    processes: int | None,
+    share: Share = WHOLE,
+    earlier_documents: int = 0,
+) -> None:
+    """Runs a task on parts, in any order.
+
+    Args:
+        task: Task.
+        parts: All parts of the share.
+        todo: Those that no earlier run has finished.
+        phase: Name of the task, for progress.
+        progress: Progress callback; parts of an earlier run are counted as done.
+        processes: Worker processes; None: one a core.
+        share: Share of the parts, for the lock of the workers.
+        earlier_documents: Documents of the finished parts.
 
     Raises:
         DataError: Malformed input.
@@ -79,41 +66,51 @@ def run_task(task: PartTask, parts: Sequence[InputPart], processes: int, tick: T
         BrokenProcessPool: A worker was killed.
         KeyboardInterrupt: Passed on after all workers have stopped.
     """
-    if min(processes, len(parts)) <= 1:
-        _run_here(task, parts, tick)
-        return
-    _run_pool(task, parts, min(processes, len(parts)), tick, share)
+    total_bytes = sum(part.num_bytes for part in parts)
+    earlier_bytes = total_bytes - sum(part.num_bytes for part in todo)
+
+    def tick(num_bytes: int, num_documents: int) -> None:
+        done_bytes = earlier_bytes + num_bytes
+        progress(phase, done_bytes, total_bytes, earlier_documents + num_documents)
+
+    num_workers = min(processes or _num_cores(), len(todo))
+    if num_workers <= 1:
+        _run_here(task, todo, tick)
+    else:
+        _run_pool(task, todo, num_workers, tick, share)
 
 
-def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Tick) -> None:
-    done_bytes = done_documents = 0
+def _num_cores() -> int:
+    """Returns the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Report) -> None:
+    done_bytes = 0
+    done_documents = 0
 
     def report(num_bytes: int, num_documents: int) -> None:
         nonlocal done_bytes, done_documents
-        done_bytes, done_documents = done_bytes + num_bytes, done_documents + num_documents
+        done_bytes += num_bytes
+        done_documents += num_documents
         tick(done_bytes, done_documents)
 
-    with _single_threaded_tokenizers():
+    name, value = ONE_CORE
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
         work = task.start()
         for part in parts:
             work(part, report)
-
-
-@contextlib.contextmanager
-def _single_threaded_tokenizers() -> Iterator[None]:
-    """One process is one core: `tokenizers` reads this variable at each call."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
     finally:
-        os.environ.pop(name)
+        del os.environ[name]
         if before is not None:
             os.environ[name] = before
 
 
-def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Tick, share: Share) -> None:
+def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Report, share: Share) -> None:
     context = multiprocessing.get_context("spawn")
     cells = context.RawArray("Q", 2 * (parts[-1].number + 1))
     stop = context.RawValue("b", 0)
@@ -152,42 +149,36 @@ class _StopError(Exception):
     """The stop flag is set."""
 
 
-class _Worker:
-    """State of a worker process."""
-
-    def __init__(self, work: Work, cells: Any, stop: Any) -> None:
-        self._work, self._cells, self._stop = work, cells, stop
-
-    def do(self, part: InputPart) -> None:
-        """Does one part. Raises: _StopError, within a batch of the stop flag being set."""
-        self._work(part, self._report_to(part.number))
-        self._cells[2 * part.number] = part.num_bytes
-
-    def _report_to(self, number: int) -> Report:
-        def report(num_bytes: int, num_documents: int) -> None:
-            self._cells[2 * number] += num_bytes
-            self._cells[2 * number + 1] += num_documents
-            if self._stop.value:
-                raise _StopError
-
-        return report
-
-
 # Set once a process, by the pool's initializer: shared memory cannot be sent with a task.
-_worker: _Worker | None = None
+_work_on: Callable[[InputPart], None] | None = None
 
 
 def _start_worker(task: PartTask, share: Share, cells: Any, stop: Any) -> None:
-    global _worker
+    global _work_on
     hold_as_worker(task.folder, share)
     _die_with_parent()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(task.start(), cells, stop)
+    os.environ.update([ONE_CORE])
+    work = task.start()
+
+    def work_on(part: InputPart) -> None:
+        own = 2 * part.number
+
+        def report(num_bytes: int, num_documents: int) -> None:
+            cells[own] += num_bytes
+            cells[own + 1] += num_documents
+            if stop.value:
+                raise _StopError
+
+        work(part, report)
+        cells[own] = part.num_bytes
+
+    _work_on = work_on
 
 
 def _work_in_worker(part: InputPart) -> None:
-    assert _worker is not None
-    _worker.do(part)
+    """Does one part. Raises: _StopError, within a batch of the stop flag being set."""
+    assert _work_on is not None
+    _work_on(part)
 
 
 def _die_with_parent() -> None:

@@ -9,9 +9,10 @@
     statistics.json, data_card.md   (statistics.py)
     index.json                      last: merges the records in part order
 
-Several commands, each with its share of the parts, may fill one folder from as many machines. A killed run is continued
-by the same command. Malformed input ends it with one line and removes its output, which corrected input could not use.
-Not here: shuffling (`data/order.py` permutes when training reads).
+Several commands, each with its share of the parts, may fill one folder from as many machines. A
+killed run is continued by the same command. Malformed input ends it with one line and removes its
+output, which corrected input could not use. Not here: shuffling (`data/order.py` permutes when
+training reads).
 """
 
 import contextlib
@@ -19,27 +20,21 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.errors import ConfigError, DataError
-from pretrain.prepare import output
-from pretrain.prepare.convert.convert import CONVERSION_NAME, convert_tokens
-from pretrain.prepare.convert.convert_job import ConvertOptions
-from pretrain.prepare.filters import EMPTY, UNDECODABLE
+from pretrain.prepare.convert.convert import convert_tokens
+from pretrain.prepare.convert.convert_part import ConvertOptions
 from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
-from pretrain.prepare.output import claim_lock, lock_folder
-from pretrain.prepare.part import PartRecord
-from pretrain.prepare.pool import name_failures, num_cores
+from pretrain.prepare.output import CONVERSION_NAME, claim_lock, fill_folder
+from pretrain.prepare.part_record import PartRecord, load_records, merge_splits
 from pretrain.prepare.prepare_job import PrepareJob, plan_job
 from pretrain.prepare.progress import Progress, no_progress, progress_bar
-from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION
-from pretrain.prepare.statistics import collect_statistics, count_left_out, write_statistics
-from pretrain.prepare.steps import find_duplicates, make_labels, make_tokenizer, wait_for, write_parts
-from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, build_split, load_index, write_index
-from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, tokenizer_hash, vocabulary_size
-from pretrain.utils.io import make_dir, write_file
+from pretrain.prepare.split import TRAIN, VALIDATION
+from pretrain.prepare.statistics import write_statistics
+from pretrain.prepare.steps import find_duplicates, make_labels, make_tokenizer, write_parts
+from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
+from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_size
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +51,8 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
 
     Raises:
         ConfigError: Invalid values, or others than those the folder was begun with.
-        DataError: Inputs that are missing, malformed, empty, or others than those the folder was begun with; or a
-            worker was killed.
+        DataError: Inputs that are missing, malformed, empty, or others than those the folder was
+            begun with; or a worker was killed.
         LockedError: Another process prepares the same folder.
         DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
@@ -67,7 +62,11 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
 
 
 def prepare_share(
-    config: PrepareConfig, share: Share, progress: Progress = no_progress, *, processes: int | None = None
+    config: PrepareConfig,
+    share: Share,
+    progress: Progress = no_progress,
+    *,
+    processes: int | None = None,
 ) -> DataIndex | None:
     """Prepares one share of a folder, which other machines fill too; its output stays after an error.
 
@@ -75,104 +74,53 @@ def prepare_share(
         The index, which the last share to finish writes; None: others have not finished.
 
     Raises:
-        LockedError: Timed out waiting for files of other shares (see `wait_for`); else as `prepare`.
+        LockedError: Timed out waiting for files of other shares; else as `prepare`.
     """
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
-    job = plan_job(config)
-    folder = make_dir(job.folder)
-    with lock_folder(folder, share):
-        with claim_lock(folder):
-            output.claim_folder(folder, job.identity, job.files, is_first=share.is_first)
-            index = _complete_index(folder, share)
-        if index is not None:
-            _log.info("%s is complete: nothing to do", folder)
-            return index
-        with name_failures(folder):
-            try:
-                return _build(job, share, progress, processes or num_cores())
-            except DataError:
-                if share.is_whole:
-                    output.discard_output(folder)
-                raise
+    job = plan_job(config, share, progress, processes)
+    return fill_folder(job.folder, share, job.identity, job.files, processes, lambda: _build(job))
 
 
-def _complete_index(folder: Path, share: Share) -> DataIndex | None:
-    """Returns the index of a complete folder; where files of it are missing, removes the index."""
-    if not (folder / INDEX_NAME).exists():
-        return None
-    index, damage = output.check_complete(folder)
-    if index is not None:
-        return index
-    if not share.is_whole:
-        raise DataError(
-            f"the folder was complete, and is damaged: {damage}", fix="repair it by the command without --part"
-        )
-    if damage == output.OTHER_TOKENIZER:
-        (folder / output.TOKENIZER_NAME).unlink()
-    _log.warning("%s; making what is missing again", damage)
-    (folder / INDEX_NAME).unlink()
-    return None
-
-
-def _build(job: PrepareJob, share: Share, progress: Progress, processes: int) -> DataIndex | None:
+def _build(job: PrepareJob) -> DataIndex | None:
     if job.config.filter.deduplicate:
-        find_duplicates(job, share, progress, processes)
-    tokenizer_path = job.folder / output.TOKENIZER_NAME
-    if share.is_first and not tokenizer_path.exists():
-        write_file(tokenizer_path, make_tokenizer(job, progress))
-    wait_for([tokenizer_path], "the tokenizer, which --part 1 makes")
-    sha256 = tokenizer_hash(tokenizer_path)
-    labels = make_labels(job, share, progress)
-    own = share.own(job.parts)
-    records = output.load_records(job.folder, own, sha256)
-    output.remove_leftovers(job.folder, own, records)
-    write_parts(job, share, tokenizer_path, labels, records, progress, processes)
+        find_duplicates(job)
+    sha256 = make_tokenizer(job)
+    labels = make_labels(job)
+    write_parts(job, sha256, labels)
     with claim_lock(job.folder):
         if (job.folder / INDEX_NAME).exists():
             return load_index(job.folder)
-        records = output.load_records(job.folder, job.parts, sha256)
-        assert records.keys() >= {part.number for part in own}, "every part that was written has a record"
+        records = load_records(job.folder, job.parts, sha256)
+        own = {part.number for part in job.own_parts}
+        assert records.keys() >= own, "every part that was written has a record"
         if len(records) < len(job.parts):
             return None
-        return _write_index(job, tokenizer_path, labels, [records[part.number] for part in job.parts])
+        return _write_index(job, sha256, labels, [records[part.number] for part in job.parts])
 
 
-def _write_index(
-    job: PrepareJob, tokenizer_path: Path, labels: LabelSet | None, records: Sequence[PartRecord]
-) -> DataIndex:
+def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records: Sequence[PartRecord]) -> DataIndex:
     """Merges the records, in part order; writes statistics, and last the index."""
-    splits: dict[str, SplitIndex] = {}
-    for name in SPLITS:
-        written = [record.splits[name] for record in records]
-        split = build_split([s for w in written for s in w.shards], sum(w.num_bytes_text for w in written))
-        if split.num_documents:
-            splits[name] = split
-    _log_left_out(records)
-    if TRAIN not in splits:
-        raise DataError("there is no text to train on", fix="give more text, or hold out less with --split")
+    splits = merge_splits(records)
     if VALIDATION not in splits and job.rule.fraction:
         _log.warning("split %s held out nothing: there is no validation split", job.config.split)
-    tokenizer, sha256 = load_tokenizer(tokenizer_path), tokenizer_hash(tokenizer_path)
-    size, names = vocabulary_size(tokenizer), () if labels is None else labels.names
-    index = DataIndex(sha256, size, token_dtype(size), eos_id(tokenizer), splits, job.config.kind, names)
+    tokenizer = load_tokenizer(job.tokenizer_path)
+    size = vocabulary_size(tokenizer)
+    index = DataIndex(
+        tokenizer_sha256=sha256,
+        vocab_size=size,
+        dtype=token_dtype(size),
+        eos_id=eos_id(tokenizer),
+        splits=splits,
+        kind=job.config.kind,
+        labels=() if labels is None else labels.names,
+    )
     formats = [file.format for file in job.files]
-    write_statistics(job.folder, collect_statistics(formats, job.num_bytes, index, tokenizer, records))
+    write_statistics(job.folder, formats, job.num_bytes, index, tokenizer, records)
     write_index(job.folder, index)
     return index
 
 
-def _log_left_out(records: Sequence[PartRecord]) -> None:
-    left_out = count_left_out(records)
-    named = {"empty documents": left_out.pop(EMPTY), "files that are not UTF-8": left_out.pop(UNDECODABLE)}
-    named |= {f"documents: {reason.replace('_', ' ')}": count for reason, count in left_out.items()}
-    for what, count in named.items():
-        if count:
-            _log.info("skipped %d %s", count, what)
-
-
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
-    """Prepares one share, `i/n`, of a config; returns what to print. Raises: As `prepare_share`."""
+    """Prepares one share, `i/n`, of a config; returns the text to print. Raises: As `prepare_share`."""
     share = parse_share(part)
     with _shown() as progress:
         index = prepare_share(config, share, progress, processes=processes)
@@ -182,7 +130,7 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
 
 
 def run_convert(options: ConvertOptions, processes: int | None) -> str:
-    """Re-shards the tokens of another system; returns what to print. Raises: As `convert_tokens`."""
+    """Re-shards the tokens of another system; returns the text to print. Raises: As `convert_tokens`."""
     with _shown() as progress:
         index = convert_tokens(options, progress, processes=processes)
     proof = json.loads((options.output / CONVERSION_NAME).read_text())["after"]
@@ -197,17 +145,18 @@ def _shown() -> Iterator[Progress]:
         with progress_bar() as progress:
             yield progress
     except KeyboardInterrupt:
-        print("interrupted; finished parts are kept: the same command continues", file=sys.stderr)
+        message = "interrupted; finished parts are kept: the same command continues"
+        print(message, file=sys.stderr)
         raise
 
 
 def _summarize(folder: str, splits: dict[str, SplitIndex]) -> str:
-    train, validation = splits["train"], splits.get("validation")
-    held_out = f", {validation.num_tokens:,} validation tokens" if validation else ""
+    validation = splits.get(VALIDATION)
+    held_out = f" {validation.num_tokens:,} validation tokens," if validation else ""
     documents = sum(split.num_documents for split in splits.values())
     tokens = sum(split.num_tokens for split in splits.values())
     bytes_per_token = sum(split.num_bytes_text for split in splits.values()) / tokens
     return (
-        f"{folder}: {train.num_tokens:,} training tokens{held_out}, {documents:,} documents, "
+        f"{folder}: {splits[TRAIN].num_tokens:,} training tokens,{held_out} {documents:,} documents, "
         f"{bytes_per_token:.2f} bytes per token"
     )

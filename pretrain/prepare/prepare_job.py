@@ -1,25 +1,33 @@
 """The job of one `pretrain prepare`: all checks and plans before anything is written."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.duplicates import load_first
-from pretrain.prepare.filters import FilterRule
-from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
+from pretrain.prepare.filters import Document, FilterRule, select
+from pretrain.prepare.input_parts import InputFile, InputPart, Share, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.normalize import check_normalize
+from pretrain.prepare.output import TOKENIZER_NAME
+from pretrain.prepare.pool import PartTask, run_task
+from pretrain.prepare.progress import Progress
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SplitRule, parse_split
-from pretrain.tokenizer import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_tokenizer, eos_id, read_given
-from pretrain.tokenizer.file import parse_tokenizer
+from pretrain.tokenizer import (
+    DEFAULT_VOCAB_SIZE,
+    TRAINED_KINDS,
+    check_tokenizer,
+    eos_id,
+    parse_tokenizer,
+    read_given,
+)
 
 FORMAT = 1
 """Goes up when the same config would give other bytes."""
@@ -27,18 +35,24 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class PrepareJob:
-    """A checked config and its plan.
+    """A checked config and its plan, of one share.
 
     Attributes:
         config: Config of the folder.
+        share: Share of the parts.
+        progress: Progress callback.
+        processes: Worker processes; None: one a core.
         files: Input files, as listed.
-        parts: Units of work.
+        parts: Units of work, of all shares.
         rule: Split.
         given: Content of a given tokenizer.json.
         identity: Identity of a folder without its files, by dotted key: equal for equal bytes.
     """
 
     config: PrepareConfig
+    share: Share
+    progress: Progress
+    processes: int | None
     files: list[InputFile]
     parts: list[InputPart]
     rule: SplitRule
@@ -51,9 +65,19 @@ class PrepareJob:
         return Path(self.config.output)
 
     @property
+    def tokenizer_path(self) -> Path:
+        """File of the tokenizer."""
+        return self.folder / TOKENIZER_NAME
+
+    @property
     def num_bytes(self) -> int:
         """Input bytes as stored."""
         return sum(part.num_bytes for part in self.parts)
+
+    @cached_property
+    def own_parts(self) -> list[InputPart]:
+        """Parts of the share."""
+        return self.share.own(self.parts)
 
     @cached_property
     def filters(self) -> FilterRule:
@@ -63,14 +87,28 @@ class PrepareJob:
     @cached_property
     def reader(self) -> Reader:
         """Reader of the input."""
-        return Reader(tuple(self.config.inputs), self.config.kind, self.filters.fields)
+        return Reader(tuple(self.config.inputs), self.config.kind, tuple(self.config.filter.require))
 
-    def first_of(self, part: InputPart) -> np.ndarray | None:
-        """Returns a mask of the first of equal documents of a part; None: duplicates stay."""
-        return load_first(self.folder, part) if self.config.filter.deduplicate else None
+    def documents(self, part: InputPart) -> Iterator[Document]:
+        """Yields the documents of a part that are kept."""
+        first = load_first(self.folder, part) if self.config.filter.deduplicate else None
+        return select(self.reader.read(part.slices), self.filters, first, Counter())
+
+    def run(self, task: PartTask, todo: list[InputPart], phase: str, earlier_documents: int = 0) -> None:
+        """Runs a task on the share's parts that are left to do. Raises: See `run_task`."""
+        run_task(
+            task,
+            self.own_parts,
+            todo,
+            phase,
+            self.progress,
+            self.processes,
+            self.share,
+            earlier_documents,
+        )
 
 
-def plan_job(config: PrepareConfig) -> PrepareJob:
+def plan_job(config: PrepareConfig, share: Share, progress: Progress, processes: int | None) -> PrepareJob:
     """Checks a config and lists its input.
 
     Raises:
@@ -80,36 +118,38 @@ def plan_job(config: PrepareConfig) -> PrepareJob:
     """
     rule = parse_split(config.split, config.seed)
     if rule.kind == "tail" and config.kind != "text":
-        raise ConfigError(
-            f"split={config.split} cuts texts in two, which kind={config.kind} does not allow", fix="use hash:F"
-        )
-    if config.filter.max_chars is not None and config.filter.max_chars < config.filter.min_chars:
-        raise ConfigError(
-            f"filter.max_chars={config.filter.max_chars} is less than filter.min_chars={config.filter.min_chars}",
-            fix="raise the first or lower the second",
-        )
+        what = f"split={config.split} cuts texts in two, which kind={config.kind} does not allow"
+        raise ConfigError(what, fix="use hash:F")
+    least = config.filter.min_chars
+    most = config.filter.max_chars
+    if most is not None and most < least:
+        what = f"filter.max_chars={most} is less than filter.min_chars={least}"
+        raise ConfigError(what, fix="raise the first or lower the second")
     if Path(config.output).is_file():
         raise ConfigError("a file, not a folder", where=config.output, fix="use another --output")
     for one in config.inputs:
         if one.normalize is not None:
             check_normalize(one.normalize)
     check_tokenizer(config.tokenizer)
-    given = read_given(config.tokenizer) if config.tokenizer.kind == "given" else None
-    if given is not None:
+    given = None
+    if config.tokenizer.kind == "given":
+        given = read_given(config.tokenizer)
         eos_id(parse_tokenizer(given, str(config.tokenizer.path)))
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
-    job = PrepareJob(
-        config, files, plan_parts(files, part_bytes), rule, given, _identity(config, given) | {"part_bytes": part_bytes}
-    )
+    parts = plan_parts(files, part_bytes)
+    identity = _identity(config, given) | {"part_bytes": part_bytes}
+    job = PrepareJob(config, share, progress, processes, files, parts, rule, given, identity)
     if not job.num_bytes:
-        raise DataError(f"the input is empty ({len(files)} files, 0 bytes)", fix="give files with text in them")
+        what = f"the input is empty ({len(files)} files, 0 bytes)"
+        raise DataError(what, fix="give files with text in them")
     return job
 
 
 def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
     """Returns {dotted key: value} of all that the output depends on, without the files."""
-    values = config.model_dump(mode="json", exclude={"output": True, "inputs": {"__all__": {"path", "paired_path"}}})
+    exclude: dict[str, Any] = {"output": True, "inputs": {"__all__": {"path", "paired_path"}}}
+    values = config.model_dump(mode="json", exclude=exclude)
     if config.tokenizer.kind in TRAINED_KINDS and config.tokenizer.kind != "char":
         values["tokenizer"]["vocab_size"] = config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     if given is not None:
@@ -121,7 +161,8 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in pairs:
         name = f"{prefix}{key}"
-        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+        is_list_of_trees = isinstance(value, list) and value and isinstance(value[0], dict)
+        if isinstance(value, dict) or is_list_of_trees:
             yield from _leaves(value, f"{name}.")
         else:
             yield name, value

@@ -1,9 +1,10 @@
-"""Progress of `prepare`: a callback, and a progress bar."""
+"""Progress of `prepare`: a callback, a progress bar on a terminal, and lines for a log file."""
 
 import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pretrain.utils.log import stderr_console
 
@@ -43,9 +44,11 @@ def progress_bar() -> Iterator[Progress]:
     tasks: dict[str, rich_progress.TaskID] = {}
 
     def show(phase: str, done_bytes: int, total_bytes: int, num_documents: int) -> None:
+        counts: dict[str, Any] = {"total": total_bytes, "completed": done_bytes}
         if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=total_bytes, completed=done_bytes, documents=num_documents)
-        bar.update(tasks[phase], completed=done_bytes, total=total_bytes, documents=num_documents)
+            # The rate counts from the bytes that an earlier run has done.
+            tasks[phase] = bar.add_task(phase, documents=num_documents, **counts)
+        bar.update(tasks[phase], documents=num_documents, **counts)
 
     with bar:
         yield show
@@ -75,4 +78,5 @@ def describe_speed(num_bytes: int, seconds: float, left_bytes: int) -> str:
         return ""
     rate = num_bytes / seconds
     left_s = round(left_bytes / rate)
-    return f", {rate / 1e6:.1f} MB/s, {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left"
+    left = f"{left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d}"
+    return f", {rate / 1e6:.1f} MB/s, {left} left"

@@ -1,50 +1,49 @@
 """Statistics of a `prepare`, or of a conversion: statistics.json, data_card.md and lengths.png.
 
-    records of the parts, index, tokenizer -> collect_statistics -> write_statistics
-
 They are written before the index, and are a pure function of the same inputs: no time, no machine, no path.
 """
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from pretrain.prepare.filters import EMPTY, REASONS, UNDECODABLE
-from pretrain.prepare.output import CARD_NAME, PICTURE_NAME, STATISTICS_NAME
-from pretrain.prepare.part import PartRecord
-from pretrain.prepare.split import add_up, lengths_from_json
+from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out
 from pretrain.shards.index import DataIndex
 from pretrain.utils.io import write_file, write_json
 
-
-def count_left_out(records: Sequence[PartRecord]) -> dict[str, int]:
-    """Returns {reason: dropped documents} for every reason."""
-    counts = Counter[str]()
-    for record in records:
-        counts.update(record.num_filtered)
-        counts.update({EMPTY: record.num_empty, UNDECODABLE: record.num_undecodable})
-    return {reason: counts[reason] for reason in REASONS}
+STATISTICS_NAME = "statistics.json"
+CARD_NAME = "data_card.md"
+PICTURE_NAME = "lengths.png"
 
 
-def collect_statistics(
-    formats: Sequence[str], num_bytes: int, index: DataIndex, tokenizer: Tokenizer, records: Sequence[PartRecord]
-) -> dict[str, Any]:
-    """Returns the content of statistics.json.
+def write_statistics(
+    folder: Path,
+    formats: Sequence[str],
+    num_bytes: int,
+    index: DataIndex,
+    tokenizer: Tokenizer,
+    records: Sequence[PartRecord],
+) -> None:
+    """Writes the three files.
 
     Args:
+        folder: Shard folder.
         formats: Format of each input file.
         num_bytes: Bytes of the input.
         index: Index of the shards.
         tokenizer: Tokenizer of the shards.
         records: Records in part order.
+
+    Raises:
+        DiskError: The disk refused.
     """
-    special = sorted((number, token.content) for number, token in tokenizer.get_added_tokens_decoder().items())
+    special = tokenizer.get_added_tokens_decoder()
     counts = Counter(formats)
-    return {
+    statistics = {
         "kind": index.kind,
         "input": {
             "num_files": len(formats),
@@ -58,40 +57,45 @@ def collect_statistics(
             "dtype": index.dtype,
             "eos_id": index.eos_id,
             "sha256": index.tokenizer_sha256,
-            "special_tokens": {content: number for number, content in special},
+            "special_tokens": {special[number].content: number for number in sorted(special)},
         },
         "splits": {name: _describe_split(name, index, records) for name in sorted(index.splits)},
     }
+    write_json(folder / STATISTICS_NAME, statistics)
+    write_file(folder / PICTURE_NAME, draw_lengths(statistics))
+    write_file(folder / CARD_NAME, _render_card(statistics).encode())
 
 
 def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) -> dict[str, Any]:
-    split, written = index.splits[name], [record.splits[name] for record in records]
+    split = index.splits[name]
+    written = [record.splits[name] for record in records]
     facts: dict[str, Any] = {
         "num_documents": split.num_documents,
         "num_tokens": split.num_tokens,
         "num_bytes_text": split.num_bytes_text,
         "bytes_per_token": round(split.num_bytes_text / split.num_tokens, 4),
         "num_shards": len(split.shards),
-        "lengths": add_up(lengths_from_json(part.lengths) for part in written if part.lengths).facts(),
+        "lengths": _add_up(part.lengths for part in written).facts(),
     }
     if index.kind == "pairs":
-        source = add_up(lengths_from_json(part.source_lengths) for part in written if part.source_lengths)
-        facts["num_source_tokens"], facts["source_lengths"] = source.total, source.facts()
+        source = _add_up(part.source_lengths for part in written)
+        facts["num_source_tokens"] = source.total
+        facts["source_lengths"] = source.facts()
     if index.kind == "records":
         facts["num_learned_tokens"] = sum(part.num_learned for part in written)
     if index.labels:
-        counts = Counter[str]()
+        counts = Counter[int]()
         for part in written:
             counts.update(part.num_labelled)
-        facts["labels"] = {name: counts[str(number)] for number, name in enumerate(index.labels)}
+        facts["labels"] = {name: counts[number] for number, name in enumerate(index.labels)}
     return facts
 
 
-def write_statistics(folder: Path, statistics: dict[str, Any]) -> None:
-    """Writes the three files. Raises: DiskError."""
-    write_json(folder / STATISTICS_NAME, statistics)
-    write_file(folder / PICTURE_NAME, draw_lengths(statistics))
-    write_file(folder / CARD_NAME, render_card(statistics).encode())
+def _add_up(parts: Iterable[LengthHistogram]) -> LengthHistogram:
+    total = LengthHistogram()
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 def draw_lengths(statistics: dict[str, Any]) -> bytes:
@@ -111,6 +115,7 @@ def draw_lengths(statistics: dict[str, Any]) -> bytes:
     axes.set_ylabel("documents")
     axes.legend()
     buffer = io.BytesIO()
+    # Without the version of matplotlib.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
@@ -121,56 +126,59 @@ def _octaves(histogram: Sequence[Sequence[int]]) -> tuple[list[float], list[int]
     for start, count in histogram:
         doubling = max(start, 1).bit_length() - 1
         counts[4 * doubling + (4 * max(start, 1) // 2**doubling - 4)] += count
-    bins = range(min(counts), max(counts) + 1)
-    edges = [2 ** (number // 4) * (1 + (number % 4) / 4) for number in (*bins, max(counts) + 1)]
-    return edges, [counts[number] for number in bins]
+    first = min(counts)
+    last = max(counts)
+    edges = [2 ** (number // 4) * (1 + (number % 4) / 4) for number in range(first, last + 2)]
+    return edges, [counts[number] for number in range(first, last + 1)]
 
 
-def render_card(statistics: dict[str, Any]) -> str:
+def _render_card(statistics: dict[str, Any]) -> str:
     """Returns data_card.md."""
-    given, tokenizer = statistics["input"], statistics["tokenizer"]
-    size = f"{given['num_bytes']:,} bytes"
+    given = statistics["input"]
+    tokenizer = statistics["tokenizer"]
+    splits = statistics["splits"]
     formats = ", ".join(f"{count} {name}" for name, count in given["formats"].items())
-    rows = [
-        f"| {name} | {split['num_documents']:,} | {split['num_tokens']:,} | {split['num_bytes_text']:,} | "
-        f"{split['bytes_per_token']:.2f} | {split['lengths']['percentiles']['50']:,} | "
-        f"{split['lengths']['percentiles']['99']:,} | {split['lengths']['longest']:,} |"
-        for name, split in statistics["splits"].items()
+    source = f"{given['num_files']:,} files ({formats}), {given['num_bytes']:,} bytes"
+    rows = []
+    extra = []
+    for name, split in splits.items():
+        percentiles = split["lengths"]["percentiles"]
+        counts = [split["num_documents"], split["num_tokens"], split["num_bytes_text"]]
+        lengths = [percentiles["50"], percentiles["99"], split["lengths"]["longest"]]
+        cells = [f"{count:,}" for count in counts] + [f"{split['bytes_per_token']:.2f}"]
+        rows.append(f"| {' | '.join([name, *cells, *(f'{length:,}' for length in lengths)])} |")
+        if "num_source_tokens" in split:
+            extra.append(f"{name}: {split['num_source_tokens']:,} tokens of sources")
+        if "num_learned_tokens" in split:
+            extra.append(f"{name}: {split['num_learned_tokens']:,} learned tokens")
+    left_out = statistics["left_out"].items()
+    special = ", ".join(f"`{content}`" for content in list(tokenizer["special_tokens"])[:20])
+    entries = f"{tokenizer['vocab_size']:,} entries ({tokenizer['dtype']})"
+    lines = [
+        "# Data card",
+        "",
+        f"Kind: {statistics['kind']}. Input: {source}.",
+        "",
+        "| split | documents | tokens | bytes of text | bytes per token | median length | 99% | longest |",
+        "|---|---|---|---|---|---|---|---|",
+        *rows,
+        *([""] if extra else []),
+        *extra,
+        *_label_table(splits),
+        "",
+        "Lengths are in tokens, the end of the document included; percentiles are rounded down by up to a 32nd.",
+        "",
+        "![Documents by length](lengths.png)",
+        "",
+        "| left out | documents |",
+        "|---|---|",
+        *(f"| {reason.replace('_', ' ')} | {count:,} |" for reason, count in left_out),
+        "",
+        f"Tokenizer: {tokenizer['model']}, {entries}, "
+        f"special tokens {special or 'none'}, sha256 {tokenizer['sha256']}.",
+        "",
     ]
-    left_out = [f"| {reason.replace('_', ' ')} | {count:,} |" for reason, count in statistics["left_out"].items()]
-    special = ", ".join(f"`{content}`" for content in list(tokenizer["special_tokens"])[:20]) or "none"
-    extra = [
-        f"{name}: {split[key]:,} {what}"
-        for name, split in statistics["splits"].items()
-        for key, what in (("num_source_tokens", "tokens of sources"), ("num_learned_tokens", "learned tokens"))
-        if key in split
-    ]
-    return "\n".join(
-        [
-            "# Data card",
-            "",
-            f"Kind: {statistics['kind']}. Input: {given['num_files']:,} files ({formats}), {size}.",
-            "",
-            "| split | documents | tokens | bytes of text | bytes per token | median length | 99% | longest |",
-            "|---|---|---|---|---|---|---|---|",
-            *rows,
-            *([""] if extra else []),
-            *extra,
-            *_label_table(statistics["splits"]),
-            "",
-            "Lengths are in tokens, the end of the document included; percentiles are rounded down by up to a 32nd.",
-            "",
-            "![Documents by length](lengths.png)",
-            "",
-            "| left out | documents |",
-            "|---|---|",
-            *left_out,
-            "",
-            f"Tokenizer: {tokenizer['model']}, {tokenizer['vocab_size']:,} entries ({tokenizer['dtype']}), "
-            f"special tokens {special}, sha256 {tokenizer['sha256']}.",
-            "",
-        ]
-    )
+    return "\n".join(lines)
 
 
 def _label_table(splits: dict[str, Any]) -> list[str]:
@@ -178,8 +186,8 @@ def _label_table(splits: dict[str, Any]) -> list[str]:
     counted = {name: split["labels"] for name, split in splits.items() if "labels" in split}
     if not counted:
         return []
-    rows = [
-        f"| {label.replace('|', '&#124;')} | " + " | ".join(f"{counts[label]:,}" for counts in counted.values()) + " |"
-        for label in next(iter(counted.values()))
-    ]
-    return ["", f"| label | {' | '.join(counted)} |", "|---" * (1 + len(counted)) + "|", *rows]
+    table = ["", f"| label | {' | '.join(counted)} |", "|---" * (1 + len(counted)) + "|"]
+    for label in next(iter(counted.values())):
+        cells = " | ".join(f"{counts[label]:,}" for counts in counted.values())
+        table.append(f"| {label.replace('|', '&#124;')} | {cells} |")
+    return table

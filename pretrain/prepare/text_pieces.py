@@ -42,7 +42,7 @@ class TextPiece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """The document ends with it."""
+        """True for the last piece of a document."""
         return self.ends and not self.is_source
 
 
@@ -54,10 +54,13 @@ def document_key(document: Document) -> bytes:
     if document.source is not None:
         source = document.source.encode()
         return b"%d:%b%b" % (len(source), source, document.utf8)
-    if document.segments:
-        parts = ((text.encode(), is_learned) for text, is_learned in document.segments)
-        return b"".join(b"%d%c%b" % (len(text), b"=" if is_learned else b":", text) for text, is_learned in parts)
-    return document.utf8
+    if not document.segments:
+        return document.utf8
+    key = bytearray()
+    for text, is_learned in document.segments:
+        utf8 = text.encode()
+        key += b"%d%c%b" % (len(utf8), b"=" if is_learned else b":", utf8)
+    return bytes(key)
 
 
 def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
@@ -65,37 +68,34 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
     consumed = document.consumed_bytes
     if rule.kind == "tail" and document.split is None:
         sides = rule.divide(document.text, document.utf8)
-        return [TextPiece(split, side, True, 0 if number else consumed) for number, (split, side) in enumerate(sides)]
+        pieces = [TextPiece(split, side, True, 0) for split, side in sides]
+        return [pieces[0]._replace(consumed_bytes=consumed), *pieces[1:]]
     split = document.split or rule.split_of(document_key(document))
     if document.source is not None:
         return [
             TextPiece(split, document.source, True, consumed, is_source=True),
             TextPiece(split, document.text, True, 0),
         ]
-    if document.segments:
-        last = len(document.segments) - 1
-        return [
-            TextPiece(
-                split,
-                text,
-                number == last,
-                0 if number else consumed,
-                is_learned=is_learned,
-                is_marker=number in document.markers,
-            )
-            for number, (text, is_learned) in enumerate(document.segments)
-        ]
-    return [TextPiece(split, document.text, True, consumed, labels=document.labels)]
+    if not document.segments:
+        return [TextPiece(split, document.text, True, consumed, labels=document.labels)]
+    last = len(document.segments) - 1
+    return [
+        TextPiece(
+            split,
+            text,
+            number == last,
+            0 if number else consumed,
+            is_learned=is_learned,
+            is_marker=number in document.markers,
+        )
+        for number, (text, is_learned) in enumerate(document.segments)
+    ]
 
 
 def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
     """Yields a piece in pieces of about PIECE_CHARS, where the tokenizer allows `cut_text`."""
-    texts = list(cut_text(piece.text))
-    for number, text in enumerate(texts, 1):
-        is_first, is_last = number == 1, number == len(texts)
-        yield piece._replace(
-            text=text,
-            ends=piece.ends and is_last,
-            consumed_bytes=piece.consumed_bytes if is_first else 0,
-            labels=piece.labels if is_first else (),
-        )
+    first, *others = cut_text(piece.text)
+    yield piece._replace(text=first, ends=piece.ends and not others)
+    for number, text in enumerate(others, 1):
+        is_end = piece.ends and number == len(others)
+        yield piece._replace(text=text, ends=is_end, consumed_bytes=0, labels=())

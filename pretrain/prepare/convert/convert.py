@@ -1,6 +1,6 @@
 """`pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising again.
 
-    plan_job                        headers, sizes and tables are checked before anything is written (convert_job.py)
+    plan                            headers, sizes and tables are checked before anything is written
     lock, claim the folder          prepare.json: the identity of the folder; another one is refused
     tokenizer.json                  the one that made the tokens, as it was given
     parts, over processes           each its own shards and record (convert_part.py); finished ones are kept
@@ -8,100 +8,275 @@
     statistics.json, data_card.md   (prepare/statistics.py)
     index.json                      last: merges the records in part order
 
-The hash is a proof that no token was lost. Before: sha256 over the tokens of the files, uint32 little-endian. After:
-the same over the shards on disk, in the source's order, without appended tokens.
+The hash is a proof that no token was lost. Before: sha256 over the tokens of the files, uint32
+little-endian. After: the same over the shards on disk, in the source's order, without appended tokens.
 
-A killed conversion is continued by the same command, and gives the same bytes. An unusable source ends it with one line
-and removes its output. Memory of a process: one chunk, one document, one member.
+A killed conversion is continued by the same command, and gives the same bytes. An unusable source
+ends it with one line and removes its output. Memory of a process: one chunk, one document, one member.
 """
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare import output
-from pretrain.prepare.convert.convert_job import ConvertJob, ConvertOptions, plan_job
-from pretrain.prepare.convert.convert_part import ConversionSettings, load_runs
-from pretrain.prepare.convert.token_file import TokenFile
-from pretrain.prepare.input_parts import InputPart
-from pretrain.prepare.output import lock_folder
-from pretrain.prepare.part import PartRecord
-from pretrain.prepare.pool import name_failures, num_cores, run_task
+from pretrain.prepare.convert.convert_part import ConvertOptions, ConvertTask, load_runs
+from pretrain.prepare.convert.flat import open_nanogpt, open_olmo
+from pretrain.prepare.convert.mds import open_mds
+from pretrain.prepare.convert.megatron import open_megatron
+from pretrain.prepare.convert.token_file import ReadOptions, TokenFile
+from pretrain.prepare.input_parts import WHOLE, InputFile, InputPart, plan_part_bytes, plan_parts
+from pretrain.prepare.output import CONVERSION_NAME, fill_folder
+from pretrain.prepare.part_record import PartRecord, load_records, merge_splits, remove_leftovers
+from pretrain.prepare.pool import run_task
 from pretrain.prepare.progress import Progress, no_progress
-from pretrain.prepare.split import SPLITS, TRAIN
-from pretrain.prepare.statistics import collect_statistics, write_statistics
-from pretrain.shards.index import INDEX_NAME, DataIndex, ShardIndex, SplitIndex, build_split, write_index
+from pretrain.prepare.split import TRAIN, VALIDATION, SplitRule, parse_split
+from pretrain.prepare.statistics import write_statistics
+from pretrain.shards.index import DataIndex, ShardIndex, write_index
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import load_tokenizer, tokenizer_hash
-from pretrain.utils.io import make_dir, write_file, write_json
+from pretrain.tokenizer import (
+    eos_id,
+    load_tokenizer,
+    parse_tokenizer,
+    read_given,
+    tokenizer_hash,
+    vocabulary_size,
+)
+from pretrain.utils.io import write_file, write_json
 
-Tick = Callable[[int], None]
+FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] = {
+    "megatron": open_megatron,
+    "nanogpt": open_nanogpt,
+    "olmo": open_olmo,
+    "mds": open_mds,
+}
+DEFAULT_SPLIT = "hash:0.01"
+FORMAT = 2
+"""Goes up when the same options would give other bytes."""
 
-"""Called with the bytes done since the last call."""
+_VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
+_log = logging.getLogger(__name__)
+
+
+def convert_tokens(
+    options: ConvertOptions, progress: Progress = no_progress, *, processes: int | None = None
+) -> DataIndex:
+    """Makes `options.output` a complete shard folder out of token data. Does nothing if it is one already.
+
+    Throughput is about 30,000 documents a second and core; the proof reads the source and the
+    shards once more.
+
+    Args:
+        options: Source, tokenizer and output.
+        progress: Progress callback.
+        processes: Worker processes; None: one a core. No effect on the output.
+
+    Returns:
+        The index. The token hash is logged, and written to conversion.json.
+
+    Raises:
+        ConfigError: Invalid options, or others than those the folder was begun with.
+        DataError: A source or a tokenizer that is missing, damaged, empty, or another than that the
+            folder was begun with; a token outside the vocabulary; or a worker was killed.
+        LaunchError: A tokenizer that cannot be fetched.
+        LockedError: Another process writes the folder.
+        DiskError: The disk refused. Finished parts are kept: the same command continues.
+    """
+    job = _plan(options)
+    listed = [side for opened in job.task.files for side in (opened.file, *opened.companions)]
+    listing = list({file.path: file for file in listed}.values())
+
+    def build() -> DataIndex:
+        return _build(job, progress, processes)
+
+    index = fill_folder(options.output, WHOLE, job.identity, listing, processes, build)
+    assert index is not None, "there are no other shares to wait for"
+    return index
 
 
 @dataclass(frozen=True, slots=True)
-class TokenHash:
+class _Job:
+    """A checked source and its plan: the task, the tokenizer.json, units of work, options without the source."""
+
+    task: ConvertTask
+    tokenizer: bytes
+    parts: list[InputPart]
+    identity: dict[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the source, as stored."""
+        return sum(part.num_bytes for part in self.parts)
+
+
+def _plan(options: ConvertOptions) -> _Job:
+    """Opens the source and checks everything that can be checked before its tokens are read."""
+    if options.kind not in FORMATS:
+        fix = f"use one of {', '.join(FORMATS)}"
+        raise ConfigError(f"from={options.kind!r} is not a format of tokens", fix=fix)
+    for name in ("shard_tokens", "part_bytes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1", fix="leave it out")
+    content = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
+    tokenizer = parse_tokenizer(content, options.tokenizer)
+    read = ReadOptions(
+        vocab_size=vocabulary_size(tokenizer),
+        eos_id=eos_id(tokenizer) if options.eos_id is None else options.eos_id,
+        dtype=options.dtype,
+        boundaries=options.boundaries,
+        column=options.column,
+    )
+    files = FORMATS[options.kind](options.source, read)
+    stored = [opened.file for opened in files]
+    if len({file.path for file in stored}) < len(stored):
+        where = ", ".join(options.source)
+        raise DataError("names a file twice", where=where, fix="name each once")
+    splits, rule = _plan_split(stored, options)
+    part_bytes = options.part_bytes or plan_part_bytes(stored)
+    identity = asdict(options) | {
+        "tokenizer": f"sha256:{hashlib.sha256(content).hexdigest()}",
+        "eos_id": read.eos_id,
+        "part_bytes": part_bytes,
+        "format": FORMAT,
+        "from": options.kind,
+    }
+    for name in ("output", "source", "kind"):
+        del identity[name]
+    task = ConvertTask(options, read, files, splits, rule)
+    return _Job(task, content, plan_parts(stored, part_bytes), identity)
+
+
+def _plan_split(files: Sequence[InputFile], options: ConvertOptions) -> tuple[dict[str, str], SplitRule]:
+    """Returns the split of each file whose name decides, and the rule for the documents of the others."""
+    split = options.split
+    held_out = {file.path for file in files if _is_validation(Path(file.path))}
+    if split == "files" or (split == "auto" and 0 < len(held_out) < len(files)):
+        by_file = {file.path: VALIDATION if file.path in held_out else TRAIN for file in files}
+        return by_file, parse_split("hash:0", 0)
+    rule = parse_split(DEFAULT_SPLIT if split == "auto" else split, options.seed)
+    if rule.kind != "hash":
+        raise ConfigError(f"split={split!r} cuts texts, not tokens", fix="use hash:F or files")
+    return {}, rule
+
+
+def _is_validation(path: Path) -> bool:
+    return any(_VALIDATION_NAME.search(name.lower()) for name in (path.name, path.parent.name))
+
+
+def _build(job: _Job, progress: Progress, processes: int | None) -> DataIndex:
+    task = job.task
+    write_file(task.tokenizer_path, job.tokenizer)
+    sha256 = tokenizer_hash(task.tokenizer_path)
+    records = load_records(task.folder, job.parts, sha256)
+    remove_leftovers(task.folder, job.parts, records)
+    todo = [part for part in job.parts if part.number not in records]
+    num_documents = sum(record.num_documents for record in records.values())
+    run_task(task, job.parts, todo, "converting", progress, processes, earlier_documents=num_documents)
+    records = load_records(task.folder, job.parts, sha256)
+    assert len(records) == len(job.parts), "every part that was written has a record"
+    ordered = [records[part.number] for part in job.parts]
+    read = task.read
+    splits = merge_splits(ordered)
+    index = DataIndex(sha256, read.vocab_size, read.shard_dtype.name, read.eos_id, splits)
+    _prove(job, index, records, progress)
+    formats = [task.options.kind] * len(task.files)
+    tokenizer = load_tokenizer(task.tokenizer_path)
+    write_statistics(task.folder, formats, job.num_bytes, index, tokenizer, ordered)
+    write_index(task.folder, index)
+    return index
+
+
+def _prove(job: _Job, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
+    """Compares the tokens of the source with those of the shards, and writes their hashes."""
+    folder = job.task.folder
+    done_bytes = 0
+    num_documents = sum(split.num_documents for split in index.splits.values())
+
+    def tick(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        progress("comparing", done_bytes, 2 * job.num_bytes, num_documents)
+
+    before = _hash_tokens(_read_source(job.task.files, tick))
+    after = _hash_tokens(_read_shards(folder, index, job.parts, records, tick))
+    if before != after:
+        change = f"{before.num_tokens} tokens (sha256 {before.sha256}) became {after.num_tokens} ({after.sha256})"
+        what = f"the source changed while it was read: {change}"
+        raise DataError(what, fix="run the same command again")
+    runs = [load_runs(folder, part) for part in job.parts]
+    rows = [row for part in runs for row in part.rows]
+    num_open = sum(part.num_open for part in runs)
+    facts = {
+        "from": job.task.options.kind,
+        "num_documents": num_documents,
+        "num_appended_tokens": sum(count for _, is_appended, count in rows if is_appended),
+        "num_documents_without_end": num_open,
+        "before": before._asdict(),
+        "after": after._asdict(),
+    }
+    write_json(folder / CONVERSION_NAME, facts)
+    _log.info("token hash before and after: sha256 %s over %d tokens", before.sha256, before.num_tokens)
+    if num_open:
+        what = "%d of %d documents do not end with token %d"
+        _log.warning(what, num_open, num_documents, index.eos_id)
+
+
+class _TokenHash(NamedTuple):
     """Number and hash of tokens: sha256 over them in order, uint32 little-endian, in hex."""
 
     num_tokens: int
     sha256: str
 
 
-def hash_tokens(chunks: Iterable[np.ndarray]) -> TokenHash:
-    """Returns the hash of chunks of non-negative integers, however they are cut, whatever their dtype."""
-    num_tokens, sha256 = 0, hashlib.sha256()
+def _hash_tokens(chunks: Iterable[np.ndarray]) -> _TokenHash:
+    """Returns the hash of chunks of non-negative integers; their lengths and dtypes do not matter."""
+    num_tokens = 0
+    sha256 = hashlib.sha256()
     for chunk in chunks:
         num_tokens += len(chunk)
         sha256.update(np.ascontiguousarray(chunk, "<u4").data)
-    return TokenHash(num_tokens, sha256.hexdigest())
+    return _TokenHash(num_tokens, sha256.hexdigest())
 
 
-def hash_source(files: Iterable[TokenFile], tick: Tick) -> TokenHash:
-    """Reads all files. Raises: DataError, OSError."""
-
-    def read() -> Iterator[np.ndarray]:
-        for opened in files:
-            yield from opened.tokens()
-            tick(opened.file.size)
-
-    return hash_tokens(read())
+def _read_source(files: Iterable[TokenFile], tick: Callable[[int], None]) -> Iterator[np.ndarray]:
+    """Yields the tokens of all files. Raises: DataError, OSError."""
+    for opened in files:
+        yield from opened.tokens()
+        tick(opened.file.size)
 
 
-def hash_shards(
-    folder: Path, dtype: str, eos_id: int, parts: Sequence[InputPart], records: dict[int, PartRecord], tick: Tick
-) -> TokenHash:
-    """Reads all shards of the parts. Raises: DataError, where one is damaged."""
-
-    def read() -> Iterator[np.ndarray]:
-        for part in parts:
-            splits = records[part.number].splits
-            cursors = {name: _Cursor(folder, dtype, eos_id, split.shards) for name, split in splits.items()}
-            for split, is_appended, count in load_runs(folder, part).rows:
-                yield from cursors[split].take(count, is_appended)
-            tick(part.num_bytes)
-
-    return hash_tokens(read())
+def _read_shards(
+    folder: Path,
+    index: DataIndex,
+    parts: Sequence[InputPart],
+    records: dict[int, PartRecord],
+    tick: Callable[[int], None],
+) -> Iterator[np.ndarray]:
+    """Yields the tokens of all shards, in the source's order. Raises: DataError: one is damaged."""
+    for part in parts:
+        splits = records[part.number].splits.items()
+        cursors = {name: _Cursor(folder, index, split.shards) for name, split in splits}
+        for split, is_appended, count in load_runs(folder, part).rows:
+            yield from cursors[split].take(count, is_appended)
+        tick(part.num_bytes)
 
 
 class _Cursor:
     """The documents of shards, in order."""
 
-    def __init__(self, folder: Path, dtype: str, eos_id: int, shards: Sequence[ShardIndex]) -> None:
-        self._eos_id = eos_id
-        self._members = self._read(folder, dtype, shards)
-        self._tokens, self._bounds = np.empty(0, dtype), np.zeros(1, np.int64)
-
-    @staticmethod
-    def _read(folder: Path, dtype: str, shards: Sequence[ShardIndex]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for shard in shards:
-            reader = ShardReader(folder, shard, dtype)
-            yield from (reader.member(number) for number in range(shard.num_members))
+    def __init__(self, folder: Path, index: DataIndex, shards: Iterable[ShardIndex]) -> None:
+        self._eos_id = index.eos_id
+        self._members = _read_members(folder, index, shards)
+        self._tokens = np.empty(0, index.dtype)
+        self._bounds = np.zeros(1, np.int64)
 
     def take(self, count: int, is_appended: bool) -> Iterator[np.ndarray]:
         """Yields the tokens of the next `count` documents, without an end-of-document token that was appended."""
@@ -114,154 +289,16 @@ class _Cursor:
             tokens = self._tokens[bounds[0] : bounds[-1]]
             if is_appended:
                 ends = bounds[1:] - bounds[0] - 1
-                assert (tokens[ends] == self._eos_id).all(), "what was appended is the end of a document"
+                assert (tokens[ends] == self._eos_id).all(), "an appended token ends a document"
                 tokens = np.delete(tokens, ends)
             yield tokens
-            self._bounds, count = self._bounds[taken:], count - taken
+            self._bounds = self._bounds[taken:]
+            count -= taken
 
 
-CONVERSION_NAME = "conversion.json"
-
-_log = logging.getLogger(__name__)
-
-
-def convert_tokens(
-    options: ConvertOptions, progress: Progress = no_progress, *, processes: int | None = None
-) -> DataIndex:
-    """Makes `options.output` a complete shard folder out of token data. Does nothing if it is one already.
-
-    Throughput is about 30,000 documents a second and core; the proof reads the source and the shards once more.
-
-    Args:
-        options: Source, tokenizer and output.
-        progress: Progress callback.
-        processes: Worker processes; None: one a core. No effect on the output.
-
-    Returns:
-        The index. The token hash is logged, and written to conversion.json.
-
-    Raises:
-        ConfigError: Invalid options, or others than those the folder was begun with.
-        DataError: A source or a tokenizer that is missing, damaged, empty, or another than that the folder was begun
-            with; a token outside the vocabulary; or a worker was killed.
-        LaunchError: A tokenizer that cannot be fetched.
-        LockedError: Another process writes the folder.
-        DiskError: The disk refused. Finished parts are kept: the same command continues.
-    """
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes={processes} must be at least 1", fix="leave it out for one a core")
-    job = plan_job(options)
-    folder = make_dir(options.output)
-    with lock_folder(folder):
-        output.claim_folder(folder, job.identity, job.listing)
-        index = _complete_index(folder)
-        if index is not None:
-            _log.info("%s is complete: nothing to do", folder)
-            return index
-        with name_failures(folder):
-            try:
-                return _build(job, progress, processes or num_cores())
-            except DataError:
-                (folder / CONVERSION_NAME).unlink(missing_ok=True)
-                output.discard_output(folder)
-                raise
-
-
-def _complete_index(folder: Path) -> DataIndex | None:
-    """Returns the index of a folder that is complete; where files of it are missing, takes the index away."""
-    for temporary in folder.glob(f"{CONVERSION_NAME}.tmp-*"):
-        temporary.unlink()
-    if not (folder / INDEX_NAME).exists():
-        return None
-    index, damage = output.check_complete(folder)
-    if index is not None:
-        return index
-    _log.warning("%s; making what is missing again", damage)
-    (folder / INDEX_NAME).unlink()
-    return None
-
-
-def _build(job: ConvertJob, progress: Progress, processes: int) -> DataIndex:
-    folder = job.options.output
-    write_file(folder / output.TOKENIZER_NAME, job.tokenizer)
-    sha256 = tokenizer_hash(folder / output.TOKENIZER_NAME)
-    records = output.load_records(folder, job.parts, sha256)
-    output.remove_leftovers(folder, job.parts, records)
-    _write_parts(job, records, progress, processes)
-    records = output.load_records(folder, job.parts, sha256)
-    assert len(records) == len(job.parts), "every part that was written has a record"
-    ordered = [records[part.number] for part in job.parts]
-    index = _merge(job, sha256, ordered)
-    _prove(job, index, records, progress)
-    formats, tokenizer = [job.options.kind] * len(job.files), load_tokenizer(folder / output.TOKENIZER_NAME)
-    write_statistics(folder, collect_statistics(formats, job.num_bytes, index, tokenizer, ordered))
-    write_index(folder, index)
-    return index
-
-
-def _write_parts(job: ConvertJob, records: dict[int, PartRecord], progress: Progress, processes: int) -> None:
-    settings = ConversionSettings(
-        folder=job.options.output,
-        tokenizer_path=job.options.output / output.TOKENIZER_NAME,
-        files={opened.file.path: opened for opened in job.files},
-        splits=job.splits,
-        rule=job.rule,
-        eos=np.array([job.read.eos_id], job.read.shard_dtype),
-        append_eos=job.options.append_eos,
-        shard_tokens=job.options.shard_tokens,
-    )
-    todo = [part for part in job.parts if part.number not in records]
-    earlier_bytes = job.num_bytes - sum(part.num_bytes for part in todo)
-    earlier_documents = sum(record.num_documents for record in records.values())
-
-    def tick(num_bytes: int, num_documents: int) -> None:
-        progress("converting", earlier_bytes + num_bytes, job.num_bytes, earlier_documents + num_documents)
-
-    run_task(settings, todo, processes, tick)
-
-
-def _merge(job: ConvertJob, sha256: str, records: Sequence[PartRecord]) -> DataIndex:
-    """Builds the index out of the records, in part order."""
-    splits: dict[str, SplitIndex] = {}
-    for name in SPLITS:
-        written = [record.splits[name] for record in records]
-        built = build_split([s for w in written for s in w.shards], sum(w.num_bytes_text for w in written))
-        if built.num_documents:
-            splits[name] = built
-    if TRAIN not in splits:
-        raise DataError("there are no tokens to train on", fix="give more, or hold out less with --split")
-    num_empty = sum(record.num_empty for record in records)
-    if num_empty:
-        _log.info("left out %d empty documents", num_empty)
-    return DataIndex(sha256, job.read.vocab_size, job.read.shard_dtype.name, job.read.eos_id, splits)
-
-
-def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
-    """Compares the tokens of the source with those of the shards, and writes what they come to."""
-    folder, done_bytes = job.options.output, 0
-    num_documents = sum(split.num_documents for split in index.splits.values())
-
-    def tick(num_bytes: int) -> None:
-        nonlocal done_bytes
-        done_bytes += num_bytes
-        progress("comparing", done_bytes, 2 * job.num_bytes, num_documents)
-
-    before = hash_source(job.files, tick)
-    after = hash_shards(folder, index.dtype, index.eos_id, job.parts, records, tick)
-    if before != after:
-        what = f"{before.num_tokens} tokens (sha256 {before.sha256}) became {after.num_tokens} ({after.sha256})"
-        raise DataError(f"the source changed while it was read: {what}", fix="run the same command again")
-    runs = [load_runs(folder, part) for part in job.parts]
-    num_open = sum(part.num_open for part in runs)
-    facts = {
-        "from": job.options.kind,
-        "num_documents": num_documents,
-        "num_appended_tokens": sum(part.num_appended for part in runs),
-        "num_documents_without_end": num_open,
-        "before": asdict(before),
-        "after": asdict(after),
-    }
-    write_json(folder / CONVERSION_NAME, facts)
-    _log.info("token hash before and after: sha256 %s over %d tokens", before.sha256, before.num_tokens)
-    if num_open:
-        _log.warning("%d of %d documents do not end with token %d", num_open, num_documents, index.eos_id)
+def _read_members(
+    folder: Path, index: DataIndex, shards: Iterable[ShardIndex]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for shard in shards:
+        reader = ShardReader(folder, shard, index.dtype)
+        yield from (reader.member(number) for number in range(shard.num_members))

@@ -1,36 +1,54 @@
-"""Listing of the inputs: their files in a fixed order, before anything is written.
+"""Listing of the inputs: their files in a fixed order, and their formats, before anything is written.
 
     list_inputs   [InputConfig] -> [InputFile]: in the order given, sorted by path within each path, every file once
     list_stdlib   the default corpus: the source of the running Python's standard library
 
+text         a file is a document                  jsonl        a line is a record
+lines        a line is a document                  json         a list of records, or one record
+paired       two files; a line is one side         parquet      a row is a record
+                                                   webdataset   a tar; a sample is a document or records
+
 Files are listed and asked for their sizes, not read. An input that names nothing readable is refused here.
 """
 
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
-from pretrain.config.prepare import DataKind, InputConfig
-from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.input_parts import InputFile, local_path, scheme_of
-from pretrain.prepare.inputs.local_files import (
-    CUTTABLE,
-    KNOWN_SUFFIXES,
-    check_kind,
-    compression_of,
-    find_local,
-    format_of,
-    stat_local,
-    walk,
-)
+from pretrain.config.prepare import DATA_KINDS, DataKind, InputConfig
+from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.prepare.input_parts import InputFile
+from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
-from pretrain.utils.remote import is_remote, without_secrets
+from pretrain.utils.remote import SCHEMES, is_remote, without_secrets
 
 ASKED_AT_ONCE = 16
+FORMAT_OF_SUFFIX = {
+    ".txt": "text",
+    ".py": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".tar": "webdataset",
+}
+COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
+KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
+CUTTABLE = ("lines", "jsonl", "parquet")
+KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
+    "text": ("text",),
+    "lines": ("text",),
+    "paired": ("pairs",),
+}
+"""Those of the other formats, which contain records: all."""
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -39,11 +57,11 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
     """Lists the files that `inputs` name. A file that is named again, to be read in the same way, is listed once.
 
     Args:
-        inputs: What to read. Empty: the default corpus.
+        inputs: Inputs. Empty: the default corpus.
         kind: Kind of the documents.
 
     Raises:
-        ConfigError: Inputs that do not fit together, or cannot hold documents of this kind.
+        ConfigError: Inputs that do not fit together, or cannot contain documents of this kind.
         DataError: No such file, an unsupported file named in full, an input that matches nothing,
             or a server that fails.
         LaunchError: A package that an input needs is not installed.
@@ -54,8 +72,9 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
     for number, config in enumerate(inputs):
         how = config.model_copy(update={"path": [], "paired_path": None}).model_dump_json()
         for file in _list_input(number, config):
-            check_kind(file, config, kind)
-            files.setdefault((file.path, file.pair and file.pair.path, file.format, how), file)
+            _check_kind(file, config, kind)
+            pair_path = file.pair and file.pair.path
+            files.setdefault((file.path, pair_path, file.format, how), file)
     return list(files.values())
 
 
@@ -63,54 +82,65 @@ def list_stdlib() -> list[InputFile]:
     """Lists the *.py files of the running Python's standard library, installed packages excluded; about 30 MB."""
     skip = ("site-packages", "dist-packages", "__pycache__")
     paths = walk(Path(sysconfig.get_path("stdlib")), skip)
-    return [stat_local(path) for path in paths if path.name.endswith(".py")]
+    return [stat_local(path) for path in paths if path.suffix == ".py"]
 
 
 def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
     if not config.paths:
-        raise ConfigError(f"input {number} names no path", where="inputs", fix="give it a path, or remove it")
+        what = f"input {number} names no path"
+        raise ConfigError(what, where="inputs", fix="give it a path, or remove it")
     if config.paired_path is not None:
-        yield from _list_paired(number, config)
+        yield from _list_paired(number, config, config.paired_path)
         return
 
     def describe(file: InputFile) -> InputFile:
-        known = format_of(file.path) if config.format == "auto" else config.format
-        compression = "" if known == "parquet" else compression_of(file.path)
-        can_cut = known in CUTTABLE and not compression and (not file.is_remote or serves_ranges(file))
+        known = _format_of(file.path) if config.format == "auto" else config.format
+        compression = "" if known == "parquet" else _compression_of(file.path)
+        can_cut = known in CUTTABLE and not compression
+        can_cut = can_cut and (not file.is_remote or serves_ranges(file))
         return replace(file, input=number, format=known, compression=compression, is_cuttable=can_cut)
 
     files = _find_all(config.paths, config.format)
     yield from _map(describe, files, at_once=any(file.is_remote for file in files))
 
 
-def _list_paired(number: int, config: InputConfig) -> Iterator[InputFile]:
+def _list_paired(number: int, config: InputConfig, paired_path: str | list[str]) -> Iterator[InputFile]:
     if config.format not in ("auto", "lines"):
-        raise ConfigError(
-            f"paired_path does not go with format={config.format}", where="inputs", fix="use format: lines"
-        )
-    paired = [config.paired_path] if isinstance(config.paired_path, str) else config.paired_path or []
-    sources, targets = _find_all(config.paths, "lines"), _find_all(paired, "lines")
+        what = f"paired_path does not go with format={config.format}"
+        raise ConfigError(what, where="inputs", fix="use format: lines")
+    paired = [paired_path] if isinstance(paired_path, str) else paired_path
+    sources = _find_all(config.paths, "lines")
+    targets = _find_all(paired, "lines")
     if len(sources) != len(targets):
         raise DataError(
             f"path names {len(sources)} files, paired_path {len(targets)}",
             where=without_secrets(config.paths[0]),
             fix="name as many files in the one as in the other, in the same order",
         )
-    for source, target in zip(sources, targets, strict=True):
-        sides = [replace(side, input=number, compression=compression_of(side.path)) for side in (source, target)]
-        yield replace(sides[0], format="paired", pair=replace(sides[1], format="paired"))
+    for sides in zip(sources, targets, strict=True):
+        source, target = (
+            replace(side, input=number, format="paired", compression=_compression_of(side.path)) for side in sides
+        )
+        yield replace(source, pair=target)
 
 
 def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
     """Returns the files that the paths name; with `auto`, of folders and globs only those of a known format."""
-    accepts = format_of if wanted == "auto" else lambda path: True
 
     def find(given: str) -> list[InputFile]:
-        scheme_of(given)
-        found = find_remote(given, accepts) if is_remote(given) else find_local(local_path(given), accepts)
-        if not found:
-            raise DataError("nothing to read", where=without_secrets(given), fix=f"give files of {KNOWN_SUFFIXES}")
-        return found
+        is_url = is_remote(given)
+        path = unquote(urlsplit(given).path) if _scheme_of(given) == "file" else given
+        remote = find_remote(path) if is_url else {}
+        listed = list(remote) if is_url else find_local(path)
+        known = [file for file in listed if wanted != "auto" or _format_of(file)]
+        if known:
+            return [remote[file] if is_url else stat_local(file) for file in known]
+        what = "nothing to read"
+        fix = f"give files of {KNOWN_SUFFIXES}"
+        if path in remote or Path(path).is_file():
+            what = "unsupported file type"
+            fix = f"give one of {KNOWN_SUFFIXES}, or say its format in a config"
+        raise DataError(what, where=without_secrets(given), fix=fix)
 
     files: dict[str, InputFile] = {}
     for found in _map(find, paths, at_once=any(map(is_remote, paths))):
@@ -129,3 +159,59 @@ def _map(function: Callable[[_Item], _Result], items: Sequence[_Item], at_once: 
         yield from pool.map(function, items)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _scheme_of(path: str) -> str:
+    """Returns the scheme of a URL, or the empty string for a path. Raises: DataError: another URL."""
+    match = _SCHEME.match(path)
+    if match is None:
+        return ""
+    if match[2] == "://" and match[1] in (*SCHEMES, "file"):
+        return match[1]
+    raise DataError(
+        f"URLs of {match[1]!r} are not read",
+        where=without_secrets(path),
+        fix=f"use a path, or a URL of {', '.join(SCHEMES)} or file",
+    )
+
+
+def _name_of(path: str) -> str:
+    """Returns the end of a path or URL, by which its format goes: no query, no fragment."""
+    if path.startswith(("http://", "https://")):
+        path = unquote(urlsplit(path).path)
+    return path.rpartition("/")[2]
+
+
+def _by_suffix(name: str, known: dict[str, str]) -> str:
+    return next((value for suffix, value in known.items() if name.endswith(suffix)), "")
+
+
+def _compression_of(path: str) -> str:
+    """Returns the compression that the name says, or the empty string."""
+    return _by_suffix(_name_of(path), COMPRESSION_OF_SUFFIX)
+
+
+def _format_of(path: str) -> str:
+    """Returns the format that the name says, or the empty string where it says none that is known."""
+    name = _name_of(path)
+    for suffix in COMPRESSION_OF_SUFFIX:
+        name = name.removesuffix(suffix)
+    known = _by_suffix(name, FORMAT_OF_SUFFIX)
+    # Parquet compresses its pages; a compressed file could not be cut.
+    return "" if known == "parquet" and _compression_of(path) else known
+
+
+def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
+    """Refuses a file that cannot contain documents of this kind. Raises: ConfigError, LaunchError."""
+    if kind not in KINDS_OF_FORMAT.get(file.format, DATA_KINDS):
+        what = f"format={file.format} holds no {kind}"
+        fix = "give .jsonl, .json, .parquet or webdataset tars of records"
+        if config.paired_path is not None:
+            what = f"paired_path goes with kind=pairs, not with kind={kind}"
+            fix = "leave it out, or set kind: pairs"
+        elif kind == "pairs":
+            fix = "give records with source_field and target_field, or paired_path and format: lines"
+        raise ConfigError(what, where=file.shown, fix=fix)
+    if file.format == "parquet" and find_spec("pyarrow") is None:
+        what = "Parquet files are read by pyarrow, which is not installed"
+        raise LaunchError(what, fix="run: python -m pip install 'pretrain[parquet]'")

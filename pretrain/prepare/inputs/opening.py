@@ -1,4 +1,4 @@
-"""Compressed input files: their bytes as they were, and damage named with its place.
+"""Open input files, decompressed; damage is named with its place.
 
 Memory is bounded at any ratio: no more is decompressed than is asked for.
 """
@@ -56,12 +56,13 @@ def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
     """
     if not file.compression:
         return stored
-    decoder: Any = gzip.GzipFile(fileobj=stored) if file.compression == "gzip" else zstd.ZstdFile(stored)
+    is_gzip = file.compression == "gzip"
+    decoder: Any = gzip.GzipFile(fileobj=stored) if is_gzip else zstd.ZstdFile(stored)
     return cast(BinaryIO, io.BufferedReader(_Decompressed(decoder, file), CHUNK_BYTES))
 
 
 class InputStream:
-    """An open input file; leaving its `with` closes it.
+    """An open input file; leaving its `with` closes it. Whoever reads it to the end must `check_unchanged` then.
 
     Attributes:
         file: The file as it was listed.
@@ -72,11 +73,23 @@ class InputStream:
     __slots__ = ("file", "plain", "stored")
 
     def __init__(self, file: InputFile) -> None:
-        """Opens a file that was listed; see `open_input`."""
+        """Opens a file that was listed.
+
+        Raises:
+            DataError: A local file has changed since. A server is asked only in the end, as each
+                question costs.
+            OSError: The file system or the server failed; has the path as its filename.
+        """
         self.file = file
         # A Path would cost as much as reading a small file does.
         self.stored: BinaryIO = open_remote(file) if file.is_remote else open(file.path, "rb")  # noqa: PTH123, SIM115
         self.plain = decompress(self.stored, file)
+        if not file.is_remote:
+            try:
+                self.check_unchanged()
+            except BaseException:
+                self.stored.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -93,33 +106,13 @@ class InputStream:
         """
         if self.file.is_remote:
             now = stat_remote(self.file.path)
-            size = now.size
-            version = now.version
+            found = (now.size, now.version)
         else:
             status = os.fstat(self.stored.fileno())
-            size = status.st_size
-            version = str(status.st_mtime_ns)
-        if size != self.file.size or version != self.file.version:
+            found = (status.st_size, str(status.st_mtime_ns))
+        if found != (self.file.size, self.file.version):
             raise DataError(
                 "the file changed while it was being prepared",
                 where=self.file.shown,
                 fix="wait until it is complete, then start again",
             )
-
-
-def open_input(file: InputFile) -> InputStream:
-    """Opens a file that was listed. Whoever reads it to the end must `check_unchanged` then.
-
-    Raises:
-        DataError: A local file that has changed since. A server is asked only in the end, as each question costs.
-        OSError: The file system or the server failed; has the path as its filename.
-    """
-    stream = InputStream(file)
-    if file.is_remote:
-        return stream
-    try:
-        stream.check_unchanged()
-    except BaseException:
-        stream.stored.close()
-        raise
-    return stream

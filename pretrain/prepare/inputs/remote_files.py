@@ -8,8 +8,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import quote
 
 from pretrain.errors import DataError
-from pretrain.prepare.input_parts import InputFile, scheme_of
-from pretrain.prepare.inputs.local_files import KNOWN_SUFFIXES, Accepts
+from pretrain.prepare.input_parts import InputFile
 from pretrain.utils.remote import (
     RemoteStream,
     Waits,
@@ -42,20 +41,49 @@ def stat_remote(url: str) -> InputFile:
     return _input_file(url, _call(url, lambda: stat_url(url)))
 
 
-def find_remote(given: str, accepts: Accepts) -> list[InputFile]:
-    """Returns the files that a URL names, sorted.
+def find_remote(given: str) -> dict[str, InputFile]:
+    """Returns the files that a URL names, by their URLs, sorted.
 
     Raises:
-        DataError: No such file, a file named in full that is not accepted, or a server that fails.
+        DataError: No such file, or a server that fails.
         LaunchError: The package that speaks the scheme is not installed.
     """
     try:
-        return _find(given, accepts)
+        found = _find(given)
     except FileNotFoundError:
         fix = "correct the URL" if given.startswith("http") else "correct the path"
-        raise DataError("no such file or folder", where=without_secrets(given), fix=fix) from None
+        what = "no such file or folder"
+        raise DataError(what, where=without_secrets(given), fix=fix) from None
     except OSError as error:
         raise _cannot_read(given, error) from error
+    ordered = sorted(found, key=lambda url: url.split("/"))
+    return {url: _input_file(url, found[url]) for url in ordered}
+
+
+def _find(given: str) -> dict[str, dict[str, Any]]:
+    try:
+        info = _call(given, lambda: stat_url(given))
+    except FileNotFoundError:
+        if given.startswith("http") or not glob.has_magic(given):
+            raise
+        matches = _call(given, lambda: filesystem(given).glob(given, detail=True))
+        # As on a disk, a wildcard stands for no hidden name.
+        shown = [entry for name, entry in matches.items() if "/." in given or "/." not in name]
+    else:
+        if info["type"] != "directory":
+            return {given: info}
+        shown = [info]
+    nested = [_below(given, one) if one["type"] == "directory" else [one] for one in shown]
+    scheme = given.partition("://")[0]
+    return {f"{scheme}://{entry['name']}": entry for group in nested for entry in group}
+
+
+def _below(given: str, folder: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the entries below a folder, without hidden files and the empty objects that mark folders."""
+    root = folder["name"].rstrip("/") + "/"
+    found = _call(given, lambda: filesystem(given).find(root, detail=True))
+    paths = {name: f"/{name.removeprefix(root)}" for name in found}
+    return [found[name] for name, path in paths.items() if "/." not in path and path[-1] != "/"]
 
 
 def serves_ranges(file: InputFile) -> bool:
@@ -80,49 +108,16 @@ def serves_ranges(file: InputFile) -> bool:
 
 def _cannot_read(url: str, error: OSError) -> DataError:
     fix = "fix the access problem and retry, or copy the files here first"
-    return DataError(f"cannot be read: {error.strerror or error}", where=without_secrets(url), fix=fix)
-
-
-def _find(given: str, accepts: Accepts) -> list[InputFile]:
-    try:
-        info = _call(given, lambda: stat_url(given))
-    except FileNotFoundError:
-        if given.startswith("http") or not glob.has_magic(given):
-            raise
-        found = _call(given, lambda: filesystem(given).glob(given, detail=True))
-        # As on a disk, a wildcard stands for no hidden name.
-        entries = [entry for name, entry in found.items() if "/." in given or "/." not in name]
-        nested = [_below(given, entry) if entry["type"] == "directory" else [entry] for entry in entries]
-        return _sorted(given, [entry for group in nested for entry in group], accepts)
-    if info["type"] == "directory":
-        return _sorted(given, _below(given, info), accepts)
-    if not accepts(given):
-        fix = f"give one of {KNOWN_SUFFIXES}, or say its format in a config"
-        raise DataError("unsupported file type", where=without_secrets(given), fix=fix)
-    return [_input_file(given, info)]
-
-
-def _below(given: str, folder: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what is stored below a folder, but for hidden files and the empty objects that mark folders."""
-    root = folder["name"].rstrip("/") + "/"
-    found = _call(given, lambda: filesystem(given).find(root, detail=True))
-    names = {name: name.removeprefix(root) for name in found}
-    shown_names = [name for name, rest in names.items() if "/." not in f"/{rest}" and not f"/{rest}".endswith("/")]
-    return [found[name] for name in shown_names]
-
-
-def _sorted(given: str, entries: list[dict[str, Any]], accepts: Accepts) -> list[InputFile]:
-    urls = {f"{scheme_of(given)}://{entry['name']}": entry for entry in entries}
-    ordered = sorted((url for url in urls if accepts(url)), key=lambda url: url.split("/"))
-    return [_input_file(url, urls[url]) for url in ordered]
+    what = f"cannot be read: {error.strerror or error}"
+    return DataError(what, where=without_secrets(url), fix=fix)
 
 
 def _input_file(url: str, info: dict[str, Any]) -> InputFile:
     if info["type"] == "directory":
         raise IsADirectoryError(url)
     if info["size"] is None:
-        fix = "download it, and give the copy"
-        raise DataError("the server does not say how large the file is", where=without_secrets(url), fix=fix)
+        what = "the server does not say how large the file is"
+        raise DataError(what, where=without_secrets(url), fix="download it, and give the copy")
     return InputFile(url, info["size"], quote(version_of(info), safe=""))
 
 
@@ -139,21 +134,21 @@ class RemoteInputFile(io.RawIOBase):
         self._stream: RemoteStream | None = None
 
     def readable(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """It is, if at a cost where the server knows no ranges."""
+        """Returns True; seeking is slow where the server knows no ranges."""
         return True
 
     def tell(self) -> int:
-        """The position."""
+        """Returns the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Moves; nothing is fetched before the next read."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
-        self._position = max(base + offset, 0)
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}
+        self._position = max(bases[whence] + offset, 0)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -182,7 +177,8 @@ class RemoteInputFile(io.RawIOBase):
             # Every http request is a connection: the second block in a row asks for the rest of the file.
             is_sequential = self._stream is not None and self._stream.position == start
             self._drop()
-            self._stream = open_url(self._file.path, start, None if is_sequential else stop, self._file.size)
+            end = None if is_sequential else stop
+            self._stream = open_url(self._file.path, start, end, self._file.size)
         data = bytearray()
         try:
             while len(data) < stop - start:
@@ -204,4 +200,5 @@ class RemoteInputFile(io.RawIOBase):
 
 def open_remote(file: InputFile) -> BinaryIO:
     """Opens a remote file for reading, buffered by blocks."""
-    return cast(BinaryIO, io.BufferedReader(RemoteInputFile(file), min(BLOCK_BYTES, max(file.size, 1))))
+    buffer_bytes = min(BLOCK_BYTES, max(file.size, 1))
+    return cast(BinaryIO, io.BufferedReader(RemoteInputFile(file), buffer_bytes))

@@ -1,4 +1,9 @@
-"""Reads slices of input files of any format into documents."""
+"""Reads slices of input files of any format into documents.
+
+A reader takes (stream, slice, rule) and yields documents in order. Its memory is bounded by the
+longest document that is allowed. Malformed input is an error, never skipped: a silent hole in a
+corpus is found months later, if ever.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -7,10 +12,23 @@ from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
-from pretrain.prepare.inputs.opening import open_input
+from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.normalize import build_normalizers, normalize_document
-from pretrain.prepare.readers import READERS
-from pretrain.prepare.readers.rule import ReadRule
+from pretrain.prepare.readers.json import read_json, read_jsonl
+from pretrain.prepare.readers.lines import read_lines, read_paired, read_text
+from pretrain.prepare.readers.parquet import read_parquet
+from pretrain.prepare.readers.records import ReadRule
+from pretrain.prepare.readers.webdataset import read_webdataset
+
+READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]] = {
+    "text": read_text,
+    "lines": read_lines,
+    "paired": read_paired,
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "parquet": read_parquet,
+    "webdataset": read_webdataset,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,42 +47,40 @@ class Reader:
     fields: tuple[str, ...] = ()
 
     def read(self, slices: Iterable[Slice]) -> Iterator[Document]:
-        """Yields the documents of `slices` in order.
+        """Yields the documents of `slices` in order, normalized.
 
         Raises:
             DataError: Malformed input, or a file that changed since it was listed.
             OSError: The file system or a server failed; has the file as its filename.
         """
-        rules = self._rules()
-        finishers = [_finisher(rule.config) for rule in rules]
+        rules = [ReadRule(config, self.kind, self.fields) for config in self.inputs]
+        rules = rules or [ReadRule(InputConfig(), skip_undecodable=True)]
+        finishers = [_build_finisher(rule.config) for rule in rules]
         for piece in slices:
-            with open_input(piece.file) as stream:
+            rule = rules[piece.file.input]
+            finish = finishers[piece.file.input]
+            with InputStream(piece.file) as stream:
                 try:
-                    documents = READERS[piece.file.format](stream, piece, rules[piece.file.input])
-                    yield from finishers[piece.file.input](documents)
+                    documents = READERS[piece.file.format](stream, piece, rule)
+                    yield from map(finish, documents) if finish else documents
                 except (DataError, OSError) as error:
-                    # A file that is being written reads as a malformed one; say what is the matter.
+                    # A file that is being written reads as a malformed one: report the change instead.
                     stream.check_unchanged()
                     if isinstance(error, OSError) and error.filename is None:
-                        raise OSError(error.errno, error.strerror or str(error), piece.file.shown) from error
+                        text = error.strerror or str(error)
+                        raise OSError(error.errno, text, piece.file.shown) from error
                     raise
                 stream.check_unchanged()
 
-    def _rules(self) -> list[ReadRule]:
-        if not self.inputs:
-            return [ReadRule(InputConfig(), skip_undecodable=True)]
-        return [ReadRule(config, self.kind, self.fields) for config in self.inputs]
 
-
-def _finisher(config: InputConfig) -> Callable[[Iterator[Document]], Iterator[Document]]:
-    """Returns what is done with the documents of an input once they are read."""
+def _build_finisher(config: InputConfig) -> Callable[[Document], Document] | None:
+    """Builds the last step of reading a document, by the input: its split, and normalization."""
     if config.normalize is None and config.split is None:
-        return lambda documents: documents
-    both = None if config.normalize is None else build_normalizers(config.normalize)
+        return None
+    normalizers = None if config.normalize is None else build_normalizers(config.normalize)
 
-    def finish(documents: Iterator[Document]) -> Iterator[Document]:
-        for document in documents:
-            document.split = config.split
-            yield document if both is None else normalize_document(document, *both)
+    def finish(document: Document) -> Document:
+        document.split = config.split
+        return document if normalizers is None else normalize_document(document, *normalizers)
 
     return finish

@@ -1,4 +1,12 @@
-"""`jsonl`: a line is a record; blank lines are passed over."""
+"""Readers of JSON.
+
+    jsonl    a line is a record; blank lines are skipped
+    json     one list of records, or one record, parsed a record at a time
+
+A `json` file is decoded in chunks; a record is parsed as soon as it is complete. An incomplete one
+is parsed again with twice as much text, so that a record is parsed a few times at most, and one
+that is too long is refused by the limit.
+"""
 
 import codecs
 import json
@@ -10,49 +18,39 @@ from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.lines import UTF8_BOM, Lines
-from pretrain.prepare.readers.records import BUILDERS, RecordError, check_object, parse_object
-from pretrain.prepare.readers.rule import ReadRule, decode, not_utf8, too_long
-
-
-def read_jsonl(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the documents of a slice. Memory: a line."""
-    return read_records(Lines.of_slice(stream, piece, rule.limit), stream.file.shown, rule)
-
-
-def read_records(lines: Lines, name: str, rule: ReadRule) -> Iterator[Document]:
-    """Yields the document of each line; `name` is what the file is called in errors. Raises: DataError."""
-    build = BUILDERS[rule.kind]
-    for line in lines:
-        start = lines.offset
-        if start == 0 and line.startswith(UTF8_BOM):
-            line, start = line[len(UTF8_BOM) :], len(UTF8_BOM)
-        if not line or line.isspace():
-            continue
-        text = decode(line, name, start)
-        try:
-            document = build(parse_object(text), rule, lines.consumed_bytes)
-        except RecordError as error:
-            raise DataError(error.what, where=lines.place(), fix=error.fix) from None
-        yield document
-
-
-# `json`: one list of records, or one record, read a record at a time.
-#
-# The file is decoded in chunks; a record is parsed as soon as it is complete. What is not complete
-# is tried again with twice as much text, so that a record is parsed a few times at most, and one
-# that is too long is refused by the limit.
-
+from pretrain.prepare.readers.lines import UTF8_BOM, Lines, lines_of
+from pretrain.prepare.readers.records import (
+    ReadRule,
+    RecordError,
+    check_object,
+    not_utf8,
+    parse_object,
+    too_long,
+)
 
 CHUNK_BYTES = 2**20
 
 _TOKEN_CHARS = 16
-
-"""More than the longest token that may be cut at the end of what was read, a string excepted."""
-
+"""More than the longest token that may be cut at the end of a chunk, a string excepted."""
 _SPACE = re.compile(r"[ \t\n\r]*")
-
 _parse = json.JSONDecoder().raw_decode
+
+
+def read_jsonl(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
+    """Yields the documents of a slice. Memory: a line."""
+    return read_records(lines_of(stream, piece, rule.limit), rule)
+
+
+def read_records(lines: Lines, rule: ReadRule) -> Iterator[Document]:
+    """Yields the document of each line. Raises: DataError."""
+    for text, utf8 in lines:
+        if not utf8 or utf8.isspace():
+            continue
+        try:
+            document = rule.build(parse_object(text), lines.consumed_bytes)
+        except RecordError as error:
+            raise error.at(lines.place()) from None
+        yield document
 
 
 def read_json(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -61,15 +59,13 @@ def read_json(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
     Raises:
         DataError: Malformed input.
     """
-    text = _JsonText(stream, rule.limit)
-    build = BUILDERS[rule.kind]
     before = 0
-    for line, record in _records(text):
+    for line, record in _records(_JsonText(stream, rule.limit)):
         position = stream.stored.tell()
         try:
-            document = build(check_object(record), rule, position - before)
+            document = rule.build(check_object(record), position - before)
         except RecordError as error:
-            raise DataError(error.what, where=f"{stream.file.shown}:{line}", fix=error.fix) from None
+            raise error.at(f"{stream.file.shown}:{line}") from None
         before = position
         yield document
 
@@ -79,7 +75,8 @@ def _records(text: "_JsonText") -> Iterator[tuple[int, Any]]:
     if text.peek() != "[":
         yield text.take_object()
         if text.peek():
-            raise text.error("text after the record", "give one list; if each line is a record, say format: jsonl")
+            fix = "give one list; if each line is a record, say format: jsonl"
+            raise text.error("text after the record", fix)
         return
     text.skip()
     separator = "," if text.peek() != "]" else "]"
@@ -87,7 +84,8 @@ def _records(text: "_JsonText") -> Iterator[tuple[int, Any]]:
         yield text.take_object()
         separator = text.peek()
         if separator not in (",", "]"):
-            raise text.error("not JSON: ',' or ']' is missing", "separate records by commas and end the list")
+            fix = "separate records by commas and end the list"
+            raise text.error("not JSON: ',' or ']' is missing", fix)
         if separator == ",":
             text.skip()
     text.skip()
@@ -110,11 +108,11 @@ class _JsonText:
         self._is_complete = False
 
     def error(self, what: str, fix: str) -> DataError:
-        """Builds the error of what comes next."""
+        """Builds the error of the text at the position."""
         return DataError(what, where=f"{self._name}:{self._line}", fix=fix)
 
     def peek(self) -> str:
-        """Passes over white space; returns the character after it, or the empty string at the end."""
+        """Skips white space; returns the character after it, or the empty string at the end."""
         while True:
             match = _SPACE.match(self._text, self._at)
             assert match is not None
@@ -126,11 +124,11 @@ class _JsonText:
             self._read(CHUNK_BYTES)
 
     def skip(self) -> None:
-        """Passes over the character that `peek` gave."""
+        """Skips the character that `peek` returned."""
         self._at += 1
 
     def take_object(self) -> tuple[int, Any]:
-        """Parses the object that comes next and passes over it; returns the line that it begins at, and the object.
+        """Parses the next object and skips it; returns the line that it begins at, and the object.
 
         Raises:
             DataError: It is not an object, not JSON, or too long.
@@ -141,44 +139,48 @@ class _JsonText:
             raise self.error(what, 'write a list of records such as {"text": "..."}')
         line = self._line
         while True:
+            end = len(self._text)
             try:
                 value, end = _parse(self._text, self._at)
+                is_parsed = True
             except json.JSONDecodeError as error:
                 self._check_unfinished(error)
+                is_parsed = False
             except (ValueError, RecursionError) as error:
-                raise self.error(f"not JSON: {error}", "correct the record that begins there") from None
-            else:
-                self._check_length(end)
+                fix = "correct the record that begins there"
+                raise self.error(f"not JSON: {error}", fix) from None
+            if end - self._at > self._limit:
+                raise too_long("a record", self._limit, f"{self._name}:{line}")
+            if is_parsed:
                 self._advance(end)
                 return line, value
-            self._check_length(len(self._text))
             self._read(max(CHUNK_BYTES, len(self._text) - self._at))
-
-    def _check_length(self, end: int) -> None:
-        if end - self._at > self._limit:
-            raise too_long("a record", self._limit, f"{self._name}:{self._line}")
 
     def _check_unfinished(self, error: json.JSONDecodeError) -> None:
         """Raises the error of an object that no further text can complete."""
-        may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _TOKEN_CHARS
-        if self._is_complete or not may_go_on:
-            line = self._line + self._text.count("\n", self._at, error.pos)
-            raise DataError(f"not JSON: {error.msg}", where=f"{self._name}:{line}", fix="correct it there") from None
+        is_cut = error.msg.startswith("Unterminated string")
+        is_cut = is_cut or error.pos >= len(self._text) - _TOKEN_CHARS
+        if self._is_complete or not is_cut:
+            self._line += self._text.count("\n", self._at, error.pos)
+            raise self.error(f"not JSON: {error.msg}", "correct it there") from None
 
     def _advance(self, to: int) -> None:
         self._line += self._text.count("\n", self._at, to)
         self._at = to
 
     def _read(self, num_bytes: int) -> None:
-        """Appends the text of at most `num_bytes` more, and forgets what was passed over."""
+        """Appends the text of at most `num_bytes` more, and drops the skipped text."""
         data = self._plain.read(num_bytes)
         self._is_complete = not data
+        # A character that the last chunk cut is in the decoder.
         start = self._num_bytes - len(self._decoder.getstate()[0])
         self._num_bytes += len(data)
         if start == 0 and data.startswith(UTF8_BOM):
-            data, start = data[len(UTF8_BOM) :], len(UTF8_BOM)
+            start = len(UTF8_BOM)
+            data = data[start:]
         try:
             more = self._decoder.decode(data, final=self._is_complete)
         except UnicodeDecodeError as error:
             raise not_utf8(error, self._name, start) from None
-        self._text, self._at = self._text[self._at :] + more, 0
+        self._text = self._text[self._at :] + more
+        self._at = 0

@@ -8,19 +8,19 @@ from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.records import BUILDERS, RecordError
-from pretrain.prepare.readers.rule import ReadRule, too_long
+from pretrain.prepare.readers.records import ReadRule, RecordError, too_long
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
-BATCH_ROWS = (16, 1024)
+MIN_BATCH_ROWS = 16
+MAX_BATCH_ROWS = 1024
 
 
 def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     """Yields the documents of a slice.
 
     Memory: a page of each column and a few MiB of rows. A row is decoded before its length is
-    known, so that of the readers this one alone cannot bound what one malicious value costs.
+    known, so that of the readers this one alone cannot bound the cost of one malicious value.
 
     Raises:
         DataError: Malformed input.
@@ -30,11 +30,10 @@ def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 
     try:
         yield from _read_groups(stream, piece, rule)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise _damaged(error, stream) from None
-    except OSError as error:
-        # Of its own accord pyarrow raises this without a number, where data are damaged.
-        if error.errno is not None or error.filename is not None:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        # pyarrow itself raises an OSError without a number where data are damaged.
+        is_of_disk = isinstance(error, OSError) and (error.errno or error.filename)
+        if is_of_disk:
             raise
         raise _damaged(error, stream) from None
 
@@ -49,7 +48,8 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
     for name in rule.text_fields:
         if name not in known:
             what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
-            raise DataError(what, where=stream.file.shown, fix=f"choose another with {_option(rule, name)}")
+            fix = f"choose another with {_option(rule, name)}"
+            raise DataError(what, where=stream.file.shown, fix=fix)
     columns = [name for name in dict.fromkeys((*rule.text_fields, *rule.fields)) if name in known]
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     bounds = _bounds(groups, stream.file.size)
@@ -62,23 +62,31 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 
 
 def _read_group(
-    file: Any, number: int, columns: list[str], first_row: int, num_bytes: int, stream: InputStream, rule: ReadRule
+    file: Any,
+    number: int,
+    columns: list[str],
+    first_row: int,
+    num_bytes: int,
+    stream: InputStream,
+    rule: ReadRule,
 ) -> Iterator[Document]:
     """Yields the documents of one row group, each with its share of the group's `num_bytes` in the file."""
     group = file.metadata.row_group(number)
-    build = BUILDERS[rule.kind]
+    # About BATCH_BYTES, by the average row of the group.
+    batch_rows = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
+    batch_rows = max(MIN_BATCH_ROWS, min(MAX_BATCH_ROWS, batch_rows))
     row = 0
     consumed = 0
-    for batch in file.iter_batches(_batch_rows(group), [number], columns, use_threads=False):
+    for batch in file.iter_batches(batch_rows, [number], columns, use_threads=False):
         for record in _rows(batch, first_row + row, stream):
             row += 1
             share = num_bytes * row // group.num_rows - consumed
             consumed += share
             where = f"{stream.file.shown}, row {first_row + row}"
             try:
-                document = build(record, rule, share)
+                document = rule.build(record, share)
             except RecordError as error:
-                raise DataError(error.what, where=where, fix=error.fix) from None
+                raise error.at(where) from None
             if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
                 raise too_long("a document", rule.limit, where)
             yield document
@@ -96,32 +104,30 @@ def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any
                 batch.slice(index, 1).to_pylist()
             except UnicodeDecodeError as error:
                 where = f"{stream.file.shown}, row {first_row + index + 1}"
-                raise DataError(f"invalid UTF-8: {error.reason}", where=where, fix="write the column anew") from None
+                what = f"invalid UTF-8: {error.reason}"
+                raise DataError(what, where=where, fix="write the column anew") from None
         raise
 
 
 def _bounds(groups: Sequence[Any], size: int) -> list[int]:
-    """Returns where each row group begins in a file of `size` bytes, and `size`; about, in proportion to their sizes.
+    """Returns the approximate beginning of each row group in a file of `size` bytes, by their sizes; and `size`.
 
-    Where they begin in truth stands in what the file says of each column, which pyarrow (26) cannot
-    be asked about in a damaged file without the whole process being aborted.
+    The exact offsets are in the metadata of each column, which pyarrow (26) cannot read in a
+    damaged file without aborting the whole process.
     """
     ends = list(accumulate((max(group.total_byte_size, 1) for group in groups), initial=0))
     return [size * end // ends[-1] for end in ends] if groups else []
 
 
-def _batch_rows(group: Any) -> int:
-    """Rows that are about BATCH_BYTES, going by the average of the group."""
-    least, most = BATCH_ROWS
-    return max(least, min(most, BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)))
-
-
 def _option(rule: ReadRule, name: str) -> str:
+    """Returns the option of the input that names a column."""
     config = rule.config
-    options = [option for option in type(config).model_fields if getattr(config, option) == name]
-    return next((option for option in options if option.endswith("_field")), "a *_field of the input")
+    options = [option for option in type(config).model_fields if option.endswith("_field")]
+    named = (option for option in options if getattr(config, option) == name)
+    return next(named, "a *_field of the input")
 
 
 def _damaged(error: object, stream: InputStream) -> DataError:
     text = str(error).partition("\n")[0]
-    return DataError(f"damaged, or not Parquet: {text}", where=stream.file.shown, fix="copy or write the file again")
+    what = f"damaged, or not Parquet: {text}"
+    return DataError(what, where=stream.file.shown, fix="copy or write the file again")

@@ -1,57 +1,137 @@
-"""A record, as JSON or Parquet give it -> a document, by the kind of data.
+"""The rule by which an input is read, and its records: JSON or a row of Parquet -> a document, by the kind of data.
 
     text       {"text": "..."}
     pairs      {"source": "...", "target": "..."}
     records    {"prompt": "...", "response": "..."}: the response is in the loss
-               {"messages": [{"role": "user", "content": "..."}, ...]}: what the assistant says is in the loss
+               {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant are in the loss
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
-Which fields these are is the input's to say. Not here: where the record was, which the caller adds to RecordError.
+The names of the fields are options of the input. Not here: where the record was, which the caller adds to RecordError.
 """
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pretrain.config.prepare import DataKind, turns_of
+from pretrain.config.prepare import DataKind, InputConfig, turns_of
+from pretrain.errors import DataError
 from pretrain.prepare.filters import Document, Label
-from pretrain.prepare.readers.rule import ReadRule
 
 TARGET_ROLE = "assistant"
 ROLES = ("system", "developer", "user", "tool", "function", TARGET_ROLE)
+JSON_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    bytes: "bytes",
+}
 
 Segments = tuple[tuple[str, bool], ...]
 """(text, loss mask) of each part of a record."""
 
 _JSON = json.JSONDecoder()
 
-Build = Callable[[Mapping[str, Any], ReadRule, int], Document]
-"""Makes a document of a record that took so many bytes of the input. Raises: RecordError."""
+
+@dataclass(frozen=True, slots=True)
+class ReadRule:
+    """Options of a reader for one input.
+
+    Attributes:
+        config: The input.
+        kind: Kind of the documents.
+        fields: Fields of records that filters ask for.
+        skip_undecodable: Skip a file that is not UTF-8 instead of failing; for the default corpus only.
+    """
+
+    config: InputConfig
+    kind: DataKind = "text"
+    fields: tuple[str, ...] = ()
+    skip_undecodable: bool = False
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a document, and a line, may have."""
+        return self.config.max_document_bytes
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Fields of a record that its document is made of."""
+        config = self.config
+        if self.kind == "text":
+            return (config.text_field,)
+        if self.kind == "pairs":
+            return (config.source_field, config.target_field)
+        if self.kind == "classes":
+            return (config.text_field, config.label_field)
+        if self.kind == "tags":
+            return (config.words_field, config.tags_field)
+        if config.messages_field:
+            return (config.messages_field,)
+        return (config.prompt_field, config.response_field)
+
+    def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
+        """Makes a document of a record that took so many bytes of the input. Raises: RecordError."""
+        document = _BUILDERS[self.kind](record, self.config, consumed_bytes)
+        document.fields = self.select_fields(record)
+        return document
+
+    def select_fields(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields that filters ask for."""
+        return {name: record[name] for name in self.fields if name in record}
+
+
+def too_long(what: str, limit: int, where: str) -> DataError:
+    """Builds the error of a line or document that is longer than the limit."""
+    option = "--max-document-bytes, or max_document_bytes of the input"
+    return DataError(
+        f"{what} is longer than max_document_bytes={limit}",
+        where=where,
+        fix=f"raise it ({option}), which costs memory, or cut the text",
+    )
+
+
+def decode(utf8: bytes, name: str, offset: int) -> str:
+    """Decodes text that begins at byte `offset` of `name`. Raises: DataError, with the byte that is not UTF-8."""
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError as error:
+        raise not_utf8(error, name, offset) from None
+
+
+def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
+    """Builds the error of bytes that are not UTF-8; the decoded bytes begin at byte `offset` of `name`."""
+    return DataError(
+        f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})",
+        where=f"{name}@{offset + error.start}",
+        fix="convert the file to UTF-8",
+    )
 
 
 class RecordError(Exception):
-    """A malformed record; the caller, which knows its place, raises a DataError."""
+    """A malformed record, whose place the caller knows."""
 
     def __init__(self, what: str, fix: str) -> None:
         self.what = what
         self.fix = fix
         super().__init__(what)
 
-
-def _decode(text: str) -> Any:
-    """As `JSONDecoder.decode`, half of whose time goes to white space around the record. Raises: as it does."""
-    if text.startswith("{"):
-        row, end = _JSON.raw_decode(text)
-        if text[end:] in ("", "\n"):
-            return row
-    return _JSON.decode(text)
+    def at(self, where: str) -> DataError:
+        """Returns the error with its place."""
+        return DataError(self.what, where=where, fix=self.fix)
 
 
 def parse_object(text: str) -> dict[str, Any]:
     """Parses a record of JSON. Raises: RecordError."""
     try:
-        row = _decode(text)
+        # `JSONDecoder.decode` spends half of its time on white space around the record.
+        row, end = _JSON.raw_decode(text) if text.startswith("{") else (None, 0)
+        if end == 0 or text[end:] not in ("", "\n"):
+            row = _JSON.decode(text)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not JSON: {error}", "write one JSON object a line") from None
     return check_object(row)
@@ -64,95 +144,113 @@ def check_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _build_text(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
-    text, utf8 = _text(record, rule.config.text_field, "--text-field, or text_field in a config")
-    return Document(text, utf8, consumed_bytes, fields=_fields(record, rule))
+def _build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    text, utf8 = _text(record, config.text_field, "--text-field, or text_field in a config")
+    return Document(text, utf8, consumed_bytes)
 
 
-def _build_pair(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
-    source, _ = _text(record, rule.config.source_field, "source_field")
-    target, utf8 = _text(record, rule.config.target_field, "target_field")
-    return Document(target, utf8, consumed_bytes, source=source, fields=_fields(record, rule))
+def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    source, _ = _text(record, config.source_field, "source_field")
+    target, utf8 = _text(record, config.target_field, "target_field")
+    return Document(target, utf8, consumed_bytes, source=source)
 
 
-def _build_record(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
-    config = rule.config
+def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
     if config.messages_field is not None:
-        segments = _segments(record, config.messages_field)
-        roles = [message["role"] for message in record[config.messages_field]]
+        turns = _turns(record, config.messages_field)
     else:
         prompt, _ = _text(record, config.prompt_field, "prompt_field, or give messages_field")
         response, _ = _text(record, config.response_field, "response_field")
-        segments = ((prompt, False), (response, True))
-        roles = ["user", TARGET_ROLE]
+        turns = [("user", prompt), (TARGET_ROLE, response)]
+    segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
     if config.template is not None:
-        segments, markers = _dress(segments, roles, config.template)
+        segments, markers = _apply_template(turns, config.template)
     text = "".join(part for part, _ in segments)
-    return Document(
-        text, text.encode(), consumed_bytes, segments=segments, markers=markers, fields=_fields(record, rule)
-    )
+    return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
 
 
-def _dress(segments: Segments, roles: list[str], template: str | dict[str, str]) -> tuple[Segments, frozenset[int]]:
-    """Writes a template around the turns; returns the segments, and which of them it wrote."""
-    turns, dressed, markers = turns_of(template), list[tuple[str, bool]](), set[int]()
-    for (text, is_learned), role in zip(segments, roles, strict=True):
-        if role not in turns:
-            raise RecordError(f"role {role!r} is not in the template", f"add it beside {', '.join(turns)}")
-        before, after = turns[role]
-        for part, in_loss, is_marker in ((before, False, True), (text, is_learned, False), (after, is_learned, True)):
-            if part:
-                markers |= {len(dressed)} if is_marker else set()
-                dressed.append((part, in_loss))
-    return tuple(dressed), frozenset(markers)
+def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
+    """Returns the (role, text) of each message."""
+    messages = record.get(name)
+    if not isinstance(messages, list):
+        raise _bad_field(record, name, "a list", "messages_field")
+    fix = 'write {"role": "user", "content": "..."}'
+    turns = []
+    for number, message in enumerate(messages):
+        place = f"{name}[{number}]"
+        if not isinstance(message, dict):
+            raise RecordError(f"{place} is {_kind_of(message)}, not an object", fix)
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise RecordError(f"{place}.{key} {_describe(message, key, 'a string')}", fix)
+        role = message["role"]
+        if role not in ROLES:
+            known = f"use one of {', '.join(ROLES)}"
+            raise RecordError(f"{place}.role is {role!r}, which is not known", known)
+        _encode(message["content"])
+        turns.append((role, message["content"]))
+    return turns
 
 
-def _build_class(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
-    document = _build_text(record, rule, consumed_bytes)
-    name = rule.config.label_field
+def _apply_template(turns: list[tuple[str, str]], template: str | dict[str, str]) -> tuple[Segments, frozenset[int]]:
+    """Writes a template around the turns; returns the segments, and the numbers of those that it wrote."""
+    texts = turns_of(template)
+    segments: list[tuple[str, bool]] = []
+    markers: set[int] = set()
+    for role, text in turns:
+        if role not in texts:
+            known = ", ".join(texts)
+            raise RecordError(f"role {role!r} is not in the template", f"add it beside {known}")
+        before, after = texts[role]
+        is_learned = role == TARGET_ROLE
+        if before:
+            markers.add(len(segments))
+            segments.append((before, False))
+        if text:
+            segments.append((text, is_learned))
+        if after:
+            markers.add(len(segments))
+            segments.append((after, is_learned))
+    return tuple(segments), frozenset(markers)
+
+
+def _build_class(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    document = _build_text(record, config, consumed_bytes)
+    name = config.label_field
     if name not in record:
         raise _bad_field(record, name, "a label", "label_field")
-    document.labels = (Label(_label(record[name], f"field {name!r}"), 0, len(document.text)),)
+    label = _label(record[name], f"field {name!r}")
+    document.labels = (Label(label, 0, len(document.text)),)
     return document
 
 
-def _build_tags(record: Mapping[str, Any], rule: ReadRule, consumed_bytes: int) -> Document:
-    words_field, tags_field = rule.config.words_field, rule.config.tags_field
+def _build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    words_field = config.words_field
+    tags_field = config.tags_field
     for name, option in ((words_field, "words_field"), (tags_field, "tags_field")):
         if not isinstance(record.get(name), list):
             raise _bad_field(record, name, "a list", option)
-    words, tags = record[words_field], record[tags_field]
+    words = record[words_field]
+    tags = record[tags_field]
     if len(words) != len(tags):
-        raise RecordError(
-            f"field {words_field!r} has {len(words)} words and {tags_field!r} {len(tags)} tags",
-            "give each word one tag",
-        )
-    labels, end = [], -1
+        counts = f"{len(words)} words and {tags_field!r} {len(tags)} tags"
+        raise RecordError(f"field {words_field!r} has {counts}", "give each word one tag")
+    labels = []
+    end = -1
     for number, (word, tag) in enumerate(zip(words, tags, strict=True)):
         if not isinstance(word, str) or not word.strip():
-            found = "blank" if isinstance(word, str) else f"{kind_of(word)}, not a string"
-            raise RecordError(f"{words_field}[{number}] is {found}", "give words with characters in them")
-        start, end = end + 1, end + 1 + len(word)
+            found = "blank" if isinstance(word, str) else f"{_kind_of(word)}, not a string"
+            fix = "give words with characters in them"
+            raise RecordError(f"{words_field}[{number}] is {found}", fix)
+        start = end + 1
+        end = start + len(word)
         labels.append(Label(_label(tag, f"{tags_field}[{number}]"), start, end))
     text = " ".join(words)
-    try:
-        utf8 = text.encode()
-    except UnicodeEncodeError as error:
-        raise _unpaired(error) from None
-    return Document(text, utf8, consumed_bytes, labels=tuple(labels), fields=_fields(record, rule))
+    return Document(text, _encode(text), consumed_bytes, labels=tuple(labels))
 
 
-def _label(value: object, place: str) -> str | int:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | int) and value != "":
-        return value
-    found = "empty" if value == "" else f"{kind_of(value)}, not a string or a whole number"
-    raise RecordError(f"{place} is {found}", "give each label a name or a whole number")
-
-
-BUILDERS: dict[DataKind, Build] = {
+_BUILDERS: dict[DataKind, Callable[[Mapping[str, Any], InputConfig, int], Document]] = {
     "text": _build_text,
     "pairs": _build_pair,
     "records": _build_record,
@@ -161,8 +259,13 @@ BUILDERS: dict[DataKind, Build] = {
 }
 
 
-def _fields(record: Mapping[str, Any], rule: ReadRule) -> dict[str, Any]:
-    return {name: record[name] for name in rule.fields if name in record} if rule.fields else {}
+def _label(value: object, place: str) -> str | int:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int) and value != "":
+        return value
+    found = "empty" if value == "" else f"{_kind_of(value)}, not a string or a whole number"
+    raise RecordError(f"{place} is {found}", "give each label a name or a whole number")
 
 
 def _text(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes]:
@@ -170,49 +273,28 @@ def _text(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes
     text = record.get(name)
     if not isinstance(text, str):
         raise _bad_field(record, name, "a string", option)
+    return text, _encode(text)
+
+
+def _encode(text: str) -> bytes:
+    """Returns text in UTF-8; JSON may spell surrogates, which UTF-8 does not have."""
     try:
-        return text, text.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
-        raise _unpaired(error) from None
-
-
-def _segments(record: Mapping[str, Any], name: str) -> tuple[tuple[str, bool], ...]:
-    messages = record.get(name)
-    if not isinstance(messages, list):
-        raise _bad_field(record, name, "a list", "messages_field")
-    return tuple(_segment(message, f"{name}[{number}]") for number, message in enumerate(messages))
-
-
-def _segment(message: Any, place: str) -> tuple[str, bool]:
-    fix = 'write {"role": "user", "content": "..."}'
-    if not isinstance(message, dict):
-        raise RecordError(f"{place} is {kind_of(message)}, not an object", fix)
-    for key in ("role", "content"):
-        if not isinstance(message.get(key), str):
-            found = f"is {kind_of(message[key])}, not a string" if key in message else "is absent"
-            raise RecordError(f"{place}.{key} {found}", fix)
-    role, content = message["role"], message["content"]
-    if role not in ROLES:
-        raise RecordError(f"{place}.role is {role!r}, which is not known", f"use one of {', '.join(ROLES)}")
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise _unpaired(error) from None
-    return content, role == TARGET_ROLE
-
-
-def _unpaired(error: UnicodeEncodeError) -> RecordError:
-    return RecordError(f"unpaired surrogate {error.object[error.start]!a} in the text", "remove it")
+        surrogate = f"{error.object[error.start]!a}"
+        raise RecordError(f"unpaired surrogate {surrogate} in the text", "remove it") from None
 
 
 def _bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
-    found = f"is {kind_of(record[name])}, not {wanted}" if name in record else "is absent"
     fields = ", ".join(sorted(map(str, record))[:20]) or "none"
-    return RecordError(f"field {name!r} {found}; fields: {fields}", f"choose one with {option}")
+    what = f"field {name!r} {_describe(record, name, wanted)}; fields: {fields}"
+    return RecordError(what, f"choose one with {option}")
 
 
-def kind_of(value: object) -> str:
-    """The JSON name of a value's type."""
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
-    names |= {list: "a list", bytes: "bytes"}
-    return names.get(type(value), "an object")
+def _describe(record: Mapping[str, Any], name: str, wanted: str) -> str:
+    return f"is {_kind_of(record[name])}, not {wanted}" if name in record else "is absent"
+
+
+def _kind_of(value: object) -> str:
+    """Returns the JSON name of a value's type."""
+    return JSON_KINDS.get(type(value), "an object")

@@ -5,9 +5,10 @@ import random
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from pretrain.prepare.prepare import prepare
-from pretrain.prepare.split import LengthHistogram, add_up, bins_of, lengths_from_json
+from pretrain.prepare.part_record import LengthHistogram, bins_of
 from pretrain.shards.index import load_index
 from tests.helpers.corpus import write_corpus
 from tests.helpers.prepare_config import prepare_config
@@ -33,8 +34,11 @@ def test_lengths_of_parts_add_up_to_those_of_the_whole(longest):
     parts = [LengthHistogram() for _ in range(4)]
     for number in range(3):
         parts[number].add(np.array(values[number::3]))
-    total = add_up(lengths_from_json(json.loads(json.dumps(part.as_json()))) for part in parts)
-    assert (total.num_documents, total.total) == (len(values), sum(values))
+    total = LengthHistogram()
+    stored = TypeAdapter(LengthHistogram)
+    for part in parts:
+        total.merge(stored.validate_json(stored.dump_json(part)))
+    assert (total.bins.total(), total.total) == (len(values), sum(values))
     assert (total.shortest, total.longest) == (min(values), max(values))
     for percent in (1, 50, 99):
         exact = int(np.percentile(values, percent, method="inverted_cdf"))

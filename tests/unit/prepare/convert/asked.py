@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from pretrain.prepare.convert.convert import convert_tokens
-from pretrain.prepare.convert.convert_job import ConvertOptions
+from pretrain.prepare.convert.convert_part import ConvertOptions
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.shards.index import DataIndex
 from tests.unit.prepare.convert import writers

@@ -112,7 +112,7 @@ def test_empty_documents_are_left_out_and_counted(source, caplog):
     with caplog.at_level(logging.INFO):
         index = convert(options(source, kind="megatron", source=(str(source / "m"),), split="hash:0"))
     assert read_documents(source / "out", index) == [[1, EOS_ID], [2, EOS_ID]]
-    assert "left out 2 empty documents" in caplog.text
+    assert "skipped 2 empty documents" in caplog.text
 
 
 def test_progress_reaches_the_end(source):
@@ -172,7 +172,7 @@ def test_splits_that_cannot_be_are_refused(source):
         convert(options(source, split="half"))
     (source / "in/a.bin").unlink()
     (source / "in/b.bin").rename(source / "in/val.bin")
-    with pytest.raises(DataError, match="there are no tokens to train on; give more, or hold out less with --split"):
+    with pytest.raises(DataError, match="there is no text to train on; give more text, or hold out less with --split"):
         convert(options(source, split="files"))
     assert not (source / "out/prepare.json").exists()
 

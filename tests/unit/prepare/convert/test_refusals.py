@@ -129,7 +129,7 @@ def test_sizes_of_nothing_are_refused(source, name):
 def test_an_empty_source_is_refused(source):
     for name in ("a.bin", "b.bin"):
         (source / "in" / name).write_bytes(b"")
-    with pytest.raises(DataError, match="there are no tokens to train on"):
+    with pytest.raises(DataError, match="there is no text to train on"):
         convert(options(source))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pretrain.errors import DataError, DiskError
+from pretrain.prepare.convert import token_file
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import dump_tokenizer, train_bpe
 from tests.helpers.corpus import WORDS, digests
@@ -111,15 +112,13 @@ def test_full_disk_leaves_nothing_that_is_trusted(source, fault_hook, operation,
 
 
 def test_a_file_that_cannot_be_read_for_now_loses_no_parts(source, monkeypatch):
-    def fail(path, dtype, offset, first, last, options):
-        if path.name == "b.bin":
-            raise OSError(5, "Input/output error", str(path))
-        return read(path, dtype, offset, first, last, options)
+    def fail(tokens, position, options, where):
+        if where.endswith("b.bin"):
+            raise OSError(5, "Input/output error", where)
+        return check(tokens, position, options, where)
 
-    from pretrain.prepare.convert import flat
-
-    read = flat.read_chunks
-    monkeypatch.setattr(flat, "read_chunks", fail)
+    check = token_file.check_tokens
+    monkeypatch.setattr(token_file, "check_tokens", fail)
     message = r"b\.bin: cannot be read: Input/output error; fix the access problem and run the same command again"
     with pytest.raises(DataError, match=message):
         convert(options(source))

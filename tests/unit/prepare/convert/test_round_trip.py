@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from pretrain.prepare.convert.convert_job import ConvertOptions
+from pretrain.prepare.convert.convert_part import ConvertOptions
 from tests.unit.prepare.convert import writers
 from tests.unit.prepare.convert.asked import convert
 from tests.unit.prepare.convert.writers import EOS_ID, VOCAB_SIZE, join

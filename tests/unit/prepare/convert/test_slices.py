@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from pretrain.errors import DataError
-from pretrain.prepare.convert import FORMATS, token_file
+from pretrain.prepare.convert import token_file
+from pretrain.prepare.convert.convert import FORMATS
 from pretrain.prepare.convert.token_file import ReadOptions, cut_documents, find_cuts
 from tests.unit.prepare.convert import writers
 from tests.unit.prepare.convert.writers import EOS_ID, VOCAB_SIZE, join

@@ -10,7 +10,7 @@ import pytest
 
 from pretrain.errors import DataError
 from pretrain.prepare.inputs.opening import zstd
-from pretrain.prepare.readers.webdataset import TarMembers
+from pretrain.prepare.readers.webdataset import TarReader
 from tests.helpers.reading import documents, texts
 
 MIB = 2**20
@@ -103,7 +103,7 @@ def test_a_name_without_end_is_refused_unread():
     header = tarfile.TarInfo("././@LongLink")
     header.size, header.type = 2**31, tarfile.GNUTYPE_LONGNAME
     with pytest.raises(DataError, match=r"a\.tar@0: a name or attributes of 2147483648 bytes; make the tar anew"):
-        list(TarMembers(io.BytesIO(header.tobuf(tarfile.GNU_FORMAT)), "a.tar"))
+        list(TarReader(io.BytesIO(header.tobuf(tarfile.GNU_FORMAT)), "a.tar"))
 
 
 def test_limits_hold_to_the_byte(tmp_path):
