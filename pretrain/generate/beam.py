@@ -1,17 +1,18 @@
-"""Beam search: the likeliest continuations, `num_beams` open ones at a time for each prompt.
+"""Beam search: the likeliest continuations, with `num_beams` open ones at a time for each prompt.
 
-    read the prompts -> best candidates of each row, over all its beams -> those that end are finished, the others open
+    read the prompts -> best candidates of each row, over all its beams -> ended ones are finished, the others open
                      -> reorder the cache by the parents of the open ones -> feed their tokens -> ...
 
-It finds what `generate` of transformers finds, with the same scores, token for token. Two of its habits are kept on
-purpose, since released translators are tuned with them: a candidate that ends a row counts only among the `num_beams`
-best of its step, and `early_stopping=False` compares open and finished beams at the present length.
+It finds the results of `generate` of transformers, with the same scores, token for token. Two of
+its rules are kept on purpose, since released translators are tuned with them: a candidate that ends
+a row counts only among the `num_beams` best of its step, and `early_stopping=False` compares open
+and finished beams at the present length.
 
-Memory: the cache of `rows x num_beams` rows, and while it is reordered a second copy of one layer. Time: one forward of
-as many tokens a step. Rows that are done leave the batch.
+Memory: the cache of `rows x num_beams` rows, and while it is reordered a second copy of one layer.
+Time: one forward of as many tokens a step. Finished rows leave the batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -35,15 +36,17 @@ MAX_LENGTH_PENALTY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """How to search.
+    """Settings of a beam search.
 
     Attributes:
         num_beams: Open beams of each prompt.
-        length_penalty: A finished beam's score is its log-probability divided by its number of new tokens to this
-            power (after Wu et al. 2016, 7): above 0 favours long ones, 0 is the plain log-probability.
-        early_stopping: When a prompt with `num_beams` finished beams is done. True: at once. False: when the best open
-            beam, were it finished now, would not be among them. "never": when it cannot come among them any more; with
-            a penalty above 0 judged by its log-probability now and the greatest length.
+        length_penalty: A finished beam's score is its log-probability divided by its number of new
+            tokens to this power (after Wu et al. 2016, 7): above 0 favours long ones, 0 is the
+            plain log-probability.
+        early_stopping: End of a search with `num_beams` finished beams. True: at once. False: when
+            the best open beam, were it finished now, would not be among them. "never": when it
+            cannot come among them any more; with a penalty above 0 judged by its log-probability
+            now and the greatest length.
         num_return: Finished beams to return, the best first.
 
     Raises:
@@ -59,18 +62,16 @@ class Beams:
         if self.num_beams < 1:
             raise ConfigError(f"num_beams={self.num_beams} must be at least 1", fix="use 4 or so")
         if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
-            raise ConfigError(
-                f"length_penalty={self.length_penalty} must be between -{MAX_LENGTH_PENALTY:g} and "
-                f"{MAX_LENGTH_PENALTY:g}",
-                fix="use 1 to judge by the mean over tokens",
-            )
+            bounds = f"-{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
+            what = f"length_penalty={self.length_penalty} must be between {bounds}"
+            raise ConfigError(what, fix="use 1 to judge by the mean over tokens")
         if self.early_stopping not in (True, False, "never"):
-            raise ConfigError(f"early_stopping={self.early_stopping!r} is unknown", fix='use true, false or "never"')
+            what = f"early_stopping={self.early_stopping!r} is unknown"
+            raise ConfigError(what, fix='use true, false or "never"')
         if not 1 <= self.num_return <= self.num_beams:
-            raise ConfigError(
-                f"num_return={self.num_return} (--n-best) must be between 1 and num_beams={self.num_beams}",
-                fix="use more beams",
-            )
+            bounds = f"1 and num_beams={self.num_beams}"
+            what = f"num_return={self.num_return} (--n-best) must be between {bounds}"
+            raise ConfigError(what, fix="use more beams")
 
     def score(self, log_prob: float, num_new: int) -> float:
         """Returns the score of a beam of `num_new` tokens."""
@@ -78,13 +79,7 @@ class Beams:
 
 
 class _Open(NamedTuple):
-    """A beam that goes on.
-
-    Attributes:
-        parent: Place of the beam that it continues among those of its row before the step.
-        tokens: New tokens so far.
-        log_prob: Sum over them; -inf: filled up, since the row has fewer beams than there is room for.
-    """
+    """An open beam: its parent's index in the row before the step, its new tokens, and their log-probability."""
 
     parent: int
     tokens: list[int]
@@ -92,7 +87,7 @@ class _Open(NamedTuple):
 
 
 class _Search:
-    """One prompt's search: its open beams, and the best finished ones."""
+    """The search of one prompt: its open beams, and the best finished ones."""
 
     def __init__(self, limit: int, beams: Beams, eos_ids: tuple[int, ...]) -> None:
         self.limit, self._beams, self._eos_ids = limit, beams, eos_ids
@@ -100,31 +95,24 @@ class _Search:
         self.finished: list[Continuation] = []
 
     def advance(self, candidates: Sequence[tuple[float, int, int]], num_new: int) -> None:
-        """Moves on by one token.
-
-        Args:
-            candidates: (log_prob, parent, token), the best first: enough that as many as there are beams do not end.
-            num_new: Tokens with the new one.
-        """
+        """Extends the beams to `num_new` tokens, by (log_prob, parent, token), the best first."""
         last = num_new == self.limit
-        going: list[_Open] = []
+        extended: list[_Open] = []
         for rank, (log_prob, parent, token) in enumerate(candidates):
-            if log_prob == -torch.inf:
+            if log_prob == -torch.inf or len(extended) == self._beams.num_beams:
                 break
             ends = token in self._eos_ids
+            tokens = self.open[parent].tokens + ([] if ends else [token])
             if not ends and not last:
-                going.append(_Open(parent, [*self.open[parent].tokens, token], log_prob))
+                extended.append(_Open(parent, tokens, log_prob))
             elif rank < self._beams.num_beams:
-                tokens = self.open[parent].tokens if ends else [*self.open[parent].tokens, token]
                 self.finished.append(Continuation(tokens, self._beams.score(log_prob, num_new), ends))
-            if len(going) == self._beams.num_beams:
-                break
         self.finished.sort(key=lambda found: -found.score)
         del self.finished[self._beams.num_beams :]
-        self.open = going
+        self.open = extended
 
     def is_done(self, num_new: int) -> bool:
-        """Whether nothing that is still open can matter, after `num_new` tokens."""
+        """Returns whether no open beam can change the result, after `num_new` tokens."""
         if not self.open or num_new == self.limit:
             return True
         if len(self.finished) < self._beams.num_beams:
@@ -135,11 +123,6 @@ class _Search:
         possible = self._beams.score(self.open[0].log_prob, self.limit if farthest else num_new)
         return possible <= self.finished[-1].score
 
-    def fill(self) -> list[_Open]:
-        """Returns the open beams, filled up to `num_beams` with ones that no candidate comes from."""
-        idle = self.open[0]._replace(log_prob=-torch.inf)
-        return [*self.open, *[idle] * (self._beams.num_beams - len(self.open))]
-
 
 def beam_search(
     model: LanguageModel, prompts: Prompts, constraints: Constraints, beams: Beams
@@ -147,17 +130,17 @@ def beam_search(
     """Finds likely continuations of each prompt, or answers to each source; a pure function of its arguments.
 
     Args:
-        model: A model with a decoder; run in eval mode, and left in the mode that it was in.
-        prompts: Token ids, of any lengths; the results of one do not depend on the others, up to rounding.
-        constraints: What may come, and where it ends.
-        beams: How to search.
+        model: A model with a decoder; run in eval mode, its mode restored.
+        prompts: Token ids, of any lengths; results do not depend on other rows, up to rounding.
+        constraints: Limits on tokens and length.
+        beams: Settings of the search.
 
     Returns:
         For each prompt its `num_return` best, the best first; fewer where there are no more.
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
-        CheckpointError: Scores are not numbers.
+        CheckpointError: The model's scores are NaN.
     """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
@@ -165,35 +148,39 @@ def beam_search(
     searches = [_Search(limit, beams, constraints.eos_ids) for limit in limits]
     if constraints.max_new_tokens > 0:
         for rows in group_rows(model, prompts, limits):
-            _run(model, [prompts[row] for row in rows], [searches[row] for row in rows], constraints, beams)
+            batch = [prompts[row] for row in rows]
+            _search_batch(model, batch, [searches[row] for row in rows], constraints, beams)
     return [search.finished[: beams.num_return] for search in searches]
 
 
-def _run(
+def _search_batch(
     model: LanguageModel, prompts: Prompts, searches: list[_Search], constraints: Constraints, beams: Beams
 ) -> None:
     """Runs the searches of one batch until each is done."""
     longest = max(search.limit for search in searches)
-    feed = IncrementalDecoder(model, prompts, longest, sees_prompt_whole=constraints.sees_prompt_whole)
+    sees_whole = constraints.sees_prompt_whole
+    feed = IncrementalDecoder(model, prompts, longest, sees_prompt_whole=sees_whole)
     # At least `num_beams` candidates do not end, if each beam had all ends among its best.
     num_candidates = (1 + max(1, len(constraints.eos_ids))) * beams.num_beams
-    logits_BV, num_new, width = feed.start(), 0, 1
-    while True:
-        is_last = [search.limit == num_new + 1 for search in searches for _ in range(width)]
-        log_probs_BV = constraints.log_probs(logits_BV, num_new, is_last)
+    logits_BV = feed.start()
+    width = 1  # the first step has one beam a row
+    for num_new in range(1, longest + 1):
+        is_last = [search.limit == num_new for search in searches for _ in range(width)]
+        log_probs_BV = constraints.log_probs(logits_BV, num_new - 1, is_last)
         past = [beam.log_prob for search in searches for beam in search.open]
-        num_new += 1
-        for search, candidates in zip(searches, _best(log_probs_BV, past, width, num_candidates), strict=True):
+        found = _best_candidates(log_probs_BV, past, width, num_candidates)
+        for search, candidates in zip(searches, found, strict=True):
             search.advance(candidates, num_new)
         places = [place for place, search in enumerate(searches) if not search.is_done(num_new)]
         if not places:
             return
         searches = [searches[place] for place in places]
-        for search in searches:
-            search.open = search.fill()
-        parents = [
-            place * width + beam.parent for place, search in zip(places, searches, strict=True) for beam in search.open
-        ]
+        parents: list[int] = []
+        for place, search in zip(places, searches, strict=True):
+            # Fewer beams than there is room for: the rest is filled with impossible ones.
+            idle = search.open[0]._replace(log_prob=-torch.inf)
+            search.open += [idle] * (beams.num_beams - len(search.open))
+            parents += [place * width + beam.parent for beam in search.open]
         if parents != list(range(len(past))):
             feed.select(parents)
         width = beams.num_beams
@@ -201,18 +188,23 @@ def _run(
         logits_BV = feed.step(torch.tensor(newest, device=logits_BV.device))
 
 
-def _best(log_probs_BV: Tensor, past: list[float], width: int, count: int) -> Iterator[list[tuple[float, int, int]]]:
-    """Yields for each row its best candidates, (log_prob, parent, token), the best first. One copy to the host.
+def _best_candidates(
+    log_probs_BV: Tensor, past: list[float], width: int, count: int
+) -> list[list[tuple[float, int, int]]]:
+    """Returns the best (log_prob, parent, token) of each prompt, the best first, by one copy to the host.
 
     Args:
-        log_probs_BV: Log probabilities of the next token of each beam; `width` consecutive rows belong to one prompt.
+        log_probs_BV: Log-probabilities of the next token of each beam; `width` beams a prompt.
         past: Log-probability of each beam so far.
-        width: Beams of a row.
-        count: Candidates wanted of a row.
+        width: Beams of a prompt.
+        count: Candidates of a prompt.
     """
     past_B1 = torch.tensor(past, device=log_probs_BV.device)[:, None]
     vocab = log_probs_BV.shape[1]
     sums = (log_probs_BV + past_B1).view(-1, width * vocab)
     best = sums.topk(min(count, width * vocab))
+    found = []
     for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        yield [(value, *divmod(index, vocab)) for value, index in zip(values, indices, strict=True)]
+        pairs = zip(values, indices, strict=True)
+        found.append([(value, *divmod(index, vocab)) for value, index in pairs])
+    return found

@@ -1,4 +1,4 @@
-"""Text to the ids that a model reads, and back: all that decoding knows of a tokenizer."""
+"""The interface of a tokenizer, and the tokens that may come next: common to every way of decoding."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,22 +10,22 @@ from pretrain.errors import ConfigError
 
 
 class Codec(Protocol):
-    """A tokenizer, with what a model expects around a text.
+    """A tokenizer, with the special tokens that a model expects around a text.
 
     Attributes:
-        eos_ids: Ids that end a text; there may be several, or none.
-        mask_id: Id that stands for a token to be filled in; None: there is none.
+        eos_ids: Ids that end a text; several, or none.
+        mask_id: Id of a token to fill in; None: there is none.
     """
 
     eos_ids: tuple[int, ...]
     mask_id: int | None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, with the special tokens that the model's inputs have."""
+        """Returns the ids of a text, with the special tokens of the model's inputs."""
         ...
 
     def encode_target(self, text: str) -> list[int]:
-        """Returns the ids of what the decoder of two stacks is to say; a translator's, in the target's language."""
+        """Returns the ids of a target of two stacks; a translator's, in the target's language."""
         ...
 
     def decode(self, ids: list[int]) -> str:
@@ -33,30 +33,26 @@ class Codec(Protocol):
         ...
 
     def tokens(self, ids: list[int]) -> list[str]:
-        """Returns what each id stands for, one string each, for display."""
+        """Returns the text of each id, for display."""
         ...
-
-
-# What is continued, what may come, and where it ends: the same for greedy decoding, sampling and
-# beam search.
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Which tokens may come next, and after what.
+    """Limits on the next token and on the length.
 
     Attributes:
-        max_new_tokens: Most tokens to add, the one that ends a row counted. Fewer come where the model can read no
-            further.
+        max_new_tokens: Most tokens to add, the one that ends a row included; fewer where
+            `max_seq_len` of the model is reached.
         min_new_tokens: No token of `eos_ids` comes before this many others.
-        eos_ids: Tokens that end a row; empty: nothing does but its length.
+        eos_ids: Tokens that end a row; empty: only its length does.
         suppressed_ids: Tokens that never come.
-        forced_eos_id: The last token of a row that has not ended before, suppressed or not, at no cost of score.
-            None: whatever comes.
-        renormalize: Probabilities sum to 1 again after `suppressed_ids` and `min_new_tokens` have taken theirs away.
-            Drawing does so anyway; it moves the scores of beams.
-        sees_prompt_whole: A decoder reads its prompt in both directions (Raffel et al. 2020, 3.2.1), as it has learned
-            to where its objective was that of a prefix language model.
+        forced_eos_id: Last token of a row that has not ended before, suppressed or not, without
+            effect on its score. None: not forced.
+        renormalize: Probabilities sum to 1 again without the excluded tokens. This changes the
+            scores of beams; sampling always does so.
+        sees_prompt_whole: A decoder reads its prompt in both directions (Raffel et al. 2020,
+            3.2.1), as under the objective of a prefix language model.
 
     Raises:
         ConfigError: A negative number of tokens.
@@ -73,10 +69,11 @@ class Constraints:
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "min_new_tokens"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative", fix="use 0 or more")
+                what = f"{name}={getattr(self, name)} must not be negative"
+                raise ConfigError(what, fix="use 0 or more")
 
     def check(self, vocab_size: int) -> None:
-        """Refuses ids that a vocabulary does not have. Raises: ConfigError."""
+        """Refuses ids beyond a vocabulary. Raises: ConfigError."""
         forced = () if self.forced_eos_id is None else (self.forced_eos_id,)
         for token in (*self.eos_ids, *self.suppressed_ids, *forced):
             if not 0 <= token < vocab_size:
@@ -86,7 +83,7 @@ class Constraints:
                 )
 
     def log_probs(self, logits_BV: Tensor, num_new: int, is_last: list[bool]) -> Tensor:
-        """Returns the log-probabilities of the next token, fp32 [B, V]; -inf where it must not come.
+        """Returns the log-probabilities of the next token, fp32 [B, V]; -inf for excluded tokens.
 
         Args:
             logits_BV: Scores of the model.

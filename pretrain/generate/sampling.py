@@ -1,4 +1,10 @@
-"""Choosing the next token from its scores: greedy, temperature, top-k, top-p. Pure: chance comes in as a number."""
+"""Decoding one token at a time, greedy or drawn by temperature, top-k and top-p, many prompts at once.
+
+    read the prompts, filling the cache -> draw a token a row -> feed them -> draw -> ...
+
+Each step costs one forward of one token a row; rows that have ended leave the batch. The seed of a
+row depends on its prompt alone. Beam search is in `beam`.
+"""
 
 import hashlib
 import random
@@ -24,12 +30,13 @@ from pretrain.model import LanguageModel
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. The cuts apply in the order temperature, top-k, top-p.
+    """Settings of sampling, applied in the order temperature, top-k, top-p.
 
     Attributes:
         temperature: Divides the scores; 0 is greedy.
         top_k: Draw among the k best only; 0: all.
-        top_p: Draw among the fewest best whose probabilities sum to at least p (Holtzman et al. 2020); 1: all.
+        top_p: Draw among the fewest best tokens whose probabilities sum to at least p (Holtzman et
+            al. 2020); 1: all.
 
     Raises:
         ConfigError: A value outside its range.
@@ -41,78 +48,79 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature={self.temperature} must be a number from 0 on", fix="use 0 for greedy")
+            what = f"temperature={self.temperature} must be a number from 0 on"
+            raise ConfigError(what, fix="use 0 for greedy")
         if self.top_k < 0:
-            raise ConfigError(f"top_k={self.top_k} must not be negative", fix="use 0 to draw among all tokens")
+            what = f"top_k={self.top_k} must not be negative"
+            raise ConfigError(what, fix="use 0 to draw among all tokens")
         if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1", fix="use 1 to draw among all tokens")
+            what = f"top_p={self.top_p} must be above 0 and at most 1"
+            raise ConfigError(what, fix="use 1 to draw among all tokens")
 
 
 GREEDY = Sampling(temperature=0.0)
 
 
 def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -> Tensor:
-    """Draws one token a row, by the inverse of the cumulative distribution over the tokens from the best down.
+    """Draws one token a row, by the inverse of the cumulative distribution, the best token first.
 
     Args:
-        scores_BV: Logits or log-probabilities; -inf for tokens that must not be drawn.
-        sampling: How to draw.
-        uniforms_B: A number of [0, 1) for each row; greedy does not read them.
+        scores_BV: Logits or log-probabilities; -inf for excluded tokens.
+        sampling: Settings of sampling.
+        uniforms_B: A number of [0, 1) for each row; not used by greedy.
 
     Returns:
         ids_B, int64, on the device of the scores. Of equal scores the first is the better one.
     """
     if sampling.temperature == 0:
         return scores_BV.argmax(dim=-1)
-    ordered_BV, order_BV = (scores_BV.float() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+    scaled_BV = scores_BV.float() / sampling.temperature
+    ordered_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         ordered_BV[:, sampling.top_k :] = -torch.inf
     # In fp64: the sum over a large vocabulary must not round away its tail.
     weights_BV = ordered_BV.double().softmax(dim=-1)
     totals_BV = weights_BV.cumsum(dim=-1)
-    # A token stays if those before it do not yet sum to p: the best one always does. None has a weight of 0.
+    # A token stays if those before it sum to less than p: the best one always does.
     kept_BV = (totals_BV - weights_BV < sampling.top_p) & (weights_BV > 0)
     last_B1 = kept_BV.sum(dim=-1, keepdim=True) - 1
     uniforms_B1 = torch.tensor(uniforms_B, dtype=torch.float64, device=scores_BV.device)[:, None]
-    drawn_B1 = torch.searchsorted(totals_BV, uniforms_B1 * totals_BV.gather(1, last_B1), right=True)
+    marks_B1 = uniforms_B1 * totals_BV.gather(1, last_B1)
+    drawn_B1 = torch.searchsorted(totals_BV, marks_B1, right=True)
     return order_BV.gather(1, drawn_B1.minimum(last_B1)).squeeze(1)
 
 
 class RowSeeds:
-    """Gives each row a seed of its own, so that its draws do not depend on the batch that it is in.
+    """Gives each row a seed of its own, so that its draws do not depend on its batch.
 
-    A pure function of the seed, the ids of the prompt, and how many equal prompts came before: the order of prompts and
-    how they are split into batches do not matter, and equal prompts still get different texts.
+    A seed is a pure function of the global seed, the prompt's ids, and the number of equal prompts
+    before: the order of prompts and their batches do not matter, and equal prompts get different
+    texts.
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._seen = seed, Counter[bytes]()
+        self._seed = seed
+        self._seen = Counter[bytes]()
 
     def __call__(self, prompt: Sequence[int]) -> int:
         """Returns the seed of the next row that begins with `prompt`."""
-        key = hashlib.blake2b(repr((self._seed, list(prompt))).encode(), digest_size=16).digest()
+        identity = repr((self._seed, list(prompt))).encode()
+        key = hashlib.blake2b(identity, digest_size=16).digest()
         self._seen[key] += 1
-        return int.from_bytes(hashlib.blake2b(key + repr(self._seen[key]).encode(), digest_size=8).digest())
-
-
-# Decoding one token at a time, greedy or drawn, many prompts at once.
-#
-#     read the prompts, filling the cache -> draw a token a row -> feed them -> draw -> ...
-#
-# Each step costs one forward of one token a row; rows that have ended leave the batch. Beam search
-# is in `beam`.
+        numbered = key + repr(self._seen[key]).encode()
+        return int.from_bytes(hashlib.blake2b(numbered, digest_size=8).digest())
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What was generated from one prompt.
+    """The tokens generated from one prompt.
 
     Attributes:
         tokens: New tokens, without the prompt and without the one that ended the row.
-        score: Sum of the log-probabilities of the new tokens, the end counted, divided by their number to the power of
-            the length penalty (1 outside beam search). Drawn tokens count with the model's own probability, before
-            temperature and cuts.
-        ended: Whether a token of `eos_ids` ended it; else its length did.
+        score: Sum of the log-probabilities of the new tokens, the end included, divided by their
+            number to the power of the length penalty (1 outside beam search). Drawn tokens count
+            with the model's own probability, before temperature and cuts.
+        ended: Whether a token of `eos_ids` ended it, rather than its length.
     """
 
     tokens: list[int]
@@ -121,13 +129,9 @@ class Continuation:
 
 
 class SampledToken(NamedTuple):
-    """A new token.
+    """A new token of the prompt number `row`, with its log-probability under the constraints.
 
-    Attributes:
-        row: Index of its prompt.
-        token: Token id.
-        log_prob: Log-probability, under the constraints.
-        ends: It is a token of `eos_ids`: the row is complete without it.
+    `ends`: it is a token of `eos_ids`, and the row is complete without it.
     """
 
     row: int
@@ -144,24 +148,21 @@ def generate(
     *,
     seed: int | Sequence[int] = 0,
 ) -> list[Continuation]:
-    """Continues each prompt, or answers each source; a pure function of its arguments.
+    """Continues each prompt, or answers each source, in order; a pure function of its arguments.
 
-    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of a row alone differ
-    in the last digits, which turns a choice between two tokens that are that close.
+    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of
+    a row alone differ in the last digits, which may decide between two nearly equal tokens.
 
     Args:
-        model: A model with a decoder; run in eval mode, and left in the mode that it was in.
+        model: A model with a decoder; run in eval mode, its mode restored.
         prompts: Token ids, of any lengths.
-        constraints: What may come, and where it ends.
-        sampling: How to draw.
+        constraints: Limits on tokens and length.
+        sampling: Settings of sampling.
         seed: Seed of sampling (`RowSeeds`), or the seed of each row.
-
-    Returns:
-        One for each prompt, in order.
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
-        CheckpointError: Scores are not numbers.
+        CheckpointError: The model's scores are NaN.
     """
     tokens: list[list[int]] = [[] for _ in prompts]
     log_probs: list[list[float]] = [[] for _ in prompts]
@@ -184,48 +185,36 @@ def stream(
     *,
     seed: int | Sequence[int] = 0,
 ) -> Iterator[list[SampledToken]]:
-    """Yields the next token of every open row as it is drawn; arguments and errors are those of `generate`."""
+    """Yields the next token of every open row as it is drawn; arguments and errors as in `generate`."""
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
     seeds = list(map(RowSeeds(seed), prompts)) if isinstance(seed, int) else seed
     assert len(seeds) == len(prompts)
     limits = new_token_limits(model, prompts, constraints.max_new_tokens)
+    sees_whole = constraints.sees_prompt_whole
     for rows in group_rows(model, prompts, limits):
-        yield from _stream_group(model, rows, prompts, limits, constraints, sampling, seeds)
-
-
-def _stream_group(
-    model: LanguageModel,
-    rows: list[int],
-    prompts: Prompts,
-    limits: Sequence[int],
-    constraints: Constraints,
-    sampling: Sampling,
-    seeds: Sequence[int],
-) -> Iterator[list[SampledToken]]:
-    longest = max(limits[row] for row in rows)
-    if longest == 0:
-        return
-    feed = IncrementalDecoder(
-        model, [prompts[row] for row in rows], longest, sees_prompt_whole=constraints.sees_prompt_whole
-    )
-    chance = {row: random.Random(seeds[row]) for row in rows}
-    logits_BV = feed.start()
-    for num_new in range(longest):
-        is_last = [limits[row] == num_new + 1 for row in rows]
-        log_probs_BV = constraints.log_probs(logits_BV, num_new, is_last)
-        ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
-        chosen = log_probs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
-        step = [
-            SampledToken(row, token, log_prob, token in constraints.eos_ids)
-            for row, token, log_prob in zip(rows, ids_B.tolist(), chosen, strict=True)
-        ]
-        yield step
-        kept = [place for place, drawn in enumerate(step) if not drawn.ends and not is_last[place]]
-        if not kept:
-            return
-        if len(kept) < len(rows):
-            rows = [rows[place] for place in kept]
-            feed.select(kept)
-            ids_B = ids_B[torch.tensor(kept, device=ids_B.device)]
-        logits_BV = feed.step(ids_B)
+        longest = max(limits[row] for row in rows)
+        if longest == 0:
+            continue
+        batch = [prompts[row] for row in rows]
+        feed = IncrementalDecoder(model, batch, longest, sees_prompt_whole=sees_whole)
+        chance = {row: random.Random(seeds[row]) for row in rows}
+        logits_BV = feed.start()
+        for num_new in range(longest):
+            is_last = [limits[row] == num_new + 1 for row in rows]
+            log_probs_BV = constraints.log_probs(logits_BV, num_new, is_last)
+            ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
+            chosen = log_probs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
+            step = [
+                SampledToken(row, token, log_prob, token in constraints.eos_ids)
+                for row, token, log_prob in zip(rows, ids_B.tolist(), chosen, strict=True)
+            ]
+            yield step
+            kept = [place for place, drawn in enumerate(step) if not (drawn.ends or is_last[place])]
+            if not kept:
+                break
+            if len(kept) < len(rows):
+                rows = [rows[place] for place in kept]
+                feed.select(kept)
+                ids_B = ids_B[torch.tensor(kept, device=ids_B.device)]
+            logits_BV = feed.step(ids_B)

@@ -1,4 +1,4 @@
-"""Text of tokens as they come, character by character and never a broken one."""
+"""From prompts to new texts: prompts read, encoded and decoded, text given out in whole characters."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.incremental_decoder import check_prompt, check_prompts
-from pretrain.generate.sampling import Continuation, RowSeeds, Sampling, generate, stream
+from pretrain.generate.sampling import RowSeeds, Sampling, generate, stream
 from pretrain.model import LanguageModel
 
 _BROKEN = "\ufffd"
@@ -22,11 +22,11 @@ _BROKEN = "\ufffd"
 class Detokenizer:
     """Turns one token after another into text.
 
-    What a token stands for depends on its neighbours: a character may take several tokens, and a first word loses its
-    space. So the text of a token is what it adds to the text of those just before it, and nothing is given out while it
-    ends within a character. All pieces together are the text of all tokens, unless the byte fallback of a sentencepiece
-    model meets bytes that are no UTF-8. A token costs two calls of the codec with a few tokens; before the first piece
-    the context is among them.
+    The text of a token depends on its neighbours: a character may take several tokens, and a first
+    word loses its space. So a token's text is the text that it adds to those just before it, and no
+    piece ends within a character. All pieces together are the text of all tokens, unless the byte
+    fallback of a sentencepiece model meets bytes that are no UTF-8. A token costs two calls of the
+    codec with a few tokens; those before the first piece include the context.
 
     Args:
         codec: The tokenizer.
@@ -34,48 +34,49 @@ class Detokenizer:
     """
 
     def __init__(self, codec: Codec, context: Sequence[int] = ()) -> None:
-        self._codec, self._ids, self._given = codec, list(context), len(context)
+        self._codec = codec
+        self._ids = list(context)
+        self._given = len(context)
 
     def add(self, token: int) -> str:
-        """Returns the text that is certain with one more token, often empty."""
+        """Returns the text that one more token completes, often empty."""
         self._ids.append(token)
         text = self._pending()
         if not text or text.endswith(_BROKEN):
             return ""
-        self._ids, self._given = self._ids[self._given :], len(self._ids) - self._given
+        # The last piece remains as the context of the next one.
+        self._ids = self._ids[self._given :]
+        self._given = len(self._ids)
         return text
 
     def rest(self) -> str:
-        """Returns what was held back, at the end: characters that never became whole."""
+        """Returns the remaining text, at the end: characters that never became complete."""
         text = self._pending()
-        self._ids, self._given = [], 0
+        self._ids = []
+        self._given = 0
         return text
 
     def _pending(self) -> str:
-        before = self._codec.decode(self._ids[: self._given])
-        return self._codec.decode(self._ids)[len(before) :]
+        return text_after(self._codec, self._ids[: self._given], self._ids[self._given :])
 
 
 def text_after(codec: Codec, context: Sequence[int], ids: Sequence[int]) -> str:
-    """Returns the text that `ids` add to that of `context`: all that a `Detokenizer` gives out, at once."""
+    """Returns the text that `ids` add to that of `context`: all pieces of a `Detokenizer` at once."""
     before = codec.decode(list(context))
     return codec.decode([*context, *ids])[len(before) :]
-
-
-# Prompts from the command line, a file or standard input.
 
 
 STDIN = "-"
 
 
 def find_prompts(prompts: list[str], file: str | None) -> Iterator[str] | None:
-    """Returns the prompts that were given, or None where none were.
+    """Returns the prompts of the command line, a file or standard input; None: there are none.
 
-    A file is opened at once and read as it is needed: one prompt a line, empty ones too. Standard input is read where
-    it was asked for, or, with nothing else given, where something is piped or redirected into it.
+    A file is opened at once and read lazily: one prompt a line, empty ones too. Standard input is
+    read where `-` names it, or by default where it is piped or redirected.
 
     Args:
-        prompts: Those on the command line.
+        prompts: Prompts of the command line.
         file: A path, or `-` for standard input.
 
     Raises:
@@ -84,7 +85,12 @@ def find_prompts(prompts: list[str], file: str | None) -> Iterator[str] | None:
     if prompts and file is not None:
         raise ConfigError("--prompt and --file were both given", fix="give one of them")
     if prompts:
-        return iter([_check_argument(prompt) for prompt in prompts])
+        try:
+            "".join(prompts).encode()
+        except UnicodeEncodeError:
+            fix = "put the text in a file, as UTF-8"
+            raise ConfigError("--prompt is not UTF-8", fix=fix) from None
+        return iter(prompts)
     if file == STDIN or (file is None and _is_piped()):
         return _read_lines(sys.stdin.buffer, "standard input")
     if file is None:
@@ -92,20 +98,13 @@ def find_prompts(prompts: list[str], file: str | None) -> Iterator[str] | None:
     try:
         opened = Path(file).open("rb")  # noqa: SIM115 (closed by whom it is read)
     except OSError as error:
-        raise ConfigError(f"cannot read it: {error.strerror}", where=file, fix="check the path of --file") from None
+        what = f"cannot read it: {error.strerror}"
+        raise ConfigError(what, where=file, fix="check the path of --file") from None
     return _read_lines(opened, file)
 
 
-def _check_argument(prompt: str) -> str:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("--prompt is not UTF-8", fix="put the text in a file, as UTF-8") from None
-    return prompt
-
-
 def _is_piped() -> bool:
-    """Whether something else than a terminal or /dev/null feeds standard input."""
+    """Returns whether standard input is a pipe, file or socket, rather than a terminal or /dev/null."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
@@ -119,29 +118,23 @@ def _read_lines(file: BinaryIO, name: str) -> Iterator[str]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"not UTF-8: byte {line[error.start]:#04x}", where=f"{name}:{number}", fix="convert it"
-                ) from None
+                what = f"not UTF-8: byte {line[error.start]:#04x}"
+                raise DataError(what, where=f"{name}:{number}", fix="convert it") from None
             yield text.rstrip("\r\n")
-
-
-# From prompt text to new text: a decoder continues it, an encoder-decoder answers it.
 
 
 Method = Sampling | Beams
 
-"""Drawn, or searched for."""
-
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """One text that was generated.
+    """One generated text.
 
     Attributes:
-        prompt: What was asked.
-        text: The new text, the prompt not included.
-        num_tokens: Number of tokens, without the end token.
-        score: That of `Continuation`.
+        prompt: Text of the prompt.
+        text: The new text, without the prompt.
+        num_tokens: Number of new tokens, without the end token.
+        score: Score as in `Continuation`.
     """
 
     prompt: str
@@ -160,14 +153,15 @@ def generate_text(
     seed: int = 0,
     batch_size: int = 16,
 ) -> Iterator[list[GeneratedText]]:
-    """Yields for each prompt, in order, its texts, the best first; one where they are drawn.
+    """Yields the texts of each prompt, in order, the best first: one of sampling, or several of beams.
 
     Args:
         model: A model with a decoder.
         codec: Tokenizer of the model.
-        prompts: Texts; read a batch at a time. An empty one is the beginning of a document to a decoder.
-        constraints: What may come, and where it ends: `eos_ids` are those of the codec, if they are to end a text.
-        method: How to choose.
+        prompts: Texts; read a batch at a time. To a decoder an empty one is the beginning of a
+            document.
+        constraints: Limits on tokens and length; `eos_ids` are usually those of the codec.
+        method: Sampling or beam search.
         seed: Seed of sampling; the text of a prompt does not depend on its batch (`RowSeeds`).
         batch_size: Prompts that are decoded together. Memory grows with it.
 
@@ -175,7 +169,9 @@ def generate_text(
         ConfigError: The model cannot generate, or a prompt does not fit it; names its number, from 1.
     """
     check_prompts(model, [])
-    remaining, number, row_seeds = iter(prompts), 0, RowSeeds(seed)
+    remaining = iter(prompts)
+    row_seeds = RowSeeds(seed)
+    number = 0
     while batch := list(islice(remaining, batch_size)):
         rows = []
         for prompt in batch:
@@ -187,12 +183,13 @@ def generate_text(
             seeds = [row_seeds(row) for row in rows]
             found = [[one] for one in generate(model, rows, constraints, method, seed=seeds)]
         for prompt, row, continuations in zip(batch, rows, found, strict=True):
-            yield [_answer(model, codec, prompt, row, one) for one in continuations]
-
-
-def _answer(model: LanguageModel, codec: Codec, prompt: str, ids: list[int], found: Continuation) -> GeneratedText:
-    text = text_after(codec, _context(model, ids), found.tokens)
-    return GeneratedText(prompt, text, len(found.tokens), found.score)
+            # An answer stands alone; the text of a decoder depends on its prompt.
+            context = row if model.encoder is None else []
+            texts = [text_after(codec, context, one.tokens) for one in continuations]
+            yield [
+                GeneratedText(prompt, text, len(one.tokens), one.score)
+                for text, one in zip(texts, continuations, strict=True)
+            ]
 
 
 def stream_text(
@@ -204,14 +201,14 @@ def stream_text(
     *,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yields the new text of one prompt in pieces, as its tokens are drawn: that of `generate_text`, whole characters.
+    """Yields the text of `generate_text` for one prompt in pieces of whole characters, as they are drawn.
 
     Raises:
         ConfigError: The model cannot generate, or the prompt does not fit it.
     """
     check_prompts(model, [])
     ids = encode_prompt(model, codec, prompt)
-    text = Detokenizer(codec, _context(model, ids))
+    text = Detokenizer(codec, ids if model.encoder is None else [])
     for ((_, token, _, ends),) in stream(model, [ids], constraints, sampling, seed=seed):
         if not ends and (piece := text.add(token)):
             yield piece
@@ -220,7 +217,7 @@ def stream_text(
 
 
 def encode_prompt(model: LanguageModel, codec: Codec, prompt: str, *, where: str = "") -> list[int]:
-    """Returns the ids of a prompt, for a decoder at least the one that begins a document.
+    """Returns the ids of a prompt; for a decoder at least the token that begins a document.
 
     Raises:
         ConfigError: The prompt does not fit the model, or is empty where no token begins a document.
@@ -230,13 +227,7 @@ def encode_prompt(model: LanguageModel, codec: Codec, prompt: str, *, where: str
         bos = model.special_tokens.bos
         ids = list(codec.eos_ids[:1]) if bos is None else [bos]
         if not ids:
-            raise ConfigError(
-                "the prompt is empty, and the tokenizer has no end-of-text token", where=where, fix="give a text"
-            )
+            what = "the prompt is empty, and the tokenizer has no end-of-text token"
+            raise ConfigError(what, where=where, fix="give a text")
     check_prompt(model, ids, where=where)
     return ids
-
-
-def _context(model: LanguageModel, ids: list[int]) -> list[int]:
-    """What the new text follows: the prompt of a decoder; an answer stands alone."""
-    return ids if model.encoder is None else []
