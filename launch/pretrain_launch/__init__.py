@@ -1,1 +1,1 @@
-"""Starting ranks: on this machine (`local.py`). Imports no torch."""
+"""Starting ranks, on this machine and under Slurm. Imports no torch."""

@@ -1,12 +1,22 @@
-"""Decision to requeue or end a job after its ranks have ended, and the driver of a job.
+"""The driver of a job, on its first node: the batch script becomes `python -m pretrain_launch.job SPEC`.
 
-The decision is a pure function:
+    journal: a start  ->  breaker  ->  doctor  ->  rendezvous
+    ->  srun pretrain_launch.node on every node  ->  exit codes  ->  decide
+    ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
 
-0                                     end: the run is done
-cancelled by the user                 end
-64 65 66 69 73 74 77 126 127          end: a restart cannot help
-70 and no new checkpoint              end: the bug would be met again
-else (75, 76, a signal, a lost node)  again, unless restart after restart brings no new checkpoint
+    SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
+    SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
+
+The decision is a pure function of the outcome:
+
+    0                                     end: the run is done
+    cancelled by the user                 end
+    64 65 66 69 73 74 77 126 127          end: a restart cannot help
+    70 and no new checkpoint              end: the bug would be met again
+    else (75, 76, a signal, a lost node)  again, unless restart after restart brings no new checkpoint
+
+A requeue ends the job at once, so it comes last, and is repeated until the controller answers. Not here: the reaction
+of a rank to a signal (pretrain/run/stop.py).
 """
 
 import contextlib
@@ -57,32 +67,33 @@ from pretrain_launch.slurm_tools import run_tool, show_job
 from pretrain_launch.spec import LaunchSpec, load_spec
 
 FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, EXIT_DISK, EXIT_DIVERGED, 126, 127}
+POLL_S = 0.1
+READY_S = 120.0
+"""A task that has not announced by then that it accepts stops failed to: its disk refused."""
+LAUNCHES = 3
+"""Attempts at a rendezvous: another program may take the port."""
+QUICK_S = 120.0
+RETRY_S = 5.0
+REQUEUE_S = 90.0
+END_WAIT_S = 150
+"""From the end of the first node to that of all: the tracker of rank 0 may still be sending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a start.
+    """Outcome of a start."""
 
-    Attributes:
-        code: Exit code of the ranks.
-        reason: Cause in one line.
-        has_progressed: Whether a newer checkpoint than at its beginning exists.
-        idle_restarts: Restarts in a row without a new checkpoint, this one included.
-        is_cancelled: Whether the user has cancelled the job.
-        may_requeue: Whether the site lets a job requeue itself.
-    """
-
-    code: int
-    reason: str
-    has_progressed: bool
-    idle_restarts: int
-    is_cancelled: bool = False
-    may_requeue: bool = True
+    code: int  # exit code of the ranks
+    reason: str  # one line
+    has_progressed: bool  # a newer checkpoint than at its beginning exists
+    idle_restarts: int  # restarts in a row without a new checkpoint, this one included
+    is_cancelled: bool = False  # by the user
+    may_requeue: bool = True  # the site lets a job requeue itself
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Next action of the job: `requeue`, `next` (it ends, the next job of its chain continues), or `end`."""
+    """Next action of the job; `next`: it ends, the next job of its chain continues."""
 
     kind: Literal["requeue", "next", "end"]
     code: int
@@ -90,13 +101,9 @@ class Decision:
 
 
 def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
-    """Returns what to do after a start has ended.
-
-    Args:
-        outcome: Outcome of the start.
-        max_idle_restarts: Restarts in a row without a new checkpoint that end the job.
-    """
-    code, reason = outcome.code, outcome.reason
+    """Returns the next action of a job after a start has ended."""
+    code = outcome.code
+    reason = outcome.reason
     if code == EXIT_OK:
         return Decision("end", code, reason)
     if outcome.is_cancelled:
@@ -104,43 +111,12 @@ def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
     if code in FINAL or (code == EXIT_BUG and not outcome.has_progressed):
         return Decision("end", code, reason)
     if outcome.idle_restarts >= max_idle_restarts:
-        return Decision("end", code, f"{outcome.idle_restarts} restarts in a row without a new checkpoint: {reason}")
+        return Decision("end", code, _idle_reason(outcome.idle_restarts, reason))
     return Decision("requeue" if outcome.may_requeue else "next", code, reason)
 
 
-# The driver of a job, on its first node: `python -m pretrain_launch.job SPEC`, what the batch script
-# becomes.
-#
-#     journal: a start  ->  breaker  ->  doctor  ->  rendezvous
-#     ->  srun pretrain_launch.node on every node  ->  how it ended  ->  decide
-#     ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
-#
-#     SIGUSR1 (the time limit comes, or a preemption)  ->  the step, once; ranks commit and exit 75
-#     SIGTERM (Slurm ends the job)                     ->  Slurm sends it to the ranks itself
-#
-# A requeue ends the job at once, so it comes last, when all is committed. While the controller is
-# away it is repeated. Not here: what a rank does about a signal (pretrain/run/stop.py).
-
-
-POLL_S = 0.1
-
-READY_S = 120.0
-
-"""A task that has not announced by then that it accepts stops failed to: its disk refused."""
-
-LAUNCHES = 3
-
-"""Attempts at a rendezvous: another program may take the port before we do."""
-
-QUICK_S = 120.0
-
-RETRY_S = 5.0
-
-REQUEUE_S = 90.0
-
-END_WAIT_S = 150
-
-"""From the end of the first node to that of all: the tracker of rank 0 may still be sending."""
+def _idle_reason(count: int, reason: str) -> str:
+    return f"{count} restarts in a row without a new checkpoint: {reason}"
 
 
 def say(text: str) -> None:
@@ -154,24 +130,27 @@ class Driver:
     Args:
         spec: The job.
         start: This start of it.
-        signals: Those that we got, the first first; grows.
+        signals: Signals to this process, the first first; grows.
     """
 
     def __init__(self, spec: LaunchSpec, start: JobStart, signals: list[int]) -> None:
-        self._spec, self._start, self._signals = spec, start, signals
+        self._spec = spec
+        self._start = start
+        self._signals = signals
         self._run = spec.folder
         self._facts = {"chain": spec.chain, "job": start.job, "restart": start.restart}
 
     def drive(self) -> int:
         """Runs this start to its end; returns the exit code of the job."""
-        rows, before = read_journal(self._run), newest_step(self._run)
+        rows = read_journal(self._run)
+        before = newest_step(self._run)
         earlier = last_end(rows, self._spec.chain)
         if earlier and earlier["decision"] == "end" and earlier["job"] != self._start.job:
             say(f"the run ended in job {earlier['job']}: {earlier['reason']}")
             return int(earlier["exit_code"])
         idle = count_idle_restarts(rows, self._spec.chain, before)
         if idle >= self._spec.max_idle_restarts:
-            reason = f"{idle} restarts in a row without a new checkpoint: their nodes were lost"
+            reason = _idle_reason(idle, "their nodes were lost")
             return self._end(Decision("end", EXIT_UNAVAILABLE, reason), before)
         try:
             ending = self._train(before)
@@ -182,7 +161,7 @@ class Driver:
 
     def _train(self, before: int) -> StepExit:
         """Starts the ranks, and waits for them. Raises: LaunchError, ConfigError, DiskError."""
-        nodes: tuple[str, ...] = self._start.nodes
+        nodes = self._start.nodes
         try:
             nodes = choose_nodes(self._spec, nodes)
         finally:
@@ -191,7 +170,7 @@ class Driver:
             append_row(self._run, {"event": "start", **self._facts, **row})
         if mark_of_cancel(self._run).exists():
             return StepExit(EXIT_RESUME_ME, "not started", False)
-        begun, attempt = time.monotonic(), 0
+        begun = time.monotonic()
         with contextlib.suppress(DiskError):  # of starts that were killed
             if (self._run.launch / "exits").exists():
                 remove_tree(self._run.launch / "exits")
@@ -199,19 +178,23 @@ class Driver:
             found = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
             if found is not None:
                 return StepExit(found.code, found.reason, False)
+        attempt = 0
         while True:
             ending = self._launch(nodes, attempt)
             attempt += 1
-            if ending.ranks_began or self._signals or attempt == LAUNCHES or time.monotonic() - begun > QUICK_S:
+            is_last = attempt == LAUNCHES or time.monotonic() - begun > QUICK_S
+            if ending.ranks_began or self._signals or is_last:
                 return ending
             say(f"{ending.reason}; another port is tried")
 
     def _launch(self, nodes: tuple[str, ...], attempt: int) -> StepExit:
-        spec, once = self._spec, step_command(self._spec, nodes, 1)
-        interface = spec.site.interface
-        address, port = find_meeting_point(self._start.job, attempt, nodes[0], nodes, interface, [*once, "--overlap"])
+        """Tries a rendezvous, and runs the step."""
+        spec = self._spec
+        step = [*step_command(spec, nodes, 1), "--overlap"]
+        address, port = find_meeting_point(self._start.job, attempt, nodes[0], nodes, spec.site.interface, step)
         if self._signals:
-            return StepExit(EXIT_RESUME_ME, f"stopped by {self._asked()} before the first rank", False)
+            reason = f"stopped by {self._asked()} before the first rank"
+            return StepExit(EXIT_RESUME_ME, reason, False)
         identity = f"{self._start.job}-{self._start.restart}-{attempt}"
         meeting = Meeting(address, port, nodes, spec.ranks_per_node, identity)
         say(f"{meeting.world_size} ranks on {', '.join(nodes)} meet at {meeting.endpoint}")
@@ -231,38 +214,39 @@ class Driver:
                 remove_tree(exits)
 
     def _wait(self, command: list[str], exits: Path, num_tasks: int) -> int:
-        """Runs the step; passes the first request to stop on to it, once no task would die of it."""
+        """Runs the step; passes the first request to stop on, once no task would die of it."""
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         except FileNotFoundError:
             raise LaunchError("there is no srun on this node", where=self._start.nodes[0]) from None
-        begun, is_told = time.monotonic(), False
+        begun = time.monotonic()
+        is_asked = False
         while process.poll() is None:
             is_old = time.monotonic() - begun > READY_S
-            if self._signals and not is_told and (is_old or are_ready(exits, num_tasks)):
-                is_told = True
+            if self._signals and not is_asked and (is_old or are_ready(exits, num_tasks)):
+                is_asked = True
                 say(f"asked to stop by {self._asked()}")
-                # srun passes it on to every task, without the controller; where Slurm has asked them, it is harmless.
+                # srun passes it on to every task; for tasks that Slurm has signalled it is harmless.
                 process.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
     def _asked(self) -> str:
-        return signal.Signals(self._signals[0]).name
+        return signal.Signals(self._signals[0]).name if self._signals else "a signal"
 
     def _finish(self, ending: StepExit, before: int) -> int:
-        spec, step = self._spec, newest_step(self._run)
+        """Decides, and ends or requeues the job."""
+        spec = self._spec
+        step = newest_step(self._run)
         job = show_job(self._start.handle)
-        cancelled = mark_of_cancel(self._run).exists() or was_cancelled(job, self._start.restart)
+        is_cancelled = mark_of_cancel(self._run).exists() or was_cancelled(job, self._start.restart)
         reason = note_attempt(spec, self._start, ending.code, ending.reason)
-        if not reason:
-            reason = "done" if ending.code == 0 else f"stopped by {self._asked() if self._signals else 'a signal'}"
         outcome = Outcome(
             code=ending.code,
-            reason=reason,
+            reason=reason or ("done" if ending.code == 0 else f"stopped by {self._asked()}"),
             has_progressed=step > before,
             idle_restarts=count_idle_restarts(read_journal(self._run), spec.chain, step),
-            is_cancelled=cancelled,
+            is_cancelled=is_cancelled,
             may_requeue=spec.site.requeue,
         )
         decision = decide(outcome, spec.max_idle_restarts)
@@ -272,40 +256,40 @@ class Driver:
     def _end(self, decision: Decision, step: int) -> int:
         """Writes the journal's row of the end; returns the job's exit code."""
         say(f"{decision.kind}: {decision.reason} (exit code {decision.code}, step {step})")
-        row = {"exit_code": decision.code, "reason": decision.reason, "step": step, "decision": decision.kind}
+        row = {"exit_code": decision.code, "reason": decision.reason, "step": step}
         try:
-            append_row(self._run, {"event": "end", **self._facts, **row})
+            append_row(self._run, {"event": "end", **self._facts, **row, "decision": decision.kind})
         except DiskError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return decision.code
 
     def _requeue(self, step: int) -> int:
-        """Puts the job back into the queue, which ends this process; returns where that cannot be, or is done."""
-        waited = False
+        """Requeues the job, which ends this process; returns if Slurm refuses, or has done so."""
+        has_waited = False
         while not mark_of_cancel(self._run).exists():
             if is_requeued(show_job(self._start.handle), self._start.restart):
-                self._rest(REQUEUE_S)
-                return EXIT_RESUME_ME
+                return self._rest()
             answer = run_tool(["scontrol", "requeue", self._start.handle])
             if answer.code == 0:
-                self._rest(REQUEUE_S)
-                return EXIT_RESUME_ME
+                return self._rest()
             if answer.is_killed:
-                continue  # Slurm ends this start: it may have taken the requeue, whose answer was on its way
+                continue  # Slurm ends this start: it may have accepted the requeue
             if not answer.is_away:
                 reason = f"Slurm does not requeue the job: {answer.complaint}"
                 return self._end(Decision("next", EXIT_RESUME_ME, reason), step)
-            if not waited:
-                say(f"the controller is away ({answer.complaint}); the requeue is tried until it is back")
-            waited = True
+            if not has_waited:
+                say(f"the controller is away ({answer.complaint}); the requeue is repeated")
+            has_waited = True
             time.sleep(RETRY_S)
         return self._end(Decision("end", EXIT_RESUME_ME, "cancelled by the user"), step)
 
-    def _rest(self, seconds: float) -> None:
-        """Waits to be ended."""
-        deadline, count = time.monotonic() + seconds, self._signals.count(signal.SIGTERM)
+    def _rest(self) -> int:
+        """Waits for the end by Slurm."""
+        deadline = time.monotonic() + REQUEUE_S
+        count = self._signals.count(signal.SIGTERM)
         while time.monotonic() < deadline and self._signals.count(signal.SIGTERM) == count:
             time.sleep(POLL_S)
+        return EXIT_RESUME_ME
 
 
 def main() -> None:
@@ -322,7 +306,8 @@ def main() -> None:
         start = read_start(os.environ)
         spec = load_spec(find_spec(Path(sys.argv[1]).absolute(), os.environ))
         os.chdir(spec.cwd)
-        say(f"{spec.name}: job {start.handle}, restart {start.restart}, on {', '.join(start.nodes)}")
+        nodes = ", ".join(start.nodes)
+        say(f"{spec.name}: job {start.handle}, restart {start.restart}, on {nodes}")
         sys.exit(Driver(spec, start, signals).drive())
     except PretrainError as error:
         print(f"error: {error}", file=sys.stderr)

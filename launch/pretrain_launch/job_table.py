@@ -1,8 +1,9 @@
-"""Runs as tables for a terminal: one line a run (`pretrain runs`), or one run with all its starts."""
+"""Runs as tables for a terminal: a line each (`pretrain runs`), or one with all its starts."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -12,11 +13,14 @@ from pretrain.utils.units import count, span
 from pretrain_launch.runs import RunFacts
 
 WIDE = 110
-"""From so many columns on, reasons stand in the table; below, under it."""
+"""Columns of a terminal from which on reasons stand in the table, rather than below it."""
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
-_WORDS = ("state", "job", "began")
-_STYLES = {"running": "green", "done": "green", "queued": "cyan", "failed": "bold red", "lost": "bold red",
-           "cancelled": "yellow", "stopped": "yellow", "ending": "yellow"}  # fmt: skip
+_STYLES = {
+    **dict.fromkeys(("running", "done"), "green"),
+    **dict.fromkeys(("failed", "lost"), "bold red"),
+    **dict.fromkeys(("cancelled", "stopped", "ending"), "yellow"),
+    "queued": "cyan",
+}
 
 
 def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
@@ -24,23 +28,36 @@ def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
     is_wide = console.width >= WIDE
     gap = 2 if is_wide else 1
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
-    cells = [[run.state, _steps(run), _loss(run), _speed(run), _checkpoint(run), run.job or "", str(run.restarts or "")]
-             for run in runs]  # fmt: skip
+    cells = [_cells(run) for run in runs]
     widths = {name: max(len(name), *(len(row[number]) for row in cells)) for number, name in enumerate(_COLUMNS)}
     left = console.width - sum(widths.values()) - gap * (len(widths) + 1)
-    names = max(10, min(left - 24 * is_wide, max(len(_name(run, folder)) for run in runs)))
-    table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=names)
+    names = [str(run.path.relative_to(folder)) if run.path != folder else run.name for run in runs]
+    name_width = max(10, min(left - 24 * is_wide, max(map(len, names))))
+    table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=name_width)
     for name, width in widths.items():  # never cut
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True, min_width=width)
+        table.add_column(name, justify=_justify(name), no_wrap=True, min_width=width)
     if is_wide:
-        table.add_column("why", overflow="ellipsis", no_wrap=True, max_width=left - names)
-    for run, (_, *row) in zip(runs, cells, strict=True):
-        table.add_row(_name(run, folder), _state(run), *row, *([_why(run)] if is_wide else []))
+        table.add_column("why", overflow="ellipsis", no_wrap=True, max_width=left - name_width)
+    for name, run, (_, *row) in zip(names, runs, cells, strict=True):
+        table.add_row(name, _state(run), *row, *([_why(run)] if is_wide else []))
     console.print(table)
     if not is_wide:
-        for run in runs:
+        for name, run in zip(names, runs, strict=True):
             if why := _why(run):
-                console.print(f"{_name(run, folder)}: {why}", markup=False)
+                console.print(f"{name}: {why}", markup=False)
+
+
+def _justify(name: str) -> Literal["left", "right"]:
+    return "left" if name in ("state", "job", "began") else "right"
+
+
+def _cells(run: RunFacts) -> list[str]:
+    """Returns the columns of a run."""
+    checkpoint = ""
+    if run.checkpoint_step is not None:
+        checkpoint = f"{run.checkpoint_step} ({_short(run.checkpoint_age_s or 0)})"
+    restarts = str(run.restarts or "")
+    return [run.state, _steps(run), _loss(run), _speed(run), checkpoint, run.job or "", restarts]
 
 
 def show_run(run: RunFacts, console: Console) -> None:
@@ -57,14 +74,16 @@ def show_run(run: RunFacts, console: Console) -> None:
         speed = f", {_speed(run)} tokens/s" if run.tokens_per_s else ""
         table.add_row("loss", f"{_loss(run)}{speed}")
     if run.checkpoint_step is not None:
-        table.add_row("checkpoint", f"step {run.checkpoint_step}, {span(run.checkpoint_age_s or 0)} ago")
+        age = span(run.checkpoint_age_s or 0)
+        table.add_row("checkpoint", f"step {run.checkpoint_step}, {age} ago")
     if run.best is not None:
         table.add_row("best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}")
     for job in run.queue:
         nodes = f" on {job.nodes}" if job.nodes else ""
         table.add_row("job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}")
     if run.job and not run.queue:
-        table.add_row("job", f"{run.job}: {'not in the queue' if run.slurm_answers else 'Slurm does not answer'}")
+        state = "not in the queue" if run.slurm_answers else "Slurm does not answer"
+        table.add_row("job", f"{run.job}: {state}")
     if run.owner:
         table.add_row("at work", run.owner)
     console.print(table)
@@ -76,24 +95,24 @@ def show_run(run: RunFacts, console: Console) -> None:
 def _starts(starts: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("start", "job", "began", "lasted", "ranks", "from", "code"):
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+        table.add_column(name, justify=_justify(name), no_wrap=True)
     table.add_column("nodes", overflow="fold", max_width=24)
     table.add_column("how it ended", overflow="fold", ratio=1)
     for number, start in enumerate(starts, start=1):
         is_last = number == len(starts)
-        code = "" if start["exit_code"] is None else str(start["exit_code"])
         ended = start["reason"] or ("" if is_last else "without a word: killed, or its node was lost")
-        job = f"{start['job'] or ''}{'+%d' % start['restart'] if start['restart'] else ''}"  # noqa: UP031
+        restart = f"+{start['restart']}" if start["restart"] else ""
+        began = lasted = ""
+        with suppress(TypeError, ValueError):
+            began_at = datetime.fromisoformat(start["started"])
+            began = began_at.astimezone(UTC).strftime("%m-%d %H:%M")
+            lasted = _short((datetime.fromisoformat(start["ended"]) - began_at).total_seconds())
+        numbers = [start[name] for name in ("world_size", "from_step", "exit_code")]
+        ranks, step, code = ("" if number is None else str(number) for number in numbers)
         nodes = ",".join(str(node) for node in start["nodes"] or [])
-        table.add_row(
-            str(number), job, _moment(start["started"]), _lasted(start), _text(start["world_size"]),
-            _text(start["from_step"]), code, nodes, ended,
-        )  # fmt: skip
+        job = f"{start['job'] or ''}{restart}"
+        table.add_row(str(number), job, began, lasted, ranks, step, code, nodes, ended)
     return table
-
-
-def _name(run: RunFacts, folder: Path) -> str:
-    return str(run.path.relative_to(folder)) if run.path != folder else run.name
 
 
 def _state(run: RunFacts) -> Text:
@@ -101,10 +120,11 @@ def _state(run: RunFacts) -> Text:
 
 
 def _why(run: RunFacts) -> str:
-    """Returns what a reader asks next: why it ended, or why it waits."""
+    """Returns the reason of an end, or of waiting."""
     if run.state == "queued" and run.queue:
         starts = run.queue[0].starts
-        return f"waits: {run.queue[0].reason}{f', may start {starts}' if starts not in ('', 'N/A') else ''}"
+        expected = f", may start {starts}" if starts not in ("", "N/A") else ""
+        return f"waits: {run.queue[0].reason}{expected}"
     if run.state in ("failed", "stopped", "cancelled"):
         code = f"{run.exit_code}: " if run.exit_code else ""
         return f"{code}{run.reason or ''}"
@@ -125,34 +145,9 @@ def _speed(run: RunFacts) -> str:
     return "" if run.tokens_per_s is None else count(run.tokens_per_s)
 
 
-def _checkpoint(run: RunFacts) -> str:
-    if run.checkpoint_step is None:
-        return ""
-    return f"{run.checkpoint_step} ({_short(run.checkpoint_age_s or 0)})"
-
-
 def _short(seconds: float) -> str:
     """Returns `45s`, `12m`, `5h`, `3d`."""
     for factor, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
         if seconds >= 2 * factor:
             return f"{seconds / factor:.0f}{unit}"
     return f"{seconds:.0f}s"
-
-
-def _moment(text: str | None) -> str:
-    try:
-        return datetime.fromisoformat(text or "").astimezone(UTC).strftime("%m-%d %H:%M")
-    except ValueError:
-        return ""
-
-
-def _lasted(start: dict[str, Any]) -> str:
-    try:
-        begun, ended = (datetime.fromisoformat(start[name]) for name in ("started", "ended"))
-        return _short((ended - begun).total_seconds())
-    except (TypeError, ValueError):
-        return ""
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)

@@ -1,13 +1,14 @@
-"""Journal of the Slurm jobs of a run: `launch/journal.jsonl`, a row when one is submitted, starts or ends.
+"""Journal of the Slurm jobs of a run, `launch/journal.jsonl`: a row for each submission, start and end.
 
     {"event": "submit", "chain": .., "job": "123", "array": null, "at": ..}
-    {"event": "start", "chain": .., "job": "123", "array": null, "restart": 2, "nodes": [..], "world_size": 2, "step": 40, "at": ..}
-    {"event": "end", "chain": .., "job": "123", "restart": 2, "exit_code": 75, "reason": .., "step": 80, "decision": "requeue", "at": ..}
+    {"event": "start", "chain": .., "job": "123", "array": null, "restart": 2, "nodes": [..],
+     "world_size": 2, "step": 40, "at": ..}
+    {"event": "end", "chain": .., "job": "123", "restart": 2, "exit_code": 75, "reason": ..,
+     "step": 80, "decision": "requeue", "at": ..}
 
-A start without an end was killed with its node. `step` is that of the newest checkpoint then, by the names of folders;
-0 where there is none. `decision`: requeue (the job goes back into the queue), next (the next job of the same chain
-continues), end.
-"""  # noqa: E501 (rows as they are)
+A start without an end was killed with its node. `step`: of the newest checkpoint then, or 0. `decision`: requeue (the
+job goes back into the queue), next (the next job of the same chain continues), end.
+"""
 
 import json
 import re
@@ -27,20 +28,18 @@ def journal_path(run: RunDir) -> Path:
 
 
 def mark_of_cancel(run: RunDir) -> Path:
-    """Returns the file whose presence says that the user has cancelled the run's jobs, and submitted none since."""
+    """Returns the file that exists from a cancellation to the next submission."""
     return run.launch / "cancelled"
 
 
 def newest_step(run: RunDir) -> int:
-    """Returns the step of the newest committed checkpoint, unverified; 0 where there is none."""
-    if not run.checkpoints.is_dir():
-        return 0
-    matches = [(path, _CHECKPOINT.fullmatch(path.name)) for path in run.checkpoints.iterdir()]
-    return max((int(match[1]) for path, match in matches if match and (path / "manifest.json").is_file()), default=0)
+    """Returns the step of the newest committed checkpoint, unverified; 0 without one."""
+    matches = [_CHECKPOINT.fullmatch(path.parent.name) for path in run.checkpoints.glob("*/manifest.json")]
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def read_journal(run: RunDir) -> list[dict[str, Any]]:
-    """Returns the rows, oldest first; a line that a crash has torn is left out."""
+    """Returns the rows, oldest first, without lines that a crash has torn."""
     try:
         text = journal_path(run).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -64,17 +63,17 @@ def append_row(run: RunDir, row: dict[str, Any]) -> None:
 
 
 def count_idle_restarts(rows: list[dict[str, Any]], chain: str, step: int) -> int:
-    """Returns how many restarts in a row, the last start included, have made no checkpoint.
+    """Returns the number of restarts in a row, the last start included, without a new checkpoint.
 
     Args:
         rows: Rows of the journal.
-        chain: Chain to count: a new submission starts from zero.
+        chain: Chain to count; its first start is no restart.
         step: Step of the newest checkpoint now.
-
-    The first start of a chain is no restart.
     """
-    steps = [int(row["step"]) for row in rows if row["event"] == "start" and row.get("chain") == chain]
-    ends, idle = [*steps, step][1:], 0
+    starts = [row for row in rows if row["event"] == "start" and row.get("chain") == chain]
+    steps = [int(row["step"]) for row in starts]
+    ends = [*steps, step][1:]
+    idle = 0
     for before, after in zip(reversed(steps), reversed(ends), strict=True):
         if after > before:
             return idle
@@ -84,4 +83,5 @@ def count_idle_restarts(rows: list[dict[str, Any]], chain: str, step: int) -> in
 
 def last_end(rows: list[dict[str, Any]], chain: str) -> dict[str, Any] | None:
     """Returns the newest row of an end in a chain."""
-    return next((row for row in reversed(rows) if row["event"] == "end" and row.get("chain") == chain), None)
+    ends = [row for row in rows if row["event"] == "end" and row.get("chain") == chain]
+    return ends[-1] if ends else None

@@ -14,14 +14,10 @@ _TAIL_BYTES = 1 << 20
 
 
 def find_log(run: RunDir, rank: int | None) -> Path:
-    """Returns the file to show.
-
-    Args:
-        run: The run folder.
-        rank: Whose log; None: what the newest Slurm job printed, or, without one, rank 0's.
+    """Returns the log of a rank; for None of the newest Slurm job, or, without one, of rank 0.
 
     Raises:
-        ConfigError: There is none yet; names what there is.
+        ConfigError: It does not exist yet; names the files that do.
     """
     if rank is None:
         jobs = sorted(run.logs.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
@@ -36,10 +32,9 @@ def find_log(run: RunDir, rank: int | None) -> Path:
 
 
 def last_lines(path: Path, count: int) -> tuple[str, int]:
-    """Returns the last `count` lines of a file, and how far it was read, in bytes."""
+    """Returns the last `count` lines of a file, and the offset in bytes up to which it was read."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        begin = file.seek(max(0, size - _TAIL_BYTES))
+        begin = file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         content = _whole_characters(file.read())
     lines = content.decode(errors="replace").splitlines(keepends=True)
     return "".join(lines[-count:] if count else []), begin + len(content)
@@ -53,20 +48,20 @@ def _whole_characters(content: bytes) -> bytes:
 
 
 def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yields what is appended to a log, to those that replace it, until the run is over.
+    """Yields new output of a log, and of those that replace it, until the run is over.
 
     Args:
         find: Returns the file to show now: another job writes another one.
         start: The file that was shown so far.
-        offset: How far, in bytes. A file that has become shorter is shown from its start.
-        is_over: Whether nothing more will come; asked when nothing has.
+        offset: Bytes of it that were shown. A file that has become shorter is shown from its start.
+        is_over: Whether the run is over.
     """
     path = start
     while True:
-        over = is_over()  # before the last look: what was written until then is shown
-        if (newest := find()) != path:
-            path, offset = newest, 0
-        if path.stat().st_size < offset:
+        over = is_over()  # before the last read, which shows all that was written until then
+        newest = find()
+        if newest != path or newest.stat().st_size < offset:
+            path = newest
             offset = 0
         with path.open("rb") as file:
             file.seek(offset)
@@ -81,13 +76,15 @@ def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable
 
 
 def seldom(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that asks every `ASK_S` seconds, and repeats the last answer in between: Slurm is slow."""
-    asked_at, answer = time.monotonic(), False
+    """Returns a function that asks every `ASK_S` seconds, and else repeats the answer: Slurm is slow."""
+    asked_at = time.monotonic()
+    answer = False
 
     def is_over() -> bool:
         nonlocal asked_at, answer
         if not answer and time.monotonic() - asked_at > ASK_S:
-            answer, asked_at = ask(), time.monotonic()
+            answer = ask()
+            asked_at = time.monotonic()
         return answer
 
     return is_over

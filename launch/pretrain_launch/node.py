@@ -1,9 +1,9 @@
-"""One task of the step: starts the ranks of a node by torchrun or its like, or is one rank itself (mode `srun`).
+"""One task of the step: starts the ranks of a node by a launcher, or is one rank (mode `srun`).
 
     srun  ->  this, on each node  ->  torchrun  ->  pretrain_launch.rank  ->  pretrain train
 
-Signals are held back (blocked) from here on: Slurm sends SIGUSR1 to every process of a step, and torchrun would die of
-it. Ranks take them as soon as they can answer.
+Signals are blocked from here on: Slurm sends SIGUSR1 to every process of a step, and torchrun would
+die of it. Ranks take them as soon as they can answer.
 """
 
 import argparse
@@ -18,21 +18,15 @@ from pathlib import Path
 
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
 from pretrain.utils.process import guard_streams
-from pretrain_launch.exits import failed_ranks, note_node, note_task
+from pretrain_launch.exits import note_exit, noted_ranks
 from pretrain_launch.modes import Meeting, launcher_command, rank_variables
-from pretrain_launch.rank import HELD_BACK, run_rank
+from pretrain_launch.rank import BLOCKED, run_rank
 from pretrain_launch.rendezvous import interface_of, route_to
 from pretrain_launch.spec import LaunchSpec, load_spec
 
 
 def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:
-    """Returns the environment of the ranks of a node; what the user has set stays.
-
-    Args:
-        base: Environment of this process.
-        spec: The job.
-        interface: Network interface of the rendezvous; None: the ranks choose.
-    """
+    """Adds defaults to the environment of the ranks of a node; variables of the user stay."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // spec.ranks_per_node))}
     if interface:
@@ -41,31 +35,34 @@ def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str |
 
 
 def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
-    """Runs what is to run in this task; returns 0 if no rank of it failed."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    note_task(exits, int(os.environ["SLURM_PROCID"]))
+    """Runs the ranks of this task; returns 0 if none of them failed."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    note_exit(exits, "task", int(os.environ["SLURM_PROCID"]))
     number = meeting.nodes.index(os.environ["SLURMD_NODENAME"])
     own_address = route_to(meeting.address, meeting.port)
     interface = spec.site.interface or (interface_of(own_address) if own_address else None)
     environment = node_environment(os.environ, spec, interface)
+    host = socket.gethostname()
     if spec.mode == "srun":
         local_rank = int(os.environ["SLURM_LOCALID"])
         os.environ.update({**environment, **rank_variables(meeting, number, local_rank)})
         return run_rank(str(spec.config), spec.folder.logs, exits)
-    command = launcher_command(spec.mode, meeting, number, own_address or socket.gethostname(), exits / "hostfile")
+    command = launcher_command(spec.mode, meeting, number, own_address or host, exits / "hostfile")
     program = ["pretrain_launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
-    code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+    code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL).returncode
     if code == EXIT_OK:
         return EXIT_OK
     first = number * meeting.ranks_per_node
-    ours = {rank: end for rank, end in failed_ranks(exits).items() if 0 <= rank - first < meeting.ranks_per_node}
-    if not ours:
-        note_node(exits, number, socket.gethostname(), f"{spec.mode} ended with exit code {code} before its ranks")
-    return next((end for end in ours.values() if end > 0), EXIT_UNAVAILABLE)
+    ours = range(first, first + meeting.ranks_per_node)
+    codes = [end for rank, end in noted_ranks(exits).items() if rank in ours]
+    if not codes:
+        said = f"{spec.mode} ended with exit code {code} before its ranks"
+        note_exit(exits, "node", number, host=host, said=said)
+    return next((end for end in codes if end > 0), EXIT_UNAVAILABLE)
 
 
 def main() -> None:
-    """`python -m pretrain_launch.node SPEC --meeting JSON --exits DIR`."""
+    """Runs `python -m pretrain_launch.node SPEC --meeting JSON --exits DIR`."""
     guard_streams()
     parser = argparse.ArgumentParser()
     parser.add_argument("spec", type=Path)

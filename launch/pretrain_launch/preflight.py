@@ -1,4 +1,4 @@
-"""Checks before a job is submitted: errors that would end it in its first minute, after days in the queue."""
+"""Checks before submission: errors that would end a job in its first minute, after days in the queue."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ MIN_SIGNAL_S = 60
 MARGIN_S = 30
 """Slurm checks time limits every 30 seconds."""
 SAVES = 3
-"""Saves that fit between the signal and the limit: all jobs may be saving to a shared disk at once."""
+"""Saves that fit between signal and limit: all jobs may be saving to a shared disk at once."""
 SAVE_BYTES_S = 1e9
 LIMIT_S = 30 * 86_400
 MAX_VARY = 1000
@@ -35,23 +35,14 @@ MODES: tuple[str, ...] = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """Options of `pretrain launch slurm`.
-
-    Attributes:
-        nodes: Number of nodes.
-        gpus_per_node: GPUs per node. None: as many as ranks, none on CPUs.
-        ranks_per_node: Ranks per node. None: one per GPU; on CPUs one.
-        time: Time limit of a job, as written by the user.
-        mode: Launcher of the ranks.
-        singleton: Whether the job waits for others of its name.
-    """
+    """Options of `pretrain launch slurm`."""
 
     nodes: int
-    time: str
-    gpus_per_node: int | None = None
-    ranks_per_node: int | None = None
+    time: str  # time limit of a job, as written by the user
+    gpus_per_node: int | None = None  # None: as many as ranks, none on CPUs
+    ranks_per_node: int | None = None  # None: one per GPU; on CPUs one
     mode: Mode = "torchrun"
-    singleton: bool = False
+    singleton: bool = False  # wait for other jobs of the same name
 
 
 def plan_ranks(config: RunConfig, request: LaunchRequest) -> tuple[int, int]:
@@ -63,13 +54,7 @@ def plan_ranks(config: RunConfig, request: LaunchRequest) -> tuple[int, int]:
 
 
 def plan_signal(config: RunConfig, site: SiteConfig, save_s: float | None = None) -> int:
-    """Returns how many seconds before its limit a job is asked to save: some saves, never less than a minute.
-
-    Args:
-        config: The run.
-        site: May say how many.
-        save_s: How long the run's last save took. None: it has not saved yet, and that is predicted.
-    """
+    """Returns the seconds before its limit at which a job is asked to save; `save_s` of None: predicted."""
     if site.signal_s is not None:
         return site.signal_s
     if save_s is None:
@@ -78,13 +63,17 @@ def plan_signal(config: RunConfig, site: SiteConfig, save_s: float | None = None
 
 
 def signal_for(save_s: float) -> int:
-    """Returns how many seconds before its limit a job is asked to save whose saves take `save_s`."""
+    """Returns the time of some saves, at least a minute."""
     return min(65_535, max(MIN_SIGNAL_S, round(SAVES * save_s) + MARGIN_S))
 
 
 def plan_time(text: str, signal_s: int) -> int:
-    """Returns a limit in seconds. Raises: ConfigError, where it is none, or leaves no time to train."""
-    seconds = parse_time(text)
+    """Returns a limit in seconds. Raises: ConfigError if it is no time, or leaves none to train."""
+    try:
+        seconds = parse_time(text)
+    except ValueError:
+        fix = "write 3d, 12h, 90m or 2-12:00:00"
+        raise ConfigError(f"{text[:40]!r} is no time", where="--time", fix=fix) from None
     if not signal_s + MARGIN_S < seconds <= LIMIT_S:
         raise ConfigError(
             f"{text[:40]!r} is {seconds:.0f} s; a job saves {signal_s} s before its end",
@@ -95,35 +84,34 @@ def plan_time(text: str, signal_s: int) -> int:
 
 
 def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: bool) -> list[int]:
-    """Returns the numbers of nodes that a job may train on: with `elastic` all up to `nodes` that divide the batch."""
+    """Returns numbers of nodes to train on: with `elastic` all up to `nodes` that divide the batch."""
     if not elastic:
         return [nodes]
-    return [count for count in range(1, nodes + 1) if _divides(config, count * ranks_per_node)]
-
-
-def _divides(config: RunConfig, ranks: int) -> bool:
-    try:
-        plan_batch(config.batch, ranks)
-    except ConfigError:
-        return False
-    return True
+    counts = []
+    for count in range(1, nodes + 1):
+        try:
+            plan_batch(config.batch, count * ranks_per_node)
+        except ConfigError:
+            continue
+        counts.append(count)
+    return counts
 
 
 def plan_job(
     config: RunConfig, request: LaunchRequest, site: SiteConfig, run: str, cwd: str, python: str
 ) -> tuple[LaunchSpec, list[Problem]]:
-    """Returns the job of a run, and what is wrong with it that `--force` overrides.
+    """Returns the job of a run, and its problems that `--force` overrides.
 
     Args:
         config: The run.
-        request: What is asked for.
-        site: Where.
+        request: Options of the command.
+        site: The cluster.
         run: The run folder.
-        cwd: Where paths of the config start.
+        cwd: Base of relative paths in the config.
         python: Interpreter, unless the site names one.
 
     Raises:
-        ConfigError: The time is none, or leaves no time to train.
+        ConfigError: The time limit is no time, or leaves none to train.
     """
     ranks, gpus = plan_ranks(config, request)
     signal_s = plan_signal(config, site, last_save_s(RunDir(Path(run))))
@@ -147,12 +135,12 @@ def plan_job(
         site=site,
     )
     gpu = "cpu" if config.engine.device == "cpu" else site.gpu or "h100"
-    cluster = Cluster(max(counts, default=request.nodes), ranks, find_gpu(gpu), find_calibration(gpu))
+    cluster = Cluster(max(spec.node_counts), ranks, find_gpu(gpu), find_calibration(gpu))
     return spec, check_fits(config, cluster)
 
 
 def check_site(config: RunConfig, spec: LaunchSpec) -> None:
-    """Looks whether the data can be read, the run folder has no owner, and the config can resume what is there.
+    """Checks data, owner of the run folder, and whether the config can resume the run there.
 
     Raises:
         DataError: Shards are missing or damaged.
@@ -168,11 +156,13 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
 
 
 def parse_vary(text: str) -> list[str]:
-    """Returns the overrides of an array's elements: `optim.lr=1e-3,3e-4` gives two. Raises: ConfigError."""
+    """Returns overrides for an array: `optim.lr=1e-3,3e-4` gives two. Raises: ConfigError."""
     key, separator, values = text.partition("=")
     found = [f"{key}={value}" for value in values.split(",") if value]
     if not separator or not key or not 2 <= len(found) <= MAX_VARY:
-        raise ConfigError(f"{text[:80]!r} names no values", where="--vary", fix="for example --vary optim.lr=1e-3,3e-4")
+        fix = "for example --vary optim.lr=1e-3,3e-4"
+        raise ConfigError(f"{text[:80]!r} names no values", where="--vary", fix=fix)
     if key.startswith("run."):
-        raise ConfigError(f"{key} is not varied", where="--vary", fix="elements are named NAME-0, NAME-1, ...")
+        fix = "elements are named NAME-0, NAME-1, ..."
+        raise ConfigError(f"{key} is not varied", where="--vary", fix=fix)
     return found

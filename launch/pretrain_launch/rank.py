@@ -1,10 +1,10 @@
-"""Runs one rank, and notes how it ended: between the rank and whatever starts ranks on this node.
+"""One rank, run and noted: between the rank and the launcher of this node.
 
     torchrun | accelerate | deepspeed | srun  ->  this  ->  pretrain train
-    SIGTERM of a launcher that gives up       ->  the rank; Slurm's own signals reach the rank by themselves
-    the launcher dies                         ->  so do we, and the rank with us (PR_SET_PDEATHSIG)
+    SIGTERM of a launcher that gives up       ->  the rank; Slurm signals the rank itself
+    the launcher dies                         ->  this process too, and the rank (PR_SET_PDEATHSIG)
 
-A rank that was stopped with all saved (75) is no failure to its launcher: we return 0, or it would end its peers.
+A rank that was stopped with all saved (75) is no failure: the exit code is 0, or the launcher would end its peers.
 """
 
 import argparse
@@ -19,28 +19,29 @@ from typing import BinaryIO
 
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.utils.process import die_with, guard_streams
-from pretrain_launch.exits import last_error, note_rank
+from pretrain_launch.exits import last_error, note_exit
 
-HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""Blocked from the launcher on, until the rank can answer them: Slurm sends its signals to every process of a step."""
+BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""Blocked until the rank can answer them: Slurm sends its signals to every process of a step."""
 
 
 def _prepare_rank(parent: int) -> None:
     """Runs in the rank before its program."""
     die_with(parent)
-    signal.pthread_sigmask(signal.SIG_SETMASK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_SETMASK, BLOCKED)
 
 
 def run_rank(config: str, logs: Path, exits: Path) -> int:
-    """Trains as one rank, in a process of its own; returns what the launcher shall see.
+    """Trains as one rank, in a process of its own; returns the exit code for the launcher.
 
     Args:
         config: The resolved config.
-        logs: Folder that takes what ranks other than 0 print; rank 0 prints into the job's output.
-        exits: Folder that takes how it ended.
+        logs: Folder for the output of ranks other than 0, which prints into the job's output.
+        exits: Folder of the exit codes.
     """
-    rank, parent = int(os.environ["RANK"]), os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*HELD_BACK, signal.SIGCHLD})
+    rank = int(os.environ["RANK"])
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*BLOCKED, signal.SIGCHLD})
     output = logs / f"rank-{rank:05d}.out"
     file: BinaryIO | None = None if rank == 0 else output.open("ab")
     child = subprocess.Popen(
@@ -52,12 +53,13 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
         preexec_fn=partial(_prepare_rank, os.getpid()),
     )
     while child.poll() is None:
-        received = signal.sigwaitinfo({signal.SIGCHLD, *HELD_BACK})
+        received = signal.sigwaitinfo({signal.SIGCHLD, *BLOCKED})
         if received.si_signo in (signal.SIGTERM, signal.SIGINT) and received.si_pid == parent:
             child.send_signal(signal.SIGTERM)
     code = child.returncode
     if rank == 0 or code != EXIT_OK:
-        note_rank(exits, rank, socket.gethostname(), code, last_error(output) if file else "")
+        said = last_error(output) if file else ""
+        note_exit(exits, "rank", rank, rank=rank, host=socket.gethostname(), code=code, said=said)
     if file:
         file.close()
     return EXIT_OK if code == EXIT_RESUME_ME else 128 - code if code < 0 else code

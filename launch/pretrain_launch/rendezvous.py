@@ -1,4 +1,11 @@
-"""Addresses of this machine, and ways from it to others."""
+"""Rendezvous: an address and a port of the first node that every node can reach, or an error.
+
+    a free port, drawn by the job's number  ->  a listener on all addresses
+    ->  `python -m pretrain_launch.rendezvous NONCE PORT ADDRESS ...` on every node, by srun
+    ->  the first address that all have reached
+
+Addresses are tried because names say little: one may stand for 127.0.1.1, or for one network of several.
+"""
 
 import contextlib
 import json
@@ -9,36 +16,44 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from pretrain.errors import LaunchError
 from pretrain.utils.net import interface_addresses, usable_addresses
+from pretrain.utils.process import guard_streams
+from pretrain_launch.modes import format_endpoint
+
+PORTS = range(15_000, 32_000)
+"""Below those that the kernel gives to connections by itself."""
+TRIES = 64
+LIMIT_S = 45.0
+CONNECT_S = 4.0
+PATIENCE_S = 20.0
 
 
 def own_addresses(interface: str | None = None) -> list[str]:
-    """Returns the addresses at which other nodes may reach this one, those of its own name first.
-
-    Args:
-        interface: Only its; None: of all.
-    """
+    """Returns addresses for other nodes, of one interface if given; those of the host name come first."""
     known = usable_addresses()
     if interface is not None:
         return [address for name, address in known if name == interface]
     named: list[str] = []
     with contextlib.suppress(OSError):
-        named = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        named = [str(entry[4][0]) for entry in found]
     own = [address for _, address in known]
     # A hosts file may name an address that this machine does not have.
     return list(dict.fromkeys([*(address for address in named if address in own), *own]))
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the interface that has an address of this machine; None where that is unknown."""
+    """Returns the interface that has an address of this machine; None if unknown."""
     return next((name for name, own in interface_addresses() if own == address), None)
 
 
 def route_to(address: str, port: int) -> str | None:
-    """Returns the address of this machine from which it reaches another; None where there is no way."""
+    """Returns the address of this machine from which it reaches another; None without a route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, port))  # sends nothing
@@ -46,47 +61,29 @@ def route_to(address: str, port: int) -> str | None:
     return None
 
 
-def listen(port: int) -> socket.socket:
-    """Returns a socket that listens on all addresses, IPv4 and IPv6. Raises: OSError, where the port is in use."""
+def _listen(port: int) -> socket.socket:
+    """Listens on all addresses, IPv4 and IPv6. Raises: OSError if the port is in use."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)
     return socket.create_server(("", port), backlog=512)
 
 
-# Finds an address and a port of the first node that every node can reach, or says within a minute
-# who cannot.
-#
-#     a free port, drawn by the job's number  ->  a listener on all addresses
-#     ->  pretrain_launch.reach on every node, by srun  ->  the first address that all have reached
-#
-# A name says little: it may stand for 127.0.1.1, or for one network of several, or for none. So it
-# is tried out.
-
-
-PORTS = range(15_000, 32_000)
-
-"""Below those that the kernel gives to connections by itself."""
-
-TRIES = 64
-
-LIMIT_S = 45.0
-
-
 def ports_of(job: str, attempt: int) -> list[int]:
-    """Returns the ports to try, in order: others for each job and each attempt, so that jobs of a node seldom meet."""
+    """Returns ports to try, others for each job and attempt, as jobs may share a node."""
     return random.Random(f"{job}/{attempt}").sample(PORTS, TRIES)
 
 
 def open_port(job: str, attempt: int) -> socket.socket:
-    """Returns a listener on the first port that is free. Raises: LaunchError, where none is."""
+    """Returns a listener on the first port that is free. Raises: LaunchError if none is."""
     reason = ""
     for port in ports_of(job, attempt):
         try:
-            return listen(port)
+            return _listen(port)
         except OSError as error:
             reason = error.strerror or str(error)
-    raise LaunchError(f"none of {TRIES} ports is free: {reason}", where=socket.gethostname(), fix="see `ss -ltn`")
+    what = f"none of {TRIES} ports is free: {reason}"
+    raise LaunchError(what, where=socket.gethostname(), fix="see `ss -ltn`")
 
 
 def choose_address(
@@ -102,7 +99,7 @@ def choose_address(
         answers: Error of each node at each address; empty text: reached.
 
     Raises:
-        LaunchError: None was reached by all; names who cannot reach what, and why.
+        LaunchError: No address was reached by all; names node, address and error.
     """
     for address in addresses:
         if all(answers.get(node, {}).get(address, "silent") == "" for node in nodes):
@@ -115,11 +112,13 @@ def choose_address(
     else:
         best = max(addresses, key=lambda one: sum(answers[node].get(one) == "" for node in nodes))
         failed = [(node, answers[node].get(best)) for node in nodes if answers[node].get(best)]
-        shown = f"[{best}]:{port}" if ":" in best else f"{best}:{port}"
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        tried = f"; tried too: {', '.join(one for one in addresses if one != best)}" if len(addresses) > 1 else ""
-        what = f"{failed[0][0]} cannot reach {first} ({shown}): {failed[0][1]}{others}{tried}"
-    raise LaunchError(what, where="rendezvous", fix="name the network in the cluster's file (interface: ...)")
+        node, error = failed[0]
+        what = f"{node} cannot reach {first} ({format_endpoint(best, port)}): {error}"
+        what += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        if len(addresses) > 1:
+            what += f"; tried too: {', '.join(one for one in addresses if one != best)}"
+    fix = "name the network in the cluster's file (interface: ...)"
+    raise LaunchError(what, where="rendezvous", fix=fix)
 
 
 def find_meeting_point(
@@ -142,14 +141,17 @@ def find_meeting_point(
         port = int(listener.getsockname()[1])
         if len(nodes) == 1:
             return "127.0.0.1", port
-        addresses, nonce = own_addresses(interface), secrets.token_hex(16)
+        addresses = own_addresses(interface)
+        nonce = secrets.token_hex(16)
         threading.Thread(target=_greet, args=(listener, nonce), daemon=True).start()
-        answers = _ask_nodes([*step, sys.executable, "-m", "pretrain_launch.reach", nonce, str(port), *addresses])
+        program = [sys.executable, "-m", "pretrain_launch.rendezvous", nonce, str(port)]
+        answers = _ask_nodes([*step, *program, *addresses])
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         return choose_address(first, nodes, port, addresses, answers), port
 
 
 def _greet(listener: socket.socket, nonce: str) -> None:
+    """Sends the nonce to every connection, until the listener is shut down."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -162,7 +164,7 @@ def _greet(listener: socket.socket, nonce: str) -> None:
 
 
 def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Runs `pretrain_launch.reach` on every node; returns what each has said in time."""
+    """Runs this module on every node; returns the answers that come in time."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
     )
@@ -175,7 +177,41 @@ def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
     for line in output.splitlines():
         try:
             row = json.loads(line)
-            answers.setdefault(str(row["node"]), {}).update([row["tried"]] if "tried" in row else [])
+            tried = [row["tried"]] if "tried" in row else []
+            answers.setdefault(str(row["node"]), {}).update(tried)
         except (ValueError, KeyError, TypeError):
-            continue  # what a site prints at the beginning of a step
+            continue  # a message of the site at the beginning of a step
     return answers
+
+
+def try_address(address: str, port: int, nonce: str) -> str:
+    """Returns an empty text if the first node listens at an address, else the error."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=CONNECT_S) as connection:
+                connection.settimeout(CONNECT_S)
+                answer = connection.makefile("r").readline().strip()
+            return "" if answer == nonce else "another program answers"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() + CONNECT_S > deadline or "unreachable" in reason.lower():
+            return reason
+        time.sleep(0.5)
+
+
+def main() -> None:
+    """Tries all addresses from this node at once; prints a line of JSON for each."""
+    guard_streams()  # the process that asked may have timed out
+    nonce, port, *addresses = sys.argv[1:]
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    # Short lines: srun cuts those of more than 1 KiB, and pieces of several nodes come mixed.
+    print(json.dumps({"node": node}), flush=True)
+    with ThreadPoolExecutor(max_workers=max(1, len(addresses))) as pool:
+        errors = pool.map(lambda address: try_address(address, int(port), nonce), addresses)
+        for address, error in zip(addresses, errors, strict=True):
+            print(json.dumps({"node": node, "tried": [address, error]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""Specification of a job: `launch/spec.json` in the run folder, beside a copy of the config at submission.
+"""Specification of a job: `launch/spec.json` in the run folder, next to a copy of the config.
 
-The batch script is the same for every run; everything that differs is here. Later edits of the user's files do not
-affect a waiting job. Not here: secrets, which travel in the environment only.
+The batch script is the same for every run; everything that differs is here. Later edits of the user's
+files do not affect a waiting job. Not here: secrets, which travel in the environment only.
 """
 
 import json
@@ -18,52 +18,31 @@ from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir, write_file
 from pretrain_launch.site import SiteConfig
 
-MAX_IDLE_RESTARTS = 3
 Mode = Literal["torchrun", "srun", "accelerate", "deepspeed"]
+# Slurm interprets `%` and backslashes in the name of an output file.
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f%\\]{0,1023}$")]
-"""Slurm interprets `%` and backslashes in the name of an output file."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class LaunchSpec(Section):
-    """A job.
+    """A job."""
 
-    Attributes:
-        version: Version of this format.
-        name: Name of the run and of the job.
-        run: Run folder.
-        cwd: Working folder of the command: base of relative paths in the config.
-        python: Interpreter on the nodes.
-        mode: Launcher of the ranks of a node.
-        nodes: Maximum number of nodes.
-        node_counts: Numbers of nodes to train on: with `elastic` all that divide the batch, else `nodes`.
-        ranks_per_node: Ranks per node.
-        gpus_per_node: GPUs to request per node; 0: none.
-        time_s: Time limit of a job.
-        signal_s: Seconds before the limit at which the run is asked to save.
-        elastic: Whether fewer nodes than `nodes` are accepted.
-        max_idle_restarts: Restarts in a row without a new checkpoint that end the chain.
-        singleton: Whether to wait for jobs of the same name.
-        chain: Random id shared by the journal rows of one submission.
-        site: Settings of the cluster.
-    """
-
-    version: Literal[1] = 1
-    name: Name
-    run: AbsolutePath
-    cwd: AbsolutePath
-    python: AbsolutePath
-    mode: Mode = "torchrun"
-    nodes: int = Field(ge=1, le=100_000)
-    node_counts: list[int]
+    version: Literal[1] = 1  # of this format
+    name: Name  # of the run and of the job
+    run: AbsolutePath  # run folder
+    cwd: AbsolutePath  # base of relative paths in the config
+    python: AbsolutePath  # interpreter on the nodes
+    mode: Mode = "torchrun"  # launcher of the ranks of a node
+    nodes: int = Field(ge=1, le=100_000)  # maximum
+    node_counts: list[int]  # to train on: with `elastic` all that divide the batch, else `nodes`
     ranks_per_node: int = Field(ge=1, le=1024)
-    gpus_per_node: int = Field(ge=0, le=1024)
-    time_s: int = Field(ge=60)
-    signal_s: int = Field(ge=30, le=65535)
-    elastic: bool = False
-    max_idle_restarts: int = Field(default=MAX_IDLE_RESTARTS, ge=1)
-    singleton: bool = False
-    chain: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    gpus_per_node: int = Field(ge=0, le=1024)  # to request; 0: none
+    time_s: int = Field(ge=60)  # time limit of a job
+    signal_s: int = Field(ge=30, le=65535)  # before the limit, to ask for a save
+    elastic: bool = False  # fewer nodes than `nodes` are accepted
+    max_idle_restarts: int = Field(default=3, ge=1)  # in a row, until the chain ends
+    singleton: bool = False  # wait for jobs of the same name
+    chain: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]  # id of a submission in the journal
     site: SiteConfig = SiteConfig()
 
     @model_validator(mode="after")
@@ -84,7 +63,7 @@ class LaunchSpec(Section):
 
     @property
     def path(self) -> Path:
-        """This, as a file."""
+        """The file of this spec."""
         return self.folder.launch / "spec.json"
 
 
@@ -108,15 +87,15 @@ def rewrite_spec(spec: LaunchSpec) -> None:
 
 
 def load_spec(path: Path) -> LaunchSpec:
-    """Reads a spec. Raises: ConfigError, where it is not there, not JSON or not sound."""
-    fix = "submit the run with `pretrain launch slurm`"
+    """Reads a spec. Raises: ConfigError if it does not exist, is not JSON or not sound."""
     try:
         return LaunchSpec.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError("there is no spec of a job", where=str(path), fix=fix) from None
+        what = "there is no spec of a job"
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+        what = f"cannot be read: {error.strerror}"
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"not the spec of a job: {place}: {first['msg']}", where=str(path), fix=fix) from None
+        what = f"not the spec of a job: {place}: {first['msg']}"
+    raise ConfigError(what, where=str(path), fix="submit the run with `pretrain launch slurm`")

@@ -187,7 +187,7 @@ def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
 STEP = """
 import signal, sys
 from pathlib import Path
-from pretrain_launch.exits import note_task
+from pretrain_launch.exits import note_exit
 from tests.helpers.waiting import hang, wait_until
 def stop(number, frame):
     print("stopped", flush=True)
@@ -195,7 +195,7 @@ def stop(number, frame):
 wait_until(Path(sys.argv[1], "looked").exists, "looks of the driver")  # a signal would have ended it so far
 signal.signal(signal.SIGUSR1, stop)
 for task in range(int(sys.argv[2])):
-    note_task(Path(sys.argv[1]), task)
+    note_exit(Path(sys.argv[1]), "task", task)
 hang()
 """
 

@@ -6,15 +6,15 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from pretrain.errors import ConfigError, LaunchError
-from pretrain_launch.exits import failed_ranks, note_node, note_rank, read_ending
+from pretrain_launch.exits import note_exit, noted_ranks, read_ending
 from pretrain_launch.job_start import find_spec, read_start
 from pretrain_launch.modes import Meeting, hostfile_text, launcher_command, rank_variables
 from pretrain_launch.node import node_environment
-from pretrain_launch.reach import try_address
 from pretrain_launch.rendezvous import (
     choose_address,
     find_meeting_point,
@@ -23,6 +23,7 @@ from pretrain_launch.rendezvous import (
     own_addresses,
     ports_of,
     route_to,
+    try_address,
 )
 from tests.unit.launch.test_submit import spec
 
@@ -143,15 +144,19 @@ def test_addresses_of_this_machine_have_interfaces():
     assert own_addresses("nowhere") == []
 
 
+def end_rank(folder: Path, rank: int, host: str, code: int, said: str) -> None:
+    note_exit(folder, "rank", rank, rank=rank, host=host, code=code, said=said)
+
+
 def test_how_ranks_ended_is_read_from_their_notes(tmp_path):
     assert read_ending(tmp_path, 143).reason == "the ranks ended without a word (srun: exit code 143)"
-    note_node(tmp_path, 1, "n2", "torchrun ended with exit code 1 before its ranks")
+    note_exit(tmp_path, "node", 1, host="n2", said="torchrun ended with exit code 1 before its ranks")
     ending = read_ending(tmp_path, 1)
     assert (ending.code, ending.ranks_began) == (69, False)
     assert ending.reason == "on n2: torchrun ended with exit code 1 before its ranks"
-    note_rank(tmp_path, 0, "n1", 76, "")
-    note_rank(tmp_path, 1, "n2", -9, "")
-    assert failed_ranks(tmp_path) == {0: 76, 1: -9}
+    end_rank(tmp_path, 0, "n1", 76, "")
+    end_rank(tmp_path, 1, "n2", -9, "")
+    assert noted_ranks(tmp_path) == {0: 76, 1: -9}
     ending = read_ending(tmp_path, 1)
     assert (ending.code, ending.ranks_began) == (137, True)
     assert ending.reason.startswith("rank 1 on n2 was killed by SIGKILL")
@@ -159,13 +164,13 @@ def test_how_ranks_ended_is_read_from_their_notes(tmp_path):
 
 
 def test_ranks_that_were_stopped_or_done_end_the_start_so(tmp_path):
-    note_rank(tmp_path / "stopped", 0, "n1", 75, "")
-    note_rank(tmp_path / "stopped", 1, "n2", 75, "")
+    end_rank(tmp_path / "stopped", 0, "n1", 75, "")
+    end_rank(tmp_path / "stopped", 1, "n2", 75, "")
     assert read_ending(tmp_path / "stopped", 0).code == 75
-    note_rank(tmp_path / "done", 0, "n1", 0, "")
+    end_rank(tmp_path / "done", 0, "n1", 0, "")
     assert read_ending(tmp_path / "done", 0).code == 0
-    note_rank(tmp_path / "bad", 0, "n1", 76, "")
-    note_rank(tmp_path / "bad", 1, "n2", 65, "a shard is damaged")
+    end_rank(tmp_path / "bad", 0, "n1", 76, "")
+    end_rank(tmp_path / "bad", 1, "n2", 65, "a shard is damaged")
     assert (read_ending(tmp_path / "bad", 1).code, read_ending(tmp_path / "bad", 1).reason) == (
         65,
         "a shard is damaged",
@@ -173,7 +178,7 @@ def test_ranks_that_were_stopped_or_done_end_the_start_so(tmp_path):
 
 
 def test_a_rank_that_ended_well_does_not_hide_that_its_step_failed(tmp_path):
-    note_rank(tmp_path, 0, "n1", 0, "")
+    end_rank(tmp_path, 0, "n1", 0, "")
     assert read_ending(tmp_path, 137).code == 137
 
 

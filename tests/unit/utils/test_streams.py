@@ -76,7 +76,7 @@ def test_an_error_that_nobody_can_be_told_of_keeps_its_code_and_does_not_come_am
         (["pretrain_launch.job", "none.json"], {}, 69),
         (["pretrain_launch.node", "none.json", "--exits", "none", "--meeting", MEETING], {}, 64),
         (["pretrain_launch.rank", "none.yaml", "logs", "exits"], {"RANK": "0"}, 64),
-        (["pretrain_launch.reach", "nonce", "1"], {}, 0),
+        (["pretrain_launch.rendezvous", "nonce", "1"], {}, 0),
         (["pretrain", "train", "none.yaml"], {}, 64),
         (["pretrain", "launch", "local", "none.yaml"], {}, 64),
     ],
