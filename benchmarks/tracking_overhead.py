@@ -32,8 +32,7 @@ from pretrain.engine.engine import Update
 from pretrain.engine.replicated import ReplicatedState
 from pretrain.model import build_model, init_weights
 from pretrain.tracking import Tracker
-from pretrain.tracking.meter import Meter, SourceLosses, memory_metrics
-from pretrain.tracking.timeline import Timeline
+from pretrain.tracking.meter import Meter, SourceLosses, Timeline, memory_metrics
 from pretrain.train.layer_norms import LayerNorms
 
 STEP_US, LIMIT = 50_000, 0.005

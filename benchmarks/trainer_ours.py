@@ -14,7 +14,7 @@ from pretrain.config.load import load_config
 from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch
 from pretrain.dist import World
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.tracking.audit import read_audit
 from pretrain.train.build import Run, build_run
@@ -158,5 +158,5 @@ class Trainer:
         self.run.tracker.close()
         if self.run.audit is not None:
             self.run.audit.close()
-        if self._claim.lock is not None:
-            self._claim.lock.release()
+        if self._claim.lease is not None:
+            self._claim.lease.release()

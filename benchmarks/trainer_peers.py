@@ -19,7 +19,7 @@ from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.params import count_parameters
 from pretrain.train.build import Run
-from pretrain.train.module import TrainModule
+from pretrain.train.step import TrainModule
 from pretrain.types import Batch
 
 

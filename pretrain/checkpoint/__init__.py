@@ -1,1 +1,1 @@
-"""Topology-free, crash-safe checkpoints: fragments by parameter name, a manifest last, one rename."""
+"""Crash-safe checkpoints of any topology: fragments by parameter, a manifest last, one rename."""

@@ -1,4 +1,4 @@
-"""Agreement of the ranks on the outcome of a step of a save or load: all continue, or all raise the same error."""
+"""Agreement of the ranks in a save or load: all continue, or all raise the same error."""
 
 import math
 import socket
@@ -12,18 +12,15 @@ from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, LockedError, PretrainError
 
 KINDS: dict[str, type[PretrainError]] = {kind.__name__: kind for kind in (LockedError, CheckpointError, DiskError)}
-
-"""Errors that travel between ranks; where several ranks fail, the kind that comes first here is raised."""
+"""Errors that travel between ranks; if several ranks fail, the first kind here is raised."""
 
 
 def agree(outcome: Callable[[], Any]) -> list[Any]:
-    """Returns what `outcome` returned on every rank, by rank. Collective.
-
-    Args:
-        outcome: Returns a JSON-able value, or raises. Errors that are not in `KINDS` are raised at once on this rank.
+    """Returns the JSON-able values of `outcome` on every rank, by rank. Collective.
 
     Raises:
-        PretrainError: `outcome` raised on some rank; the same error on every rank.
+        PretrainError: `outcome` raised on a rank; the same error on every rank. Errors that are not
+            in `KINDS` are raised at once on their rank.
     """
     value: Any = None
     failure: dict[str, str] | None = None
@@ -44,21 +41,20 @@ def agree(outcome: Callable[[], Any]) -> list[Any]:
 
 
 def nothing() -> None:
-    """The outcome of a rank that has no part."""
-
-
-# Completeness: the files of all ranks together are a whole model, of the same shapes as before.
+    """Outcome of a rank that has no part."""
 
 
 def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Returns the shape of every parameter.
+    """Returns the shape of every parameter, where the files of all ranks are a whole model.
 
     Args:
-        votes: For each rank `shapes`, of the parameters in its file, and `num_weights`, the elements of each there.
+        votes: For each rank `shapes`, of the parameters in its file, and `num_weights`, the
+            elements of each there.
         previous: Shapes in the previous checkpoint; empty: none.
 
     Raises:
-        CheckpointError: A parameter is not whole, has two shapes, or another shape than before; it is named.
+        CheckpointError: A parameter is not whole, has two shapes, or another shape than before; it
+            is named.
     """
     shapes: dict[str, list[int]] = {}
     found: dict[str, int] = {}
@@ -88,20 +84,15 @@ def _refusal(what: str) -> CheckpointError:
     )
 
 
-# Visibility: an NFS client caches that a file does not exist, so files of another node appear late.
-
-
 LONGEST_WAIT_S = 90.0
-
-"""A client of NFS forgets within `acdirmax`, 60 seconds unless it was mounted otherwise."""
-
+"""A client of NFS forgets that a file does not exist within `acdirmax`, 60 seconds by default."""
 POLL_S = 0.1
 
 
 def wait_for_folder(folder: Path, world: World) -> None:
-    """Waits until this rank sees all files of `folder` that rank 0 sees. Collective; returns at once in a world of one.
+    """Waits until this rank sees all files of `folder` that rank 0 sees. Collective.
 
-    Prevents that a checkpoint which a node does not see yet counts as damaged.
+    Otherwise a checkpoint which a node does not see yet would count as damaged.
 
     Raises:
         CheckpointError: A rank timed out after `LONGEST_WAIT_S`; on every rank.
@@ -113,7 +104,7 @@ def wait_for_folder(folder: Path, world: World) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the names in a folder; none where it is not seen. One request to the server, for any number of files."""
+    """Returns the names in a folder; none where it is not seen. One request to the server."""
     try:
         return sorted(path.name for path in folder.iterdir())
     except OSError:
@@ -121,11 +112,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def wait_until_visible(folder: Path, names: Iterable[str]) -> None:
-    """Waits until this process sees files that exist on another node.
-
-    Raises:
-        CheckpointError: One of them stays unseen for `LONGEST_WAIT_S`; names it and this machine.
-    """
+    """Waits until this process sees files that exist on another node. Raises: CheckpointError."""
     deadline = time.monotonic() + LONGEST_WAIT_S
     while missing := sorted(set(names) - set(_names(folder))):
         if time.monotonic() > deadline:

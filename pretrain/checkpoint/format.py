@@ -6,8 +6,9 @@
     checkpoints/step-00001000.bad-damaged/                 set aside after a failed verification
     checkpoints/step-00001000.rolled-back/                 set aside when the run went back behind it
 
-A folder without a readable manifest is not a checkpoint. A model folder, which `pretrain import` writes, is a
-checkpoint of weights alone (weights-00001.safetensors ...) with model.json and tokenizer/ beside it.
+A folder without a readable manifest is not a checkpoint. A model folder, which `pretrain import`
+writes, is a checkpoint of weights alone (weights-00001.safetensors ...) with model.json and
+tokenizer/ beside it.
 """
 
 import json
@@ -23,15 +24,10 @@ from pretrain.utils.checksum import FileRecord
 from pretrain.utils.io import json_bytes, rename_dir
 
 SCHEMA = 1
-
 MANIFEST = "manifest.json"
-
 MODEL_FILE = "model.json"
-
-"""In a model folder, beside the manifest: the model's config, settings of generation, and where it came from."""
-
+"""In a model folder: the model's config, settings of generation, and its origin."""
 _STEP = re.compile(r"step-(\d{8,})$")
-
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -41,28 +37,20 @@ class NewerFormatError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `manifest.json`.
+    """The content of `manifest.json`."""
 
-    Attributes:
-        schema: Version of this format.
-        state: The training state (see `state.py`).
-        shapes: Shape of every parameter, by name.
-        moments: Names of the optimizer moments saved for every parameter.
-        files: Every other file of the folder.
-        topology: World size, engine and attempt that wrote it; for people, not needed to load.
-        scalars: State of the engine that is no tensor, such as a loss scale; written where there is any.
-    """
-
-    schema: int
-    state: dict[str, Any]
-    shapes: dict[str, list[int]]
-    moments: list[str]
-    files: list[FileRecord]
+    schema: int  # version of this format
+    state: dict[str, Any]  # the training state (see `state.py`)
+    shapes: dict[str, list[int]]  # shape of every parameter, by name
+    moments: list[str]  # names of the optimizer moments saved for every parameter
+    files: list[FileRecord]  # every other file of the folder
+    # World size, engine and attempt that wrote it; for people, not needed to load.
     topology: dict[str, Any]
+    # State of the engine that is no tensor, such as a loss scale; written where there is any.
     scalars: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values for `write_json`, with a CRC32 over them: a manifest vouches for itself too."""
+        """Returns plain values for `write_json`, with a CRC32 over them."""
         content = asdict(self)
         if not self.scalars:
             del content["scalars"]
@@ -85,21 +73,13 @@ def step_of(path: Path) -> int | None:
 
 
 def set_aside(path: Path, why: str) -> None:
-    """Gives a checkpoint a name that nothing reads, `step-N.WHY`, and that no earlier one of the same step has.
-
-    Raises:
-        DiskError: It cannot be renamed.
-    """
+    """Renames a checkpoint to `step-N.WHY` or `step-N.WHY-2`, out of use. Raises: DiskError."""
     names = (f"{path.name}.{why}{'' if number == 1 else f'-{number}'}" for number in count(1))
     rename_dir(path, next(target for target in map(path.with_name, names) if not target.exists()))
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """Returns whatever has the name of a checkpoint, oldest first; without a manifest it is none, and was one.
-
-    Raises:
-        DiskError: The folder cannot be looked into.
-    """
+    """Returns folders with the name of a checkpoint, oldest first. Raises: DiskError."""
     try:
         found = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
     except OSError as error:
@@ -108,7 +88,7 @@ def list_folders(folder: Path) -> list[Path]:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns committed checkpoints, oldest first, unverified. Raises: DiskError, where that cannot be seen."""
+    """Returns committed checkpoints, oldest first, unverified. Raises: DiskError."""
     try:
         return [path for path in list_folders(folder) if (path / MANIFEST).is_file()]
     except OSError as error:
@@ -116,16 +96,17 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def unseen(error: OSError) -> DiskError:
-    """Returns what to raise where a look into a folder fails: it may not be entered, or its server is away."""
-    what, fix = f"cannot be looked into: {error.strerror}", "fix permissions, or see to the file system"
-    return DiskError(what, where=str(error.filename), fix=fix)
+    """Returns the error of a folder that may not be entered, or whose server is away."""
+    what = f"cannot be looked into: {error.strerror}"
+    return DiskError(what, where=str(error.filename), fix="fix permissions, or see to the file system")
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Reads the manifest of a checkpoint folder, of which no byte may be other than it was written.
+    """Reads the manifest of a checkpoint folder, which must be as it was written, to the byte.
 
     Raises:
-        CheckpointError: Missing, not JSON, damaged, or with fields missing or file names that leave the folder.
+        CheckpointError: Missing, not JSON, damaged, or with fields missing or file names that leave
+            the folder.
         NewerFormatError: The schema is another.
     """
     file = path / MANIFEST
@@ -136,12 +117,9 @@ def load_manifest(path: Path) -> Manifest:
         if envelope["crc32"] != _crc32(raw):
             raise ValueError("its CRC32 does not match")
         if raw["schema"] != SCHEMA:
-            raise NewerFormatError(
-                f"written in format {raw['schema']}, this version reads {SCHEMA}",
-                where=str(file),
-                fix="update pretrain",
-            )
-        if written != json_bytes(envelope):  # the CRC is of what it says, and a last newline that is gone says nothing
+            what = f"written in format {raw['schema']}, this version reads {SCHEMA}"
+            raise NewerFormatError(what, where=str(file), fix="update pretrain")
+        if written != json_bytes(envelope):  # the CRC does not see a lost newline
             raise ValueError("it says the same, and is not as it was written")
         files = [FileRecord(**record) for record in raw.pop("files")]
         manifest = Manifest(files=files, **raw)

@@ -1,17 +1,17 @@
 """Fragments on disk: one safetensors file a rank, read back by range whatever the topology.
 
-A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or a moment. Loading
-builds a table of all pieces of all files once, then copies the ranges that this rank needs; a load at the same
-topology is a load of whole pieces. Pickle is nowhere on this path.
+A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or
+a moment. Loading builds a table of all pieces of all files once, then copies the ranges that this
+rank needs; a load at the same topology is a load of whole pieces. Pickle is nowhere on this path.
 """
 
 import json
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,13 +30,10 @@ def piece_key(name: str, kind: str, offset: int) -> str:
 
 
 def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
-    """Writes fragments to a safetensors file, each tensor copied to the host once and never gathered.
+    """Writes fragments to a safetensors file, each tensor copied to the host once and never
+    gathered.
 
-    Returns:
-        Size and CRCs of what was meant to be written.
-
-    Raises:
-        DiskError: The disk refused.
+    Returns size and CRCs of the intended content. Raises: DiskError.
     """
     pieces = [(piece_key(f.name, kind, f.offset), tensor) for f in fragments for kind, tensor in f.tensors.items()]
     assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for _, tensor in pieces)
@@ -62,8 +59,7 @@ def write_pieces(path: Path, pieces: list[tuple[str, int]], parts: Iterable[memo
     return write_chunks(path, chain([memoryview(struct.pack("<Q", len(text)) + text)], parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     offset: int
     length: int
     path: Path
@@ -71,14 +67,7 @@ class _Piece:
 
 
 class FragmentReader:
-    """All fragments of a checkpoint, by parameter and kind.
-
-    Args:
-        paths: The safetensors files of one checkpoint.
-
-    Raises:
-        CheckpointError: A file cannot be parsed.
-    """
+    """Fragments in the files of a checkpoint, by parameter and kind. Raises: CheckpointError."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._pieces: dict[tuple[str, str], list[_Piece]] = {}
@@ -89,13 +78,10 @@ class FragmentReader:
             pieces.sort(key=lambda piece: piece.offset)
 
     def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor) -> None:
-        """Fills `out` (1-D fp32) with elements `offset ...` of a parameter's `kind`.
-
-        Raises:
-            CheckpointError: The checkpoint does not have them all.
-        """
+        """Fills `out` (1-D fp32) with elements of a kind from `offset` on. Raises: CheckpointError."""
         pieces = self._pieces.get((name, kind), [])
-        done, total = 0, out.numel()
+        done = 0
+        total = out.numel()
         number = bisect_right(pieces, offset, key=lambda piece: piece.offset) - 1
         while done < total:
             piece = pieces[number] if 0 <= number < len(pieces) else None

@@ -5,8 +5,9 @@
     load      newest first: sizes and CRCs verified, a share of the files per rank  ->  damaged: renamed, next older one
               ->  each rank reads its ranges (load.py)
 
-Rank 0 decides for all. DeepSpeed's own checkpoints are not used: they are not crash-safe, and depend on the topology.
-The size of a checkpoint, and the number of them at once, come from `pretrain/plan/course.py`.
+Rank 0 decides for all. DeepSpeed's own checkpoints are not used: they are not crash-safe, and
+depend on the topology. The size of a checkpoint, and the number of them at once, come from
+`pretrain/plan/course.py`.
 """
 
 import functools
@@ -57,32 +58,24 @@ def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> st
 
 
 def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
-    """Checks that checkpoints fit on the file system of `folder`; see `room_problem`. Raises: DiskError."""
+    """Checks that checkpoints fit on the file system of `folder`. Raises: DiskError."""
     try:
         files = (file for path in list_checkpoints(folder) for file in path.iterdir())
-        problem = room_problem(
-            shutil.disk_usage(folder).free, sum(file.stat().st_size for file in files), checkpoint, num_kept
-        )
+        existing = sum(file.stat().st_size for file in files)
+        problem = room_problem(shutil.disk_usage(folder).free, existing, checkpoint, num_kept)
     except OSError as error:
         raise DiskError(f"cannot be looked at: {error.strerror}", where=str(folder), fix="fix permissions") from error
     if problem is not None:
-        raise DiskError(
-            problem,
-            where=str(folder),
-            fix="free space, lower checkpoint.keep, or set run.dir to a larger file system",
-        )
+        fix = "free space, lower checkpoint.keep, or set run.dir to a larger file system"
+        raise DiskError(problem, where=str(folder), fix=fix)
 
 
 def try_writing(folder: Path) -> None:
-    """Writes and removes a small file, so that quota and permission errors occur at the start. Raises: DiskError."""
+    """Writes and removes a file, for early errors of quota and permissions. Raises: DiskError."""
     trial = folder / ".trial"
     write_file(trial, b"checkpoints are written here\n")
     with suppress(OSError):
         trial.unlink()
-
-
-def _always_ours() -> None:
-    """The fence of a folder without a lease."""
 
 
 def _check_readable(path: Path) -> None:
@@ -102,8 +95,8 @@ class CheckpointManager:
         keep: Number of newest checkpoints to keep, at least 2.
         world: Rank and world size.
         topology: JSON for the manifest: world size, engine, attempt.
-        fence: Called by rank 0 immediately before the rename that commits, and before anything is removed or renamed.
-            Raises LockedError where another attempt owns the run folder.
+        fence: Called by rank 0 immediately before the rename that commits, and before anything is
+            removed or renamed. Raises LockedError where another attempt owns the run folder.
         keep_every_steps: Checkpoints of steps that are a multiple of it are never removed; 0: none.
         best: Validation metric of the best checkpoint, which is never removed. None: no best one.
     """
@@ -114,22 +107,21 @@ class CheckpointManager:
         keep: int,
         world: World,
         topology: dict[str, Any],
-        fence: Callable[[], None] = _always_ours,
+        fence: Callable[[], None] = nothing,
         keep_every_steps: int = 0,
         best: str | None = None,
     ) -> None:
-        self._folder, self._world, self._host = folder, world, HostCopy()
+        self._folder = folder
+        self._world = world
+        self._host = HostCopy()
         self._best = None if best is None else BestKeeper(folder, best)
         self._retention = Retention(folder, keep, keep_every_steps, self._best)
         self._place = SaveTarget(folder, world, topology, fence, self._retention, token="")
         self._in_flight: Save | None = None
 
     def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:
-        """Prepares the folder, and checks space and permissions. Collective; before the first step.
-
-        Args:
-            checkpoint_bytes: Size of a checkpoint.
-            num_kept: Number of checkpoints at once.
+        """Prepares the folder for so many checkpoints at once of this size. Collective; before the
+        first step.
 
         Raises:
             DiskError: They do not fit, or the folder is not writable.
@@ -144,7 +136,7 @@ class CheckpointManager:
         agree(check)
 
     def _begin_attempt(self) -> None:
-        """Draws the name of this attempt's temporary folders, and removes those of dead ones. Collective, once."""
+        """Draws this attempt's temporary names, and removes dead folders. Collective, once."""
         if self._place.token:
             return
 
@@ -164,13 +156,11 @@ class CheckpointManager:
         before_commit: Callable[[], None] = nothing,
         after_commit: Callable[[], None] = nothing,
     ) -> Save:
-        """Copies this rank's fragments to host memory and begins to write them. Collective the first time only.
+        """Copies this rank's fragments to host memory and begins to write them. Collective the
+        first time only.
 
-        Args:
-            store: State of the engine; may change after this has returned and `hold` was called.
-            state: State of the step that has just ended.
-            before_commit: See `Save`.
-            after_commit: See `Save`.
+        The store may change after this has returned and `hold` was called. For the other arguments
+        see `Save`.
 
         Raises:
             DiskError: The folder of checkpoints cannot be created.
@@ -181,33 +171,32 @@ class CheckpointManager:
         return self._in_flight
 
     def note_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Notes the evaluation of a step before its save, to find the best checkpoint. Empty: unknown."""
+        """Notes the evaluation of a step before its save. Empty: unknown."""
         if self._best is not None:
             self._best.note(step, metrics)
 
     def hold(self) -> None:
-        """Makes device work queued from now on wait for the copy of the state; see `HostCopy.hold`."""
+        """Makes device work queued from now on wait for the copy; see `HostCopy.hold`."""
         self._host.hold()
 
     def save(self, store: FragmentStore, state: TrainState) -> Path:
-        """Commits a checkpoint of `state.step` and returns when all is done. Collective.
-
-        Raises:
-            DiskError, CheckpointError, LockedError: See `Save.advance`; older checkpoints are untouched.
-        """
+        """Commits a checkpoint and returns when all is done. Collective. Raises: as `Save.advance`."""
         save = self.begin(store, state)
         save.wait()
         return save.path
 
     def load_newest(self, store: FragmentStore) -> TrainState | None:
-        """Loads the newest valid checkpoint into `store`; returns its state, or None where there is none yet.
+        """Loads the newest valid checkpoint into `store`; returns its state, or None where there is
+        none yet.
 
-        A damaged one is renamed to `step-N.bad-damaged` with a warning, and the next older one is tried. Collective.
+        A damaged one is renamed to `step-N.bad-damaged` with a warning, and the next older one is
+        tried. Collective.
 
         Raises:
-            CheckpointError: There are or were checkpoints, and none is valid: a run never starts over by itself. Or the
-                newest has a newer format, which is no damage.
-            DiskError: A damaged one cannot be renamed; or permissions forbid reading one, which is no damage.
+            CheckpointError: There are or were checkpoints, and none is valid: a run never starts
+                over by itself. Or the newest has a newer format, which is no damage.
+            DiskError: A damaged one cannot be renamed; or permissions forbid reading one, which is
+                no damage.
         """
         is_older = False
         while True:
@@ -222,11 +211,12 @@ class CheckpointManager:
                 # The next save must have the same parameters, of the same shapes.
                 self._place.shapes = dict(load_manifest(path).shapes)
                 if is_older:
-                    log.warning("checkpoint %s is good: going on from there", path)
+                    log.warning("checkpoint %s is good: the run continues from there", path)
                 return load_checkpoint(path, store)
             is_older = True
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
-            # Renamed before the next look, so that the older one is the newest in the following pass.
+            # Renamed before the next look, so that the older one is the newest in the following
+            # pass.
             agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
     def _list_newest(self) -> list[str]:
@@ -243,7 +233,8 @@ class CheckpointManager:
             )
 
     def verify(self, path: Path) -> str | None:
-        """Verifies sizes and CRCs of all files, a share of them per rank; returns the first problem, or None.
+        """Verifies sizes and CRCs of all files, a share of them per rank; returns the first
+        problem, or None.
 
         Collective.
 

@@ -1,4 +1,10 @@
-"""Removal of leftovers and old checkpoints, and the mark of the best one."""
+"""Removal of leftovers and old checkpoints, and the mark of the best one, which stays.
+
+    evaluation of a step  ->  its metric is noted  ->  the step is committed, and read back  ->
+    best.json
+
+best.json is a hint: a reader verifies the checkpoint that it names like any other.
+"""
 
 import json
 import logging
@@ -12,12 +18,20 @@ from pretrain.errors import CheckpointError, DiskError
 from pretrain.utils.checksum import check_file
 from pretrain.utils.io import remove_dir, remove_tree, write_json
 
+log = logging.getLogger(__name__)
+
+BEST = "best.json"
+RISING = ("val_accuracy",)
+"""Metrics of which more is better."""
+MIN_VALID = 2
+"""Number of verified checkpoints that always remain."""
+
 
 def remove_leftovers(folder: Path) -> None:
     """Removes unfinished checkpoints and removals from a folder of checkpoints. Raises: DiskError.
 
-    An earlier owner may be a stopped process. If it is continued later, in a save or right before the rename of a
-    commit, its temporary folder is gone, and it fails.
+    An earlier owner may be a stopped process. If it is continued later, in a save or right before
+    the rename of a commit, its temporary folder is gone, and it fails.
     """
     for leftover in folder.glob(".tmp-*"):
         try:
@@ -29,31 +43,9 @@ def remove_leftovers(folder: Path) -> None:
         remove_tree(leftover)
 
 
-# The best checkpoint by a validation metric, which retention keeps:
-#
-#     evaluation of a step  ->  its metric is noted  ->  the step is committed, and read back  ->  best.json
-#
-# best.json is a hint: a reader verifies the checkpoint that it names like any other.
-
-
-log = logging.getLogger(__name__)
-
-BEST = "best.json"
-
-RISING = ("val_accuracy",)
-
-"""Metrics of which more is better."""
-
-
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Content of best.json.
-
-    Attributes:
-        metric: Validation metric.
-        value: Value of the metric.
-        step: Step of the checkpoint.
-    """
+    """Content of best.json: validation metric, its value, and the step of the checkpoint."""
 
     metric: str
     value: float
@@ -61,7 +53,7 @@ class Best:
 
 
 def read_best(folder: Path) -> Best | None:
-    """Reads best.json of a folder of checkpoints; None where it is missing or damaged, or its checkpoint is gone."""
+    """Reads best.json of a folder of checkpoints; None without it or its checkpoint."""
     try:
         raw = json.loads((folder / BEST).read_text(encoding="utf-8"))
         found = Best(str(raw["metric"]), float(raw["value"]), int(raw["step"]))
@@ -71,15 +63,11 @@ def read_best(folder: Path) -> Best | None:
 
 
 class BestKeeper:
-    """Finds the best checkpoint of a folder, in one process.
-
-    Args:
-        folder: Folder of checkpoints.
-        metric: Name of the metric in the logs.
-    """
+    """Finds the best checkpoint of a folder by a metric of the logs, in one process."""
 
     def __init__(self, folder: Path, metric: str) -> None:
-        self._folder, self._metric = folder, metric
+        self._folder = folder
+        self._metric = metric
         self._values: dict[int, float] = {}
 
     def note(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -90,14 +78,15 @@ class BestKeeper:
             self._values[step] = value
 
     def settle(self, found: list[Path], is_valid: Callable[[Path], bool]) -> Path | None:
-        """Returns the best of some checkpoints, the earliest of equals, and writes best.json where it says another.
+        """Returns the best of the committed checkpoints, the earliest of equals, and updates
+        best.json.
 
-        Args:
-            found: Committed checkpoints. Those that were not evaluated at their step take no part.
-            is_valid: Whether one is good; asked from the best on, until one is.
+        Those without an evaluation at their step take no part. `is_valid` is asked from the best
+        on.
         """
         paths = {step_of(path): path for path in found}
-        known, marked = dict(self._values), read_best(self._folder)
+        known = dict(self._values)
+        marked = read_best(self._folder)
         if marked is not None and marked.metric == self._metric:
             known.setdefault(marked.step, marked.value)
         sign = -1 if self._metric in RISING else 1
@@ -119,24 +108,18 @@ class BestKeeper:
         log.info("%s is the best so far: %s %.6g", step_name(best.step), best.metric, best.value)
 
 
-# Retention: removes checkpoints after a newer one is committed and was read back.
-
-
-MIN_VALID = 2
-
-"""Number of verified checkpoints that always remain."""
-
-
 def find_obsolete(found: list[Path], keep: int, keep_every_steps: int, is_valid: Callable[[Path], bool]) -> list[Path]:
-    """Returns the checkpoints to remove: older than the `keep` newest, and than the `MIN_VALID` newest valid ones.
+    """Returns the checkpoints to remove: older than the `keep` newest, and than the `MIN_VALID`
+    newest valid ones.
 
-    A damaged one among these does not count, and stays; loading renames it. Only as many are verified as needed.
+    A damaged one among these does not count, and stays; loading renames it. Only as many are
+    verified as needed, as `is_valid` may read all of one.
 
     Args:
         found: Committed checkpoints, oldest first.
         keep: Number to keep.
         keep_every_steps: Checkpoints whose step is a multiple are never removed; 0: none.
-        is_valid: Verifies a checkpoint; may read all of it.
+        is_valid: Verifies a checkpoint.
     """
     num_kept = num_valid = 0
     obsolete = []
@@ -154,18 +137,14 @@ def find_obsolete(found: list[Path], keep: int, keep_every_steps: int, is_valid:
 
 
 class Retention:
-    """Removes old checkpoints of a folder, in one process.
-
-    Args:
-        folder: Folder of checkpoints.
-        keep: Number of newest checkpoints to keep, at least 2.
-        keep_every_steps: Checkpoints whose step is a multiple are never removed; 0: none.
-        best: Finds the best one, which is not removed. None: no best one.
-    """
+    """Removes old checkpoints after a newer one was committed and read back, in one process."""
 
     def __init__(self, folder: Path, keep: int, keep_every_steps: int, best: BestKeeper | None = None) -> None:
         assert keep >= MIN_VALID
-        self._folder, self._keep, self._every, self._best = folder, keep, keep_every_steps, best
+        self._folder = folder
+        self._keep = keep
+        self._every = keep_every_steps
+        self._best = best
         self._valid: dict[str, bool] = {}
 
     def note_valid(self, path: Path) -> None:
@@ -174,11 +153,15 @@ class Retention:
 
     def _is_valid(self, path: Path) -> bool:
         if path.name not in self._valid:
-            self._valid[path.name] = is_whole(path)
+            try:
+                files = load_manifest(path).files
+                self._valid[path.name] = all(check_file(path / record.name, record) is None for record in files)
+            except CheckpointError:
+                self._valid[path.name] = False
         return self._valid[path.name]
 
     def apply(self) -> None:
-        """Removes obsolete checkpoints; a disk error is a warning, as the new checkpoint is valid all the same."""
+        """Removes obsolete checkpoints; a disk error is a warning: the new one is valid."""
         found = list_checkpoints(self._folder)
         best = None if self._best is None else self._best.settle(found, self._is_valid)
         for path in find_obsolete(found, self._keep, self._every, self._is_valid):
@@ -188,11 +171,3 @@ class Retention:
                 remove_dir(path)
             except DiskError as error:
                 log.warning("%s", error)
-
-
-def is_whole(path: Path) -> bool:
-    """Returns whether manifest, sizes and CRCs of a checkpoint are right. Reads all of it."""
-    try:
-        return all(check_file(path / record.name, record) is None for record in load_manifest(path).files)
-    except CheckpointError:
-        return False

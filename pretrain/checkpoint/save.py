@@ -1,6 +1,8 @@
-"""A save, from the copy in host memory to the removal of old checkpoints: four phases in a thread beside training.
+"""A save, from the copy in host memory to the removal of old checkpoints: four phases in a thread
+beside training.
 
-States of a `Save`; each arrow between two phases is one collective `advance`, after all ranks are done with the first:
+States of a `Save`; each arrow between two phases is one collective `advance`, after all ranks are
+done with the first:
 
     begin --> WRITE --------> COMMIT ---------> RE-READ -------> RETAIN --> finished, committed
               each rank:      rank 0: ledger,   each rank:       rank 0: removes what is
@@ -12,8 +14,9 @@ States of a `Save`; each arrow between two phases is one collective `advance`, a
                 |   +-- a rank failed, or fragments are missing ---> temporary folder removed, error
                 +-- this step is committed already ----------------> finished, committed
 
-Only COMMIT changes names that a reader sees, so a crash in any state leaves the previous checkpoints valid. Threads
-call no collective; `advance` is collective, so that all ranks see a commit, or its failure, at the same step.
+Only COMMIT changes names that a reader sees, so a crash in any state leaves the previous
+checkpoints valid. Threads call no collective; `advance` is collective, so that all ranks see a
+commit, or its failure, at the same step.
 """
 
 import contextlib
@@ -39,13 +42,11 @@ from pretrain.utils.io import make_dir, publish_dir, remove_tree, write_json
 
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
 
 class SaveTask(Generic[Result]):
-    """Runs `work` in a daemon thread, which must not call a collective.
-
-    Args:
-        work: Called once.
-    """
+    """Runs `work` in a daemon thread, which must not call a collective."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
@@ -66,41 +67,28 @@ class SaveTask(Generic[Result]):
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Returns when it is done or has timed out. Signals are handled meanwhile."""
+        """Returns when it is done or has timed out; signals are handled meanwhile."""
         self._thread.join(timeout_s)
 
     def result(self) -> Result:
-        """Waits; returns what `work` returned, or raises what it raised."""
+        """Waits; returns the value of `work`, or raises its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
         return self._result[0]
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(slots=True)
 class SaveTarget:
-    """Where a run saves.
-
-    Attributes:
-        folder: Folder of checkpoints.
-        world: Rank and world size.
-        topology: Topology for the manifest.
-        fence: Raises LockedError where another attempt owns the run folder. Rank 0 calls it before it changes names.
-        retention: Removes old checkpoints.
-        token: Suffix of this attempt's temporary folders.
-        shapes: Shape of every parameter in the last committed checkpoint; empty before the first.
-    """
+    """Folder of checkpoints of a run, and all that its saves have in common."""
 
     folder: Path
     world: World
     topology: dict[str, Any]
-    fence: Callable[[], None]
+    fence: Callable[[], None]  # raises LockedError where another attempt owns the run; before names change
     retention: Retention
-    token: str
-    shapes: dict[str, list[int]] = field(default_factory=dict)
+    token: str  # suffix of this attempt's temporary folders
+    shapes: dict[str, list[int]] = field(default_factory=dict)  # in the last committed checkpoint
 
     def set_aside(self, path: Path) -> None:
         """Renames a damaged checkpoint: see `set_aside`. Raises: LockedError too."""
@@ -115,13 +103,10 @@ class Save:
         place: Target folder.
         snapshot: This rank's fragments.
         state: State of the step that is saved.
-        before_commit: Called by rank 0 before the manifest is written, to make the ledger durable; may raise DiskError.
-        after_commit: Called by rank 0 after the rename, before anything older is removed; must not raise.
-
-    Attributes:
-        path: Folder of the checkpoint.
-        is_committed: Whether the checkpoint exists.
-        is_finished: Whether all phases are over.
+        before_commit: Called by rank 0 before the manifest is written, to make the ledger durable;
+            may raise DiskError.
+        after_commit: Called by rank 0 after the rename, before anything older is removed; must not
+            raise.
     """
 
     def __init__(
@@ -132,8 +117,11 @@ class Save:
         before_commit: Callable[[], None],
         after_commit: Callable[[], None],
     ) -> None:
-        self._place, self._snapshot, self._state = place, snapshot, state
-        self._before_commit, self._after_commit = before_commit, after_commit
+        self._place = place
+        self._snapshot = snapshot
+        self._state = state
+        self._before_commit = before_commit
+        self._after_commit = after_commit
         self._is_main = place.world.is_main
         self.step = state.step
         self.path = place.folder / step_name(state.step)
@@ -149,11 +137,14 @@ class Save:
         return self._task.is_done
 
     def advance(self) -> None:
-        """Enters the next phase; waits until this rank's part of the current one is done. Collective.
+        """Enters the next phase; waits until this rank's part of the current one is done.
+        Collective.
 
         Raises:
-            DiskError: A rank could not write, or read back what it wrote; the checkpoint does not exist.
-            CheckpointError: The state has values that are not finite, or parameters that are not whole.
+            DiskError: A rank could not write, or read back what it wrote; the checkpoint does not
+                exist.
+            CheckpointError: The state has values that are not finite, or parameters that are not
+                whole.
             LockedError: Another attempt has taken the run folder.
         """
         assert not self.is_finished
@@ -176,7 +167,7 @@ class Save:
         self._task.wait(timeout_s)
 
     def _run(self) -> Iterator[SaveTask[Any]]:
-        """Yields the task of each phase; the code between two yields runs on all ranks together, in `advance`."""
+        """Yields the task of each phase; between two yields all ranks run together, in `advance`."""
         writing = SaveTask(self._write)
         yield writing
         votes = self._or_discard(partial(agree, writing.result))
@@ -189,13 +180,15 @@ class Save:
         committing = SaveTask(partial(self._commit, votes, shapes) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
-        self.is_committed, self._place.shapes = True, shapes
+        self.is_committed = True
+        self._place.shapes = shapes
         reading = SaveTask(self._read_again)
         yield reading
         try:
             unseen = next((text for text in agree(reading.result) if text), None)
         except DiskError:
-            # Renamed before anyone relies on it; a rename that fails is the error that all ranks raise.
+            # Renamed before anyone relies on it; a rename that fails is the error that all ranks
+            # raise.
             self.is_committed = False
             agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
@@ -216,7 +209,7 @@ class Save:
                 remove_tree(self._temporary)
 
     def _write(self) -> dict[str, Any] | None:
-        """Writes this rank's file; returns its vote, or None on rank 0 where the step is committed already."""
+        """Writes this rank's file; returns its vote, or None on rank 0 if the step is committed."""
         snapshot = self._snapshot
         try:
             if self._is_main and self._is_there():
@@ -232,7 +225,7 @@ class Save:
         return {"record": asdict(record), **vote}
 
     def _is_there(self) -> bool:
-        """Returns whether the step is committed already; sets aside a folder of its name that is no checkpoint."""
+        """Returns whether the step is committed; sets aside a folder of its name that is none."""
         if not self.path.exists():
             return False
         try:
@@ -245,10 +238,12 @@ class Save:
     def _commit(self, votes: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
         files = [FileRecord(**vote["record"]) for vote in votes]
         moments = sorted({kind for vote in votes for kind in vote["moments"]})
-        place, state = self._place, self._state.to_json()
+        place = self._place
+        state = self._state.to_json()
         manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, self._snapshot.scalars)
         try:
-            # This order is the commit protocol: ledger durable, manifest last in the folder, lease checked immediately
+            # This order is the commit protocol: ledger durable, manifest last in the folder, lease
+            #     checked immediately
             # before the one rename that makes the checkpoint visible.
             self._before_commit()
             write_json(self._temporary / MANIFEST, manifest.to_json())
@@ -269,13 +264,10 @@ class Save:
         return DiskError(what, fix=error.fix)
 
     def _read_again(self) -> str | None:
-        """Reads this rank's file back from the disk and compares sizes and CRCs; on rank 0 the manifest too.
+        """Reads this rank's file back from the disk and compares sizes and CRCs.
 
-        Returns:
-            Reason why the file is not seen on this node; None after a comparison.
-
-        Raises:
-            DiskError: The file differs from what was written.
+        Returns the reason why the file is not seen on this node; None after a comparison. Raises:
+        DiskError, where the file differs from what was written.
         """
         path = self.path / self._file_name
         if not self._is_main:
@@ -295,10 +287,10 @@ class Save:
         return None
 
     def _retain(self, unseen: str | None) -> None:
-        """Removes checkpoints beyond `keep`; a disk error is a warning, as the new checkpoint is valid all the same.
+        """Removes checkpoints beyond `keep`; a disk error is a warning, as the new checkpoint is
+        valid all the same.
 
-        Args:
-            unseen: Reason why a rank did not re-read its file; `Retention` then verifies the checkpoint itself.
+        Where a rank has not seen its file, `Retention` verifies the checkpoint itself.
         """
         try:
             self._place.fence()

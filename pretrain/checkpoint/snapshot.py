@@ -1,12 +1,16 @@
-"""A copy of training state in host memory, in buffers that the first save makes and every later one uses again.
+"""A copy of training state in host memory, in buffers that the first save makes and every later one
+uses again.
 
-    take(tensors)  ->  on a CPU they are copied when it returns; on CUDA the copies are queued beside the step, to
-                       pinned memory, without waiting
-    hold()         ->  what is queued from here on (the next update) runs after the copies
+    take(tensors)  ->  on a CPU they are copied when it returns; on CUDA the copies are queued
+    beside
+                       the step, to pinned memory, without waiting
+    hold()         ->  later work of the stream (the next update) runs after the copies
     ready()        ->  returns when the copies are done; for the thread that reads them
     parts(i)       ->  the values of tensor i, as numpy arrays; content() has the bytes of all
 
-Buffers are cut in blocks, because pinned memory comes in powers of two: one buffer could cost twice the state.
+Buffers are cut in blocks, because pinned memory comes in powers of two: one buffer could cost twice
+    the state.
+A thread writes and checks the copy while training continues.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +26,11 @@ from pretrain.types import FragmentStore
 from pretrain.utils.checksum import FileRecord
 
 BLOCK = 2**24
-
 """Elements of a block: 64 MiB."""
 
 
 class HostCopy:
-    """A copy of the same tensors, save after save. Not for two saves at once.
-
-    Args:
-        block: Elements of a buffer.
-    """
+    """A copy of the same tensors, save after save. Not for two saves at once."""
 
     def __init__(self, block: int = BLOCK) -> None:
         self._block = block
@@ -43,7 +42,7 @@ class HostCopy:
 
     @property
     def num_bytes(self) -> int:
-        """Size of what was taken last."""
+        """Size of the last copy."""
         return sum(4 * length for _, length in self._places)
 
     @torch.no_grad()
@@ -56,7 +55,8 @@ class HostCopy:
             self._copy(tensors)
             return
         if self._stream is None:
-            self._stream, self._copied = torch.cuda.Stream(), torch.cuda.Event()
+            self._stream = torch.cuda.Stream()
+            self._copied = torch.cuda.Event()
         assert self._copied is not None
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -72,7 +72,8 @@ class HostCopy:
             self._buffers = [torch.empty(size, dtype=torch.float32, pin_memory=pinned) for size in sizes]
 
     def _copy(self, tensors: Sequence[Tensor]) -> None:
-        self._places, start = [], 0
+        self._places = []
+        start = 0
         for tensor in tensors:
             self._places.append((start, tensor.numel()))
             done = 0
@@ -82,15 +83,16 @@ class HostCopy:
             start += tensor.numel()
 
     def _cut(self, start: int, length: int) -> Iterator[Tensor]:
-        """Yields the pieces of the buffers that hold `length` elements from `start` on."""
+        """Yields the pieces of the buffers with `length` elements from `start` on."""
         while length:
             number, offset = divmod(start, self._block)
             part = self._buffers[number][offset : offset + length]
             yield part
-            start, length = start + part.numel(), length - part.numel()
+            start += part.numel()
+            length -= part.numel()
 
     def hold(self) -> None:
-        """Makes whatever is queued on the current stream from now on wait for the copies; the host does not wait."""
+        """Makes later work of the current stream wait for the copies; the host does not wait."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
@@ -101,7 +103,7 @@ class HostCopy:
             self._sources = ()
 
     def parts(self, number: int) -> Iterator[np.ndarray]:
-        """Yields the values of the tensor of this number, in order: views of the buffers, valid until `take`."""
+        """Yields the values of a tensor by its number, in order: views, valid until `take`."""
         for part in self._cut(*self._places[number]):
             yield part.numpy()
 
@@ -111,16 +113,8 @@ class HostCopy:
             yield memoryview(buffer.numpy())
 
 
-# What a rank saves of a step, copied to host memory: written and checked by a thread while training
-# goes on.
-
-
 class Snapshot:
-    """This rank's fragments of a store as they are now.
-
-    Args:
-        store: Copied when this returns, or, on CUDA, when `host.ready` does.
-        host: The buffers.
+    """This rank's fragments of a store as they are now; copied when `host.ready` returns.
 
     Attributes:
         shapes: Shape of every parameter of which this rank has a piece, by name.
@@ -133,7 +127,9 @@ class Snapshot:
         self._host = host
         self.shapes: dict[str, list[int]] = {}
         self.num_weights: dict[str, int] = {}
-        self._keys, tensors, kinds = [], [], set()
+        self._keys: list[str] = []
+        tensors: list[Tensor] = []
+        kinds: set[str] = set()
         for fragment in store.owned_fragments():
             self.shapes[fragment.name] = list(fragment.shape)
             for kind, tensor in fragment.tensors.items():
@@ -153,7 +149,8 @@ class Snapshot:
         return self._host.num_bytes
 
     def write(self, path: Path) -> FileRecord:
-        """Checks that all values are finite, and writes them. For a thread; one pass for the check, one for the CRCs.
+        """Checks that all values are finite, and writes them: one pass for the check, one for the
+        CRCs.
 
         Raises:
             CheckpointError: A value is not finite; its parameter is named.
@@ -171,6 +168,6 @@ class Snapshot:
 
 
 def _is_finite(values: np.ndarray) -> bool:
-    """One pass where all is well: no infinity and no NaN leaves a sum finite. Large values may overflow it."""
+    """Takes one pass where all is finite, as the sum then is; large values may overflow it."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.add.reduce(values)) or np.isfinite(values).all())

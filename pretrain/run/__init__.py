@@ -1,6 +1,7 @@
 """The run folder and the life of a run in it: layout, lease, stop signals, heartbeats, watchdog.
 
-An attempt is one start of a run. Its states, and the ends of each (exit codes of `pretrain.errors`):
+An attempt is one start of a run. Its states, and the ends of each (exit codes of
+`pretrain.errors`):
 
     started --> leased --> connected --> loaded --> stepping --> last step saved --> done [0]
        ^                                    ^          |

@@ -1,12 +1,7 @@
 """Paths of a run folder, and its record `run.json`: identity, versions, attempts.
 
-config.yaml    the resolved config                     metrics.jsonl  one row a logging interval
-run.json       identity, versions, attempts            audit.jsonl    one row a step
-checkpoints/   step-00001000/ ...                      logs/ wandb/
-samples.jsonl  generated texts                         attention/     step-00001000.png ...
-evaluations.jsonl  one row for each `pretrain evaluate` of the run
-lease/         owner of the folder (lease.py)
-launch/        spec.json, config.yaml, journal.jsonl of jobs under Slurm (launch/)
+Beside the paths of `RunDir`: samples.jsonl (generated texts), attention/step-00001000.png ...,
+wandb/.
 """
 
 import json
@@ -16,7 +11,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,72 +23,39 @@ from pretrain.utils.io import write_json
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
 _RECORD_KEYS = {"id", "name", "created", "attempts"}
 _CHANGING = threading.Lock()
-"""Locked while run.json is changed: by the thread that saves, at a commit, and by that of signals, at the end."""
+"""Locked while run.json is changed: at a commit, and at the end of the run, by two threads."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunDir:
-    """The paths in a run folder."""
+    """Paths in a run folder."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
         """The resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def record(self) -> Path:
-        """Identity and history."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """Metric rows."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def audit(self) -> Path:
+        self.record = path / "run.json"
+        """Identity, versions, attempts."""
+        self.metrics = path / "metrics.jsonl"
+        """One row a logging interval."""
+        self.audit = path / "audit.jsonl"
         """The ledger: one row a step."""
-        return self.path / "audit.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """What `pretrain evaluate` has found of its checkpoints; absent until it has."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def lease(self) -> Path:
-        """Folder that says who owns the run."""
-        return self.path / "lease"
-
-    @property
-    def logs(self) -> Path:
+        self.evaluations = path / "evaluations.jsonl"
+        """One row for each `pretrain evaluate` of the run; absent before the first."""
+        self.checkpoints = path / "checkpoints"
+        """Folder of checkpoints, step-00001000/ and so on."""
+        self.lease = path / "lease"
+        """Folder of the owners of the run (lease.py)."""
+        self.logs = path / "logs"
         """Folder of the ranks' logs."""
-        return self.path / "logs"
-
-    @property
-    def launch(self) -> Path:
-        """Folder of what Slurm jobs of this run need and tell."""
-        return self.path / "launch"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer, copied from the data, so that the run can generate by itself."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def normalize(self) -> Path:
-        """What the text of the data went through before the tokenizer, and what is read later goes through too."""
-        return self.path / "normalize.json"
+        self.launch = path / "launch"
+        """Folder of the Slurm jobs of this run: spec.json, config.yaml, journal.jsonl."""
+        self.tokenizer = path / "tokenizer.json"
+        """The tokenizer, copied from the data, so that the run can generate without them."""
+        self.normalize = path / "normalize.json"
+        """Normalisation of the data before the tokenizer, which is applied to later texts too."""
 
     def has_saved(self) -> bool:
-        """Whether there is a checkpoint, a damaged one too."""
+        """Returns whether there is a checkpoint, a damaged one too."""
         return any(self.checkpoints.glob("step-*"))
 
     def exists(self) -> bool:
@@ -102,7 +63,7 @@ class RunDir:
         return self.record.is_file()
 
     def read_record(self) -> dict[str, Any]:
-        """Returns run.json. Raises: ConfigError where it is absent, not JSON, or not the record of a run."""
+        """Returns run.json. Raises: ConfigError, where it is absent or not the record of a run."""
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -126,11 +87,7 @@ def package_versions() -> dict[str, str]:
 
 
 def slurm_facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what an attempt notes of the Slurm job that it is a start of; nothing outside of one.
-
-    Args:
-        environment: Environment of the process.
-    """
+    """Returns the facts of an attempt on its Slurm job; none outside of one."""
     job = environment.get("SLURM_JOB_ID")
     if not job:
         return {}
@@ -152,15 +109,12 @@ def _now() -> str:
 
 
 def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Appends an attempt to run.json, creating the run where there is none; returns the record.
+    """Appends an attempt to run.json, and creates the run where there is none; returns the record.
 
-    Args:
-        run: The run folder, owned by the caller.
-        name: The run's name.
-        facts: What to note of this attempt (world size, engine, resumed step).
+    The caller owns the run folder, as for every change of run.json. `facts`: world size, engine,
+    resumed step and the like.
     """
-    where: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
-    where |= slurm_facts(os.environ)
+    where = {"host": socket.gethostname(), "pid": os.getpid()} | slurm_facts(os.environ)
     with _CHANGING:
         if run.exists():
             record = run.read_record()
@@ -174,12 +128,7 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
 
 
 def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes run.json by a function of what it says. Any thread may.
-
-    Args:
-        run: The run folder, owned by the caller.
-        change: Function that changes the record in place.
-    """
+    """Changes run.json by a function that changes the record in place. Any thread may."""
     with _CHANGING:
         record = run.read_record()
         change(record)
@@ -187,21 +136,15 @@ def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None
 
 
 def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
-    """Notes how the last attempt ended (exit code, reason, step)."""
-    add_to_attempt(run, {"ended": _now(), **outcome})
+    """Adds the end of the last attempt to run.json (exit code, reason, step)."""
+    change_record(run, lambda record: record["attempts"][-1].update(ended=_now(), **outcome))
 
 
-def add_to_attempt(run: RunDir, facts: dict[str, Any], *, once: bool = False) -> None:
-    """Adds facts to the last attempt in run.json. Any thread may.
-
-    Args:
-        run: The run folder, owned by the caller.
-        facts: To add; they replace those of the same names.
-        once: Where the attempt has them already, whatever they are, they stay.
-    """
+def add_to_attempt(run: RunDir, facts: dict[str, Any]) -> None:
+    """Adds facts to the last attempt in run.json, unless it has them already. Any thread may."""
     with _CHANGING:
         record = run.read_record()
         attempt = record["attempts"][-1]
-        if not (once and facts.keys() <= attempt.keys()):
+        if not facts.keys() <= attempt.keys():
             attempt |= facts
             write_json(run.record, record)

@@ -1,179 +1,181 @@
-"""Verdict on a job that hangs, a pure function of the heartbeats; and their exchange through the store.
+"""Heartbeats of the ranks: the phase of each, and their exchange through the job's store.
 
-no heartbeat any more      ->  frozen or gone: the process was stopped or killed, or its host is dead
-fewest marks, then fewest
-collectives begun          ->  hangs: all others wait for it; ranks that wait are never blamed
-all in the same place      ->  no culprit: every rank reports its position
+    Progress    phase of the main thread; a mark costs one assignment, half a microsecond
+    Pulse       heartbeats of this rank: its mark, collectives and call stack
+    Board       heartbeats and verdict of the job, in the store that initialised the process group
+    Messenger   the thread that talks to the store
+
+Every rank makes the same marks in the same order, so that the rank with the fewest is behind.
 """
 
 import contextlib
+import gc
 import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from types import FrameType
+from typing import NamedTuple
 
 import torch.distributed as td
 
-from pretrain.errors import EXIT_HANG, EXIT_UNAVAILABLE
-from pretrain.run.phase import Beat, Pulse
+from pretrain.errors import EXIT_HANG
 
 SILENT_S = 3.0
+LONG_PHASES = {"start", "load", "compile", "evaluate", "save", "close"}
+LONG_FACTOR = 3
+STACK_DEPTH = 8
 
-MAX_NAMED = 4
+
+class Mark(NamedTuple):
+    """An entered phase: running number, name, step, and time of entry (monotonic clock)."""
+
+    number: int
+    phase: str
+    step: int
+    since: float
+
+
+class Progress:
+    """Phase of the main thread. Safe to read from other threads: `now` is replaced as a whole."""
+
+    def __init__(self) -> None:
+        self.now = Mark(0, "start", 0, time.monotonic())
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Marks that a phase begins.
+
+        Phases: start, meet, load, compile, data, forward-backward, update, evaluate, save, close.
+        """
+        last = self.now
+        self.now = Mark(last.number + 1, phase, last.step if step is None else step, time.monotonic())
+
+    def go_on(self) -> None:
+        """Marks progress within a phase: its time limit restarts."""
+        self.enter(self.now.phase)
+
+
+def limit_of(phase: str, timeout_s: float) -> float:
+    """Returns how long a rank may stay in a phase without a mark, seconds."""
+    return timeout_s * LONG_FACTOR if phase in LONG_PHASES else timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat."""
+
+    rank: int
+    host: str  # name of its machine
+    pid: int  # process id
+    number: int  # number of the heartbeat; it stops growing when the process is stopped or dead
+    marks: int  # phases entered so far
+    collectives: int  # collectives begun so far
+    phase: str
+    step: int
+    for_s: float  # seconds since the phase was entered
+    limit_s: float  # time limit of the phase, seconds
+    # Call stack of the main thread, `folder/file.py:line function` each, outermost first.
+    stack: list[str]
+
+    def where(self) -> str:
+        """Returns phase, step and duration as part of a sentence."""
+        return f"in {self.phase} of step {self.step} for {self.for_s:.0f} s"
+
+
+class Pulse:
+    """Builds this rank's heartbeats."""
+
+    def __init__(self, progress: Progress, rank: int, timeout_s: float, num_collectives: Callable[[], int]) -> None:
+        self._progress = progress
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._num_collectives = num_collectives
+        self._main_thread = threading.main_thread().ident
+        self._host = socket.gethostname()
+        self._number = 0
+        self._looking = threading.Lock()
+
+    def beat(self) -> Beat:
+        """Returns the next heartbeat."""
+        self._number += 1
+        mark = self._progress.now
+        return Beat(
+            rank=self._rank,
+            host=self._host,
+            pid=os.getpid(),
+            number=self._number,
+            marks=mark.number,
+            collectives=self._num_collectives(),
+            phase=mark.phase,
+            step=mark.step,
+            for_s=time.monotonic() - mark.since,
+            limit_s=limit_of(mark.phase, self._timeout_s),
+            stack=self._stack(),
+        )
+
+    def _stack(self) -> list[str]:
+        """Returns the innermost calls of the main thread."""
+        with self._looking:  # called by two threads: messenger and watchdog
+            is_collecting = gc.isenabled()
+            # Before Python 3.11.9 `sys._current_frames` locks what a finalizer may wait for: a
+            # deadlock (cpython issue 106883).
+            gc.disable()
+            try:
+                frame: FrameType | None = sys._current_frames().get(self._main_thread or 0)
+            finally:
+                if is_collecting:
+                    gc.enable()
+        calls: list[str] = []
+        while frame is not None and len(calls) < STACK_DEPTH:
+            path = "/".join(frame.f_code.co_filename.split("/")[-3:])
+            calls.append(f"{path}:{frame.f_lineno} {frame.f_code.co_name}")
+            frame = frame.f_back
+        return calls[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why the job ends.
+    """Cause of the end of a job."""
 
-    Attributes:
-        text: Message for the user; its first line is the summary.
-        exit_code: Exit code of every rank.
-        culprits: Ranks at fault.
-    """
-
-    text: str
-    exit_code: int = EXIT_HANG
-    culprits: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON."""
-        return asdict(self)
+    text: str  # message for the user; its first line is the summary
+    exit_code: int = EXIT_HANG  # exit code of every rank
+    culprits: tuple[int, ...] = ()  # ranks at fault
 
     @staticmethod
-    def from_json(values: Mapping[str, Any]) -> "Verdict":
-        """Reads what `to_json` gave."""
+    def from_json(text: str | bytes) -> "Verdict":
+        """Reads a verdict as the store has it."""
+        values = json.loads(text)
         return Verdict(values["text"], values["exit_code"], tuple(values["culprits"]))
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """Last heartbeat of another rank, and the seconds since it was new."""
 
     beat: Beat
     silent_s: float
 
 
-def find_missing(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
-    """Returns the verdict on the ranks that have no heartbeat, or none any more; None where all have one."""
-    absent = [rank for rank in range(world_size) if rank != own.rank and rank not in others]
-    if absent and own.phase in ("start", "meet"):
-        text = f"{_name_ranks(absent)} never came up; {_name(own)} has been waiting {own.where()}"
-        return Verdict(text, EXIT_UNAVAILABLE, tuple(absent))
-    silent = [standing for standing in others.values() if standing.silent_s >= SILENT_S]
-    lines = [describe_silent(standing) for standing in silent[:MAX_NAMED]]
-    if absent:
-        gone = f"{_name_ranks(absent)} {'are' if len(absent) > 1 else 'is'} frozen or gone"
-        lines.insert(0, f"{gone}: no heartbeat has ever come from there")
-    culprits = (*absent, *(standing.beat.rank for standing in silent))
-    return Verdict("\n".join(lines), EXIT_HANG, culprits) if lines else None
-
-
-def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
-    """Says who holds the job up, asked by a rank that has waited for longer than its own phase may take.
-
-    Returns:
-        The verdict; None where those behind are within the limit of what they are doing.
-    """
-    if (missing := find_missing(own, others, world_size)) is not None:
-        return missing
-    beats = [own, *(standing.beat for standing in others.values())]
-    place = min((beat.marks, beat.collectives) for beat in beats)
-    behind = [beat for beat in beats if (beat.marks, beat.collectives) == place]
-    if len(behind) == world_size > 1:
-        return Verdict(_stand_still(beats))
-    if any(beat.for_s < beat.limit_s for beat in behind):
-        return None
-    waiting = world_size - len(behind)
-    lines = [_describe_hung(beat, waiting) for beat in behind[:MAX_NAMED]]
-    return Verdict("\n".join(lines), EXIT_HANG, tuple(beat.rank for beat in behind))
-
-
-def judge_alone(own: Beat) -> Verdict:
-    """The verdict on a rank that takes longer than its phase may, and for which no other waits."""
-    return Verdict(_describe_hung(own, 0), EXIT_HANG, (own.rank,))
-
-
-def describe_silent(standing: Standing) -> str:
-    """Returns what there is to say of a rank whose heartbeat has stopped."""
-    beat = standing.beat
-    return (
-        f"{_name(beat)} is frozen or gone: no heartbeat for {standing.silent_s:.0f} s (its process was stopped or "
-        f"killed, or its host is dead); it was last seen {beat.where()}, at:\n{_stack(beat)}"
-    )
-
-
-def describe_store(place: str, holder: Beat | None, silent_s: float | None) -> str:
-    """Returns what there is to say when the job's store does not answer.
-
-    Args:
-        place: Where it is.
-        holder: The last heartbeat of the rank that keeps it; None: no rank does, or none has come.
-        silent_s: For how long; None: it has closed.
-    """
-    if holder is None:
-        what = "has closed" if silent_s is None else f"has not answered for {silent_s:.0f} s"
-        return f"the store of the job at {place} {what}: who keeps it is frozen, gone, or unreachable"
-    if silent_s is None:
-        place = f"the store of the job, which it keeps at {place}, has closed"
-        return f"{_name(holder)} is gone: {place}; it was last seen {holder.where()}, at:\n{_stack(holder)}"
-    return describe_silent(Standing(holder, silent_s))
-
-
-def _describe_hung(beat: Beat, waiting: int) -> str:
-    wait = (
-        f", while {waiting} rank{'s' if waiting > 1 else ''} wait{'' if waiting > 1 else 's'} for it" if waiting else ""
-    )
-    return f"{_name(beat)} hangs: {beat.where()} (limit {beat.limit_s:.0f} s){wait}, at:\n{_stack(beat)}"
-
-
-def _stand_still(beats: Sequence[Beat]) -> str:
-    lines = [f"all {len(beats)} ranks stand still at the same place: none can be named; the network may be down"]
-    for beat in beats[:MAX_NAMED]:
-        lines.append(f"  {_name(beat)} is {beat.where()}, at:\n{_stack(beat)}")
-    return "\n".join(lines)
-
-
-def _name(beat: Beat) -> str:
-    return f"rank {beat.rank} ({beat.host}, process {beat.pid})"
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:MAX_NAMED])
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{', ...' if len(ranks) > MAX_NAMED else ''}"
-
-
-def _stack(beat: Beat) -> str:
-    return "\n".join(f"    {call}" for call in beat.stack)
-
-
-# Exchange of heartbeats: a few keys in the store that initialised the process group, over a
-# connection of its own, so that nothing waits behind the main thread's. A call may block without
-# limit when the store's process is frozen: only a thread that may be abandoned makes them.
-
-
 CONNECT_S = 5.0
-
 ANSWER_S = 1e6
-
-"""Effectively no timeout: the process of the store may be stopped for a while; the watchdog measures its silence. torch
-waits for at most 2^31 milliseconds."""
+"""Effectively no timeout: the process of the store may be stopped for a while; the watchdog
+measures its silence. torch waits for at most 2^31 milliseconds."""
 
 
 class Board:
-    """Heartbeats and verdict of one job in the store.
+    """Heartbeats and verdict of one job: a few keys in the store that initialised the process
+    group.
 
-    Args:
-        host: Host of the store.
-        port: Port of the store.
+    Over a connection of its own, so that nothing waits behind the main thread's. A call may block
+    without limit when the store's process is frozen: only a thread that may be abandoned makes
+    them.
 
     Raises:
-        DistError: It cannot be reached; every method may raise it.
+        DistError: The store cannot be reached; every method may raise it.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -186,7 +188,7 @@ class Board:
 
     def publish(self, beat: Beat) -> None:
         """Replaces this rank's heartbeat."""
-        self._store.set(f"beat-{beat.rank}", json.dumps(beat.to_json()))
+        self._store.set(f"beat-{beat.rank}", json.dumps(asdict(beat)))
 
     def read(self, ranks: Iterable[int]) -> list[Beat]:
         """Returns the heartbeats of those of `ranks` that have one."""
@@ -196,15 +198,15 @@ class Board:
 
     def verdict(self) -> Verdict | None:
         """Returns the verdict, if there is one."""
-        return Verdict.from_json(json.loads(self._store.get("verdict"))) if self._store.check(["verdict"]) else None
+        return Verdict.from_json(self._store.get("verdict")) if self._store.check(["verdict"]) else None
 
     def conclude(self, verdict: Verdict) -> Verdict:
         """Publishes a verdict unless there is one; returns the one that is published."""
-        return Verdict.from_json(json.loads(self._store.compare_set("verdict", "", json.dumps(verdict.to_json()))))
+        return Verdict.from_json(self._store.compare_set("verdict", "", json.dumps(asdict(verdict))))
 
 
 def num_collectives() -> int:
-    """Returns the number of collectives begun by this process, over all process groups; 0 where torch has none."""
+    """Returns the number of collectives begun by this process, over all groups; 0 without any."""
     from torch.distributed import distributed_c10d
 
     with contextlib.suppress(AttributeError, RuntimeError):
@@ -213,37 +215,38 @@ def num_collectives() -> int:
     return 0
 
 
-# The thread that talks to the store. It may be abandoned in a call that never returns; its results
-# so far are read from other threads.
-
-
 BEAT_S = 1.0
 
 
 class Messenger:
-    """What this rank knows of the others.
+    """Knowledge of the other ranks, from a thread that talks to the store.
+
+    The thread may be abandoned in a call that never returns; its results so far are read from
+    other threads.
 
     Args:
         pulse: Makes this rank's heartbeats.
         rank: This rank.
-        world_size: Ranks.
+        world_size: Number of ranks.
         address: Host and port of the process group's store.
-        store_rank: The rank that keeps it; None: the launcher does.
+        store_rank: The rank that keeps the store; None: the launcher does.
     """
 
     def __init__(
         self, pulse: Pulse, rank: int, world_size: int, address: tuple[str, int], store_rank: int | None
     ) -> None:
-        self._pulse, self._address = pulse, address
+        self._pulse = pulse
+        self._address = address
         self._others = [other for other in range(world_size) if other != rank]
         self._always = [other for other in self._others if other == store_rank]
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._observing_since: float | None = None
         self._answered_at: float | None = None
         self._outgoing: Verdict | None = None
-        self._answered, self._closed = threading.Event(), threading.Event()
+        self._answered = threading.Event()
+        self._closed = threading.Event()
         self.verdict: Verdict | None = None
-        """Why the job ends, once some rank has said so."""
+        """Cause of the end of the job, once a rank has published it."""
         self.is_refused = False
         """Whether the store was there and is gone."""
 
@@ -261,31 +264,35 @@ class Messenger:
         return self._answered_at is not None
 
     def silent_s(self) -> float:
-        """Returns for how long the store has not answered; 0 before it ever has."""
-        return 0.0 if self._answered_at is None else max(0.0, time.monotonic() - self._answered_at - BEAT_S)
+        """Returns for how long the store has not answered; 0 before the first answer."""
+        if self._answered_at is None:
+            return 0.0
+        return max(0.0, time.monotonic() - self._answered_at - BEAT_S)
 
     def observe(self, wanted: bool, anew: bool = False) -> float:
-        """Reads the heartbeats of all ranks from now on, or no longer; returns since when, seconds.
+        """Reads the heartbeats of all ranks from now on, or no longer; returns for how long,
+        seconds.
 
         Args:
-            wanted: Whether to.
-            anew: What was seen before says nothing now: this process itself was stopped meanwhile.
+            wanted: Whether to read them.
+            anew: Restart the clock: this process itself was stopped meanwhile.
         """
         if not wanted:
             self._observing_since = None
         elif self._observing_since is None or anew:
             self._observing_since = now = time.monotonic()
-            seen = dict(self._seen)  # at once: the thread goes on noting
+            seen = dict(self._seen)  # a copy: the thread adds to it
             self._seen = {rank: (beat, now) for rank, (beat, _) in seen.items()}
         return 0.0 if self._observing_since is None else time.monotonic() - self._observing_since
 
     def standings(self) -> dict[int, Standing]:
-        """Returns what is known of the other ranks."""
+        """Returns the last heartbeat of each other rank."""
         answered_at = self._answered_at or 0.0
-        return {rank: Standing(beat, max(0.0, answered_at - at)) for rank, (beat, at) in dict(self._seen).items()}
+        seen = dict(self._seen)
+        return {rank: Standing(beat, max(0.0, answered_at - at)) for rank, (beat, at) in seen.items()}
 
     def say(self, verdict: Verdict, timeout_s: float = BEAT_S + 1.0) -> Verdict:
-        """Says why the job ends; returns what some rank has said before, else `verdict`."""
+        """Publishes a verdict; returns an earlier one of another rank, else `verdict`."""
         self._outgoing = verdict
         self._answered.wait(timeout_s)
         return self.verdict or verdict
@@ -310,7 +317,7 @@ class Messenger:
             known = self._seen.get(beat.rank)
             if known is None or known[0].number != beat.number:
                 self._seen[beat.rank] = (beat, time.monotonic())
-        outgoing = self._outgoing  # once: what is said from here on is for the next round
+        outgoing = self._outgoing  # read once: another thread may set it during this round
         if outgoing is not None and self.verdict is None:
             self.verdict = board.conclude(outgoing)
         else:
@@ -321,7 +328,7 @@ class Messenger:
 
 
 def _listens(address: tuple[str, int]) -> bool:
-    """Returns whether the store is up yet: torch's own client complains on stderr while it is not."""
+    """Returns whether the store is up: torch's own client complains on stderr before that."""
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=SILENT_S):
         return True
     return False

@@ -1,15 +1,18 @@
 """Lease of a run folder: one live attempt at a time, on any node and file system.
 
-    lease/00000003.json   the third owner: host, process, Slurm job, a random token; its mtime is the heartbeat
+    lease/00000003.json   the third owner: host, process, Slurm job, a random token; its mtime is
+    the heartbeat
 
     Lease(folder)   the highest number n is free (see owner.py)  ->  file n + 1, created exclusively  ->  heartbeats
     check           before a commit: ours is still the highest and has our token, or LockedError
     release         our file is marked, so that the next owner need not wait for the lease to expire
 
-The number is a fencing token: it only grows. The highest file is never removed, and each follows one that was found
-free, so that exactly one of any number of racing processes gets the folder. File locks are not used: on some file
-systems a lock of one node is invisible to another. A process can be stopped between `check` and the operation that it
-guards, and no lease prevents that; therefore a new owner first renames the unfinished checkpoints of earlier ones.
+The number is a fencing token: it only grows. The highest file is never removed, and each follows
+    one that was found
+free, so that exactly one of any number of racing processes gets the folder. File locks are not
+used: on some file systems a lock of one node is invisible to another. A process can be stopped
+between `check` and the operation that it guards, and no lease prevents that; therefore a new owner
+first removes the unfinished checkpoints of earlier ones.
 """
 
 import logging
@@ -39,11 +42,11 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 STALL_S = 3.0
-"""A process that has not looked at its lease for so long may have been stopped meanwhile."""
+"""A process that has not read its lease for so long may have been stopped meanwhile."""
 
 
 def _end_process(error: LockedError) -> None:
-    """Another attempt is at work: this one may write nothing more, and its main thread may be anywhere."""
+    """Ends this process, which may write nothing more; its main thread may be anywhere."""
     log.error("%s", error)
     logging.shutdown()
     os._exit(EXIT_LOCKED)
@@ -54,10 +57,12 @@ class Lease:
 
     Args:
         folder: The run's `lease` folder.
-        on_lost: Called in that thread when another process has taken over; by default the process ends, with 73.
+        on_lost: Called in that thread when another process has taken over; by default the process
+            ends, with 73.
 
     Raises (on creation):
-        LockedError: Another live process owns the folder; names its host, process, job and start. Within 5 seconds.
+        LockedError: Another live process owns the folder; names its host, process, job and start.
+            Within 5 seconds.
         DiskError: The folder cannot be written to.
     """
 
@@ -75,17 +80,19 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """The fencing number: higher than that of every owner before."""
+        """Fencing number: higher than that of every earlier owner."""
         return self._owner.number
 
     def check(self) -> None:
-        """Makes sure that the folder is ours still. About a millisecond; a rank calls it right before a commit.
+        """Makes sure that the folder is still ours. About a millisecond; a rank calls it right
+        before a commit.
 
         Raises:
-            LockedError: Another process has taken over, and is named; or the lease was removed by hand.
+            LockedError: Another process has taken over, and is named; or the lease was removed by
+                hand.
             DiskError: The folder cannot be read.
         """
-        begun = time.monotonic()  # this process may be stopped between what it reads here and what it notes of it
+        begun = time.monotonic()  # before the read: this process may be stopped after it
         try:
             found = _find_highest(self._folder)
         except OSError as error:
@@ -98,12 +105,12 @@ class Lease:
         self._seen_at = begun
 
     def check_after_stall(self) -> None:
-        """Checks if the last check is older than `STALL_S`, as after a SIGSTOP; else free. Raises: as `check`."""
+        """Checks the lease if that is `STALL_S` ago, as after a SIGSTOP. Raises: as `check`."""
         if time.monotonic() - self._seen_at > STALL_S:
             self.check()
 
     def is_held(self) -> bool:
-        """Returns whether the folder is known to be ours still."""
+        """Returns whether the folder is known to be still ours."""
         try:
             self.check()
         except (LockedError, DiskError):
@@ -114,17 +121,18 @@ class Lease:
         while not self._released.wait(HEARTBEAT_S):
             try:
                 self.check()
-                # Without a time: a server sets its own, so that no clock is compared with another machine's.
+                # Without a time: a server sets its own, so that no clock is compared with another
+                #     machine's.
                 os.utime(self._path)
             except LockedError as error:
                 if not self._released.is_set():
                     self._on_lost(error)
                 return
-            except (DiskError, OSError) as error:  # a server that is away for a while; `check` guards every commit
+            except (DiskError, OSError) as error:  # a server that is away; `check` guards every commit
                 log.debug("no heartbeat: %s", error)
 
     def release(self) -> None:
-        """Gives the folder up, if it is ours still. Idempotent."""
+        """Gives the folder up, if it is still ours. Idempotent."""
         if self._released.is_set():
             return
         self._released.set()
@@ -135,13 +143,9 @@ class Lease:
 
 
 def refuse_if_owned(folder: Path) -> None:
-    """Looks whether a run could be owned now, before anything that takes seconds; takes and writes nothing.
+    """Raises as `Lease` would, before anything that takes seconds; takes and writes nothing.
 
-    Args:
-        folder: The run's `lease` folder, which need not be there.
-
-    Raises:
-        LockedError, DiskError: As `Lease` would.
+    The run's `lease` folder need not be there.
     """
     try:
         highest = highest_number(folder)
@@ -152,12 +156,12 @@ def refuse_if_owned(folder: Path) -> None:
 
 
 def _find_highest(folder: Path) -> OwnerRecord | None:
-    """Returns the owner of the highest number, or None if there is no file at all. Raises: OSError."""
+    """Returns the owner of the highest number; None without any file. Raises: OSError."""
     while highest := highest_number(folder):
         found = find_owner(path_of(folder, highest))
         if found is not None:
             return found
-        time.sleep(POLL_S)  # a new owner has removed this one since we listed the folder: look for its own
+        time.sleep(POLL_S)  # a new owner has removed this file since the folder was listed: find its own
     return None
 
 
@@ -171,12 +175,13 @@ def _take(folder: Path) -> Owner:
             continue  # another process was faster: see whether it lives
         if highest_number(folder) == owner.number:
             break
-        # We were stopped since we looked, while others came, went, and removed the file that stood in our way.
+        # This process was stopped meanwhile, while others came, went, and removed the file in its
+        # way.
         path_of(folder, owner.number).unlink(missing_ok=True)
     if reason:
         log.warning("%s taken over: %s", folder.parent, reason)
     for path in folder.iterdir():
-        if (number_of(path.name) or 0) < owner.number:  # what racers and the dead have left counts as 0
+        if (number_of(path.name) or 0) < owner.number:  # leftovers of racers and the dead count as 0
             with suppress(OSError):
                 path.unlink()
     return owner
@@ -187,14 +192,18 @@ def _create(folder: Path, owner: Owner) -> bool:
 
     A hard link is exclusive on NFS too, and its file has its content from the start.
     """
-    content, path = owner.to_json(), path_of(folder, owner.number)
+    content = owner.to_json()
+    path = path_of(folder, owner.number)
     temporary = folder / f".tmp-{owner.token}"
     write_chunks(temporary, [memoryview(content)])
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # A client of NFS repeats a request whose answer was lost: then it is we who made it.
-        return _num_links(temporary) == 2
+        # A client of NFS repeats a request whose answer was lost: with two links the file is our
+        #     own.
+        with suppress(OSError):
+            return temporary.stat().st_nlink == 2
+        return False
     except FileNotFoundError:
         return False  # the winner has tidied up
     except OSError:
@@ -206,15 +215,8 @@ def _create(folder: Path, owner: Owner) -> bool:
     return True
 
 
-def _num_links(path: Path) -> int:
-    try:
-        return path.stat().st_nlink
-    except OSError:
-        return 0
-
-
 def _create_without_links(path: Path, content: bytes) -> bool:
-    """The same on a file system that has no hard links. A process killed in here leaves a file without an owner."""
+    """Does the same without hard links. A process killed in here leaves a file without an owner."""
     try:
         with path.open("xb") as file:
             file.write(content)
@@ -226,5 +228,5 @@ def _create_without_links(path: Path, content: bytes) -> bool:
 
 
 def _disk_error(folder: Path, action: str, error: OSError) -> DiskError:
-    what, fix = f"cannot be {action}: {error.strerror or error}", "correct its permissions, or see to the file system"
-    return DiskError(what, where=str(folder), fix=fix)
+    what = f"cannot be {action}: {error.strerror or error}"
+    return DiskError(what, where=str(folder), fix="correct its permissions, or see to the file system")

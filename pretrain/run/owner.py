@@ -1,10 +1,12 @@
 """Processes that own a run folder, and whether one still does.
 
-An owner is gone when it has released the folder, or at once when
-    it ran on this machine, and its process is dead (another one with its number has another start time);
-    it was an earlier start of our own Slurm job, which Slurm has ended before it requeued the job;
-or else when its heartbeat (the mtime of its file) does not change while we watch, and is older than `LEASE_S` by the
-clock of the file system. The clock of another machine is never compared with ours.
+An owner is gone when
+
+    it has released the folder; it ran on this machine, and its process is dead (another with its id
+    has another start time); it was an earlier start of our own Slurm job, which Slurm ends before
+    it requeues the job; its heartbeat, the mtime of its file, does not change while we watch, and
+    is older than `LEASE_S` by the clock of the file system. The clock of another machine is never
+    compared with ours.
 """
 
 import errno
@@ -18,6 +20,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pretrain.errors import LockedError
 
@@ -30,33 +33,19 @@ _FILE_NAME = re.compile(r"(\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process that owns a run folder, or did.
+    """A process that owns a run folder, or did."""
 
-    Attributes:
-        number: Fencing number of the lease.
-        token: Random and unique.
-        host: Name of its machine.
-        machine: What two processes have in common that see each other by number: a boot of a kernel, a namespace.
-        pid: Process id on that machine.
-        process_start: When it was started, as that machine writes it; empty where it cannot be known.
-        job: Slurm job id, with the cluster's name; empty without Slurm.
-        array: `job_task` of a job array; empty without one.
-        restart: How often Slurm had restarted the job.
-        since: When it took the lease, by its own clock: for people.
-        released: It has given the folder up.
-    """
-
-    number: int
-    token: str
+    number: int  # fencing number of the lease
+    token: str  # random and unique
     host: str
-    machine: str
+    machine: str  # boot of the kernel and process namespace, within which process ids are unique
     pid: int
-    process_start: str
-    job: str
-    array: str
-    restart: int
-    since: str
-    released: bool = False
+    process_start: str  # time of its start, as that machine writes it; empty where unknown
+    job: str  # Slurm job id, with the cluster's name; empty without Slurm
+    array: str  # `job_task` of a job array; empty without one
+    restart: int  # number of restarts of the job by Slurm
+    since: str  # time at which it took the lease, by its own clock: for people
+    released: bool = False  # it has given the folder up
 
     def __str__(self) -> str:
         restart = f", restart {self.restart}" if self.restart else ""
@@ -68,9 +57,8 @@ class Owner:
         return json.dumps(asdict(self), indent=2).encode() + b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerRecord:
-    """What is in the file of an owner: the owner, unless it cannot be read, and the last heartbeat, in ns."""
+class OwnerRecord(NamedTuple):
+    """Owner in a file, if it can be read, and its last heartbeat, in ns."""
 
     owner: Owner | None
     heartbeat_ns: int
@@ -118,9 +106,10 @@ def find_owner(path: Path) -> OwnerRecord | None:
 
 def this_process() -> Owner:
     """Returns this process as an owner to be, with a new token."""
-    environment = os.environ
-    cluster, array = environment.get("SLURM_CLUSTER_NAME"), environment.get("SLURM_ARRAY_JOB_ID")
-    job, restart = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT", "")
+    cluster = os.environ.get("SLURM_CLUSTER_NAME")
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = os.environ.get("SLURM_JOB_ID", "")
+    restart = os.environ.get("SLURM_RESTART_COUNT", "")
     return Owner(
         number=0,
         token=secrets.token_hex(16),
@@ -129,7 +118,7 @@ def this_process() -> Owner:
         pid=os.getpid(),
         process_start=_process_start(os.getpid()) or "",
         job=f"{job}@{cluster}" if job and cluster else job,
-        array=f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}" if array else "",
+        array=f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}" if array else "",
         restart=int(restart) if restart.isdecimal() else 0,
         since=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -144,7 +133,7 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """Returns when a process of this machine was started; empty where that cannot be seen, None where it is dead."""
+    """Returns the start of a local process; empty where unknown, None where it is dead."""
     is_hidden = False
     try:
         os.kill(pid, 0)
@@ -152,33 +141,29 @@ def _process_start(pid: int) -> str | None:
         return None
     except PermissionError:
         is_hidden = True  # another user's: alive, and perhaps not in our /proc
-    if not Path("/proc/self/stat").exists():
-        return _start_by_ps(pid)
+    if not Path("/proc/self/stat").exists():  # macOS
+        command = ["ps", "-o", "lstart=", "-p", str(pid)]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "" if is_hidden else None
-    state, *rest = text.rpartition(")")[2].split()  # what follows the name
+    state, *rest = text.rpartition(")")[2].split()  # the fields after the name
     return None if state in "ZX" else rest[18]  # in ticks since boot
 
 
-def _start_by_ps(pid: int) -> str:
-    """The same without /proc (macOS)."""
-    try:
-        run = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return run.stdout.strip()
-
-
 def is_alive(owner: Owner) -> bool:
-    """Returns whether the process of an owner on this machine lives; not another one that has got its number."""
+    """Returns whether the process of a local owner lives, and not another with its id."""
     start = _process_start(owner.pid)
     return start is not None and (start == owner.process_start or not (start and owner.process_start))
 
 
 def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
-    """Returns why owner `number` of `folder` is one no more; empty where it has released it, or may have.
+    """Returns why owner `number` of `folder` is one no more; empty where it has, or may have,
+    released it.
 
     Raises:
         LockedError: The owner seems alive after `WATCH_S`; the message names it.

@@ -7,8 +7,9 @@
     SIGTERM after SIGUSR1       ->  same request: SIGUSR1 announces it, the time until SIGKILL is used to commit
     after the last commit       ->  immediate exit with the outcome
 
-A signal only sets the flag; a save inside a handler would see half a step. A thread receives the signals, because a
-Python handler waits until the main thread returns from C++: a collective, a compiler, a socket.
+A signal only sets the flag; a save inside a handler would see half a step. A thread receives the
+signals, because a Python handler waits until the main thread returns from C++: a collective, a
+compiler, a socket.
 """
 
 import os
@@ -27,25 +28,29 @@ SAME_REQUEST_S = 1.0
 class StopFlag:
     """Remembers the first stop signal of this process; ends the process at the second.
 
-    Repeats within `SAME_REQUEST_S` count as one request: launcher, Slurm and terminal may each deliver it.
+    Repeats within `SAME_REQUEST_S` count as one request: launcher, Slurm and terminal may each
+    deliver it.
 
-    Slurm sends SIGUSR1 to every process of a job step, and its default action kills. Therefore SIGUSR1 and SIGUSR2 are
-    blocked in all threads but the one that receives them, and children inherit that mask.
+    Slurm sends SIGUSR1 to every process of a job step, and its default action kills. Therefore
+    SIGUSR1 and SIGUSR2 are blocked in all threads but the one that receives them, and children
+    inherit that mask.
     """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
         self.farewell: Callable[[int, str], object] = lambda exit_code, reason: None
-        """Called with exit code and reason before a signal ends the process at once; no reason: all is noted."""
+        """Called with exit code and reason before a signal ends the process; no reason: noted."""
         self._first_at = 0.0
+        # The first signal was SIGUSR1, and the SIGTERM that follows at a job's limit has not come
+        # yet.
         self._is_announced = False
-        """The first signal was SIGUSR1, and the SIGTERM that follows at a job's limit has not come yet."""
         self._ends_with: int | None = EXIT_RESUME_ME
         self._is_done = False
         self._installed = False
 
     def install(self) -> None:
-        """Installs the handlers, before any other thread or child is started. Must be called in the main thread.
+        """Installs the handlers, before any other thread or child is started. Must be called in the
+        main thread.
 
         Signals that a launcher has blocked so far are delivered now.
         """
@@ -54,25 +59,26 @@ class StopFlag:
         self._installed = True
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        # Signals that arrive during the setup are delivered at its end. SIGUSR1 and SIGUSR2 stay blocked: ignoring
-        # them is not enough, as the Go runtime of wandb's service installs a handler for every unblocked signal.
+        # Signals that arrive during the setup are delivered at its end. SIGUSR1 and SIGUSR2 stay
+        # blocked: ignoring them is not enough, as the Go runtime of wandb's service installs a
+        # handler for every unblocked signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGUSR2})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         for number in STOP_SIGNALS:
             signal.signal(number, _leave_to_thread)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        fork = _Fork()
-        os.register_at_fork(before=fork.begin, after_in_parent=fork.end, after_in_child=fork.end_in_child)
+        _keep_from_forks()
         threading.Thread(target=self._take, args=(reader,), name="signals", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
     def arm(self) -> None:
-        """From now on the first signal only sets the flag, which the loop reads."""
+        """Makes the first signal from now on only set the flag, which the loop reads."""
         self._ends_with = None
 
     def disarm(self, exit_code: int) -> None:
-        """From now on a signal ends the process at once with `exit_code`: all work is done."""
-        self._ends_with, self._is_done = exit_code, True
+        """Makes a signal from now on end the process at once with `exit_code`: all work is done."""
+        self._ends_with = exit_code
+        self._is_done = True
 
     def _take(self, reader: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -82,15 +88,18 @@ class StopFlag:
                     self._handle(number)
 
     def _handle(self, number: int) -> None:
-        now, name = time.monotonic(), signal.Signals(number).name
+        now = time.monotonic()
+        name = signal.Signals(number).name
         if self._ends_with is not None:
             self.farewell(self._ends_with, "" if self._is_done else f"stopped by {name}")
             os._exit(self._ends_with)
         elif self.signal_name is None:
             self.signal_name = name
-            self._first_at, self._is_announced = now, number == signal.SIGUSR1
+            self._first_at = now
+            self._is_announced = number == signal.SIGUSR1
         elif self._is_announced and number == signal.SIGTERM:
-            self._first_at, self._is_announced = now, False
+            self._first_at = now
+            self._is_announced = False
         elif number != signal.SIGUSR1 and now - self._first_at > SAME_REQUEST_S:
             os._exit(128 + number)
 
@@ -99,26 +108,24 @@ class StopFlag:
 
 
 def _leave_to_thread(number: int, frame: FrameType | None) -> None:
-    """Empty handler: its presence makes the interpreter write the signal's number into the wakeup pipe."""
+    """Empty handler: with one, the interpreter writes the signal's number into the wakeup pipe."""
 
 
-class _Fork:
+def _keep_from_forks() -> None:
     """Keeps the signals of a forked child out of the wakeup pipe, which it inherits."""
+    masks: dict[int, set[int]] = {}
 
-    def __init__(self) -> None:
-        self._masks: dict[int, set[int]] = {}
+    def begin() -> None:
+        # Blocked until the child has reset its handlers.
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
-    def begin(self) -> None:
-        """Blocks signals until the child has reset its handlers."""
-        self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    def end() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
 
-    def end(self) -> None:
-        """Restores the mask in the parent."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(threading.get_ident()))
-
-    def end_in_child(self) -> None:
-        """Restores the default handlers and the mask in the child."""
+    def end_in_child() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.end()
+        end()
+
+    os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end_in_child)

@@ -1,15 +1,26 @@
-"""Ends a job that hangs, and names the cause: rank, host, phase and line of Python.
+"""End of a job that hangs, with its cause: rank, host, phase and line of Python.
 
     each second     heartbeat of this rank -> key-value store of the job   no other traffic while the job moves
     job hangs       all heartbeats are read; past the phase's time limit   -> `judge` -> store -> all ranks exit 76
     a rank fails    its error -> store                                     -> the others log it, and exit with its code
 
-Two threads: the messenger talks to the store, in calls that may never return (the store's process may be frozen); the
-watchdog reads the clock. `engine.timeout_s` is the time limit of a phase of a step; start, load, compile, evaluate,
-save and close get three times as much. The process group's own timeout is longer, as it names no rank.
+Two threads: the messenger talks to the store, in calls that may never return (the store's process
+    may be frozen); the
+watchdog reads the clock. `engine.timeout_s` is the time limit of a phase of a step; start, load,
+compile, evaluate, save and close get three times as much. The process group's own timeout is
+longer, as it names no rank.
 
-Cost: a mark is one assignment; a heartbeat takes 0.2 ms of another thread, once a second. While the job moves, a rank
-reads one heartbeat besides its own, so that the load of the store grows linearly with the number of ranks.
+The verdict is a pure function of the heartbeats:
+
+    no heartbeat any more      ->  frozen or gone: the process was stopped or killed, or its host is dead
+    fewest marks, then fewest
+    collectives begun          ->  hangs: all others wait for it; ranks that wait are never blamed
+    all in the same place      ->  no culprit: every rank reports its position
+
+Cost: a mark is one assignment; a heartbeat takes 0.2 ms of another thread, once a second. While the
+    job moves, a rank
+reads one heartbeat besides its own, so that the load of the store grows linearly with the number of
+ranks.
 """
 
 import contextlib
@@ -18,24 +29,25 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pretrain.errors import EXIT_HANG, EXIT_UNAVAILABLE
 from pretrain.run.heartbeat import (
     BEAT_S,
     SILENT_S,
+    Beat,
     Messenger,
+    Progress,
+    Pulse,
+    Standing,
     Verdict,
-    describe_store,
-    find_missing,
-    judge,
-    judge_alone,
+    limit_of,
     num_collectives,
 )
-from pretrain.run.phase import Progress, Pulse, limit_of
 from pretrain.utils.log import redact
 
+MAX_NAMED = 4
 TICK_S = 0.25
 OBSERVE_S = SILENT_S + 2 * BEAT_S
 STORE_GONE_S = 5.0
@@ -45,18 +57,104 @@ STORE_STAYS_S = 2.0
 """Time that the rank with the store stays up after a verdict, for the others to read it."""
 
 
+def find_missing(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
+    """Returns the verdict on ranks without a recent heartbeat; None where all have one."""
+    absent = [rank for rank in range(world_size) if rank != own.rank and rank not in others]
+    if absent and own.phase in ("start", "meet"):
+        text = f"{_name_ranks(absent)} never came up; {_name(own)} has been waiting {own.where()}"
+        return Verdict(text, EXIT_UNAVAILABLE, tuple(absent))
+    silent = [standing for standing in others.values() if standing.silent_s >= SILENT_S]
+    lines = [describe_silent(standing) for standing in silent[:MAX_NAMED]]
+    if absent:
+        gone = f"{_name_ranks(absent)} {'are' if len(absent) > 1 else 'is'} frozen or gone"
+        lines.insert(0, f"{gone}: no heartbeat has ever come from there")
+    culprits = (*absent, *(standing.beat.rank for standing in silent))
+    return Verdict("\n".join(lines), EXIT_HANG, culprits) if lines else None
+
+
+def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
+    """Returns the verdict on the ranks that are behind; None where they are within the limit of
+    their phase.
+
+    Called by a rank that has waited for longer than its own phase may take.
+    """
+    if (missing := find_missing(own, others, world_size)) is not None:
+        return missing
+    beats = [own, *(standing.beat for standing in others.values())]
+    place = min((beat.marks, beat.collectives) for beat in beats)
+    behind = [beat for beat in beats if (beat.marks, beat.collectives) == place]
+    if len(behind) == world_size > 1:
+        return Verdict(_stand_still(beats))
+    if any(beat.for_s < beat.limit_s for beat in behind):
+        return None
+    waiting = world_size - len(behind)
+    lines = [_describe_hung(beat, waiting) for beat in behind[:MAX_NAMED]]
+    return Verdict("\n".join(lines), EXIT_HANG, tuple(beat.rank for beat in behind))
+
+
+def describe_silent(standing: Standing) -> str:
+    """Describes a rank whose heartbeat has stopped."""
+    beat = standing.beat
+    return (
+        f"{_name(beat)} is frozen or gone: no heartbeat for {standing.silent_s:.0f} s (its process was stopped or "
+        f"killed, or its host is dead); it was last seen {beat.where()}, at:\n{_stack(beat)}"
+    )
+
+
+def describe_store(place: str, holder: Beat | None, silent_s: float | None) -> str:
+    """Describes a store that does not answer.
+
+    Args:
+        place: Address of the store.
+        holder: Last heartbeat of the rank that keeps it; None: no rank does, or none has come.
+        silent_s: Seconds of silence; None: it has closed.
+    """
+    if holder is None:
+        what = "has closed" if silent_s is None else f"has not answered for {silent_s:.0f} s"
+        return f"the store of the job at {place} {what}: who keeps it is frozen, gone, or unreachable"
+    if silent_s is None:
+        place = f"the store of the job, which it keeps at {place}, has closed"
+        return f"{_name(holder)} is gone: {place}; it was last seen {holder.where()}, at:\n{_stack(holder)}"
+    return describe_silent(Standing(holder, silent_s))
+
+
+def _describe_hung(beat: Beat, waiting: int) -> str:
+    wait = ""
+    if waiting:
+        wait = f", while {waiting} {'ranks wait' if waiting > 1 else 'rank waits'} for it"
+    return f"{_name(beat)} hangs: {beat.where()} (limit {beat.limit_s:.0f} s){wait}, at:\n{_stack(beat)}"
+
+
+def _stand_still(beats: Sequence[Beat]) -> str:
+    lines = [f"all {len(beats)} ranks stand still at the same place: none can be named; the network may be down"]
+    for beat in beats[:MAX_NAMED]:
+        lines.append(f"  {_name(beat)} is {beat.where()}, at:\n{_stack(beat)}")
+    return "\n".join(lines)
+
+
+def _name(beat: Beat) -> str:
+    return f"rank {beat.rank} ({beat.host}, process {beat.pid})"
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:MAX_NAMED])
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{', ...' if len(ranks) > MAX_NAMED else ''}"
+
+
+def _stack(beat: Beat) -> str:
+    return "\n".join(f"    {call}" for call in beat.stack)
+
+
 class Watchdog:
     """Watches this rank and, through the heartbeats of the others, the job.
 
-    Args:
-        progress: Phase of the main thread.
-        rank: This rank.
-        world_size: Number of ranks. With one, nothing is published; a hang of the main thread is found all the same.
-        timeout_s: `engine.timeout_s`.
+    With one rank nothing is published; a hang of the main thread is found all the same.
     """
 
     def __init__(self, progress: Progress, rank: int, world_size: int, timeout_s: float) -> None:
-        self._progress, self._rank, self._world_size = progress, rank, world_size
+        self._progress = progress
+        self._rank = rank
+        self._world_size = world_size
         self._timeout_s = timeout_s
         self._pulse = Pulse(progress, rank, timeout_s, num_collectives)
         self._address = (os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0")))
@@ -82,16 +180,17 @@ class Watchdog:
         self._messenger.close()
 
     def tell(self, exit_code: int, error: str) -> None:
-        """Publishes the error that ends this rank, unless another rank has published an earlier one."""
+        """Publishes the error that ends this rank, unless another rank was first."""
         self._is_failing = True
         if self._messenger.is_connected:
             self._messenger.say(Verdict(f"rank {self._rank} failed first: {error}", exit_code, (self._rank,)))
             self._let_others_read(time.monotonic())
 
     def explain(self) -> Verdict:
-        """Returns the verdict on ranks that this one has lost; takes as long as it takes to miss a heartbeat."""
+        """Returns the verdict on the ranks that this one has lost; waits for a missed heartbeat."""
         self._is_failing = True
-        messenger, started = self._messenger, time.monotonic()
+        messenger = self._messenger
+        started = time.monotonic()
         messenger.observe(True, anew=True)
         while time.monotonic() - started < OBSERVE_S and not messenger.is_refused and messenger.verdict is None:
             time.sleep(TICK_S)
@@ -114,26 +213,31 @@ class Watchdog:
             mark = self._progress.now
             limit = limit_of(mark.phase, self._timeout_s)
             stalled = now - mark.since
-            # A gap between ticks: this process itself was stopped, and the silence of the others is its own.
+            # After a gap between ticks this process itself was stopped, and the silence of the
+            # others is its own.
             was_stopped = now - last_tick > SILENT_S
             last_tick = now
             if self._is_failing:
                 continue
             if mark.phase == "close":  # the others may have ended, and their silence is no failure
-                self._end(judge_alone(self._pulse.beat()) if stalled > limit else None)
+                if stalled > limit:  # and no other waits for this one
+                    self._end(Verdict(_describe_hung(self._pulse.beat(), 0), EXIT_HANG, (self._rank,)))
             elif self._messenger.verdict is not None:
                 self._follow(self._messenger.verdict)
             elif self._messenger.is_refused and stalled > STORE_GONE_S:
                 self._end(self._judge_store())
             else:
-                # Heartbeats of all ranks are read only shortly before the limit, long enough to miss one.
+                # Heartbeats of all ranks are read only shortly before the limit, long enough to
+                # miss one.
                 observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
                 if stalled > limit and observed > OBSERVE_S:
-                    self._end(self._judge_store() or self._judge())
+                    others = self._messenger.standings()
+                    self._end(self._judge_store() or judge(self._pulse.beat(), others, self._world_size))
 
     def _judge_store(self) -> Verdict | None:
         """Returns the verdict where the store, or the rank that runs it, is at fault."""
-        messenger, place = self._messenger, "{}:{}".format(*self._address)
+        messenger = self._messenger
+        place = "{}:{}".format(*self._address)
         if self._world_size == 1:
             return None
         if not messenger.is_connected:
@@ -147,9 +251,6 @@ class Watchdog:
             return Verdict(describe_store(place, None, silent_s))
         return Verdict(describe_store(place, keeper.beat, silent_s), EXIT_HANG, (keeper.beat.rank,))
 
-    def _judge(self) -> Verdict | None:
-        return judge(self._pulse.beat(), self._messenger.standings(), self._world_size)
-
     def _end(self, verdict: Verdict | None) -> None:
         """Publishes a verdict and ends this rank; does nothing without one."""
         if verdict is None:
@@ -161,7 +262,8 @@ class Watchdog:
     def _follow(self, verdict: Verdict) -> None:
         """Ends this rank after the verdict of another."""
         if verdict.exit_code != EXIT_HANG:
-            # Most errors (bad data, a full disk) occur on all ranks: this one gets a moment to report its own.
+            # Most errors (bad data, a full disk) occur on all ranks: this one gets a moment to
+            # report its own.
             time.sleep(BEAT_S)
             if self._is_failing or self._closed.is_set():
                 return
@@ -178,7 +280,7 @@ class Watchdog:
         os._exit(verdict.exit_code)
 
     def _let_others_read(self, since: float) -> None:
-        """Waits, on the rank that runs the store, until the others have had time to read a verdict from `since`."""
+        """Waits, on the rank with the store, until the others can have read a verdict."""
         if self._rank == self._store_rank and self._world_size > 1:
             time.sleep(max(0.0, STORE_STAYS_S - (time.monotonic() - since)))
 

@@ -1,10 +1,11 @@
-"""audit.jsonl: the ledger that proves what a run trained on, one row a step.
+"""audit.jsonl: the ledger that proves the data and losses of a run, one row a step.
 
-    {"step": 7, "tokens": 65536, "digest": "9f0c...", "loss": "0x1.0p+1", "grad_norm": null, "attempt": 1}
+    {"step": 7, "tokens": 65536, "digest": "9f0c...", "loss": "0x1.0p+1", "grad_norm": null,
+    "attempt": 1}
 
-Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to a committed step
-are durable before the commit (`sync`), those after it are cut off on resume (`rewind`), so that a ledger has every
-step exactly once, however often the run was killed.
+Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to
+a committed step are durable before the commit (`sync`), those after it are cut off on resume
+(`rewind`), so that a ledger has every step exactly once, however often the run was killed.
 """
 
 import logging
@@ -20,33 +21,25 @@ from pretrain.utils.jsonl import JsonLines, read_rows
 log = logging.getLogger(__name__)
 
 COMPARED_FIELDS = ("tokens", "digest", "loss", "grad_norm")
-"""What must be equal in two runs of the same config on the same topology. Not `attempt`: it counts restarts."""
+"""Fields that are equal in two runs of the same config and topology; `attempt` counts restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One step.
+    """One step."""
 
-    Attributes:
-        step: Number of the step, from 1: how many are done with it.
-        tokens: Target tokens of its global batch.
-        digest: 16 hex digits over the sample ids of the global batch, in order.
-        loss: Mean over its tokens, `float.hex()`.
-        grad_norm: Global norm before clipping, `float.hex()`; None when the step was skipped.
-        attempt: Which start of the run did it, from 1.
-    """
-
-    step: int
-    tokens: int
-    digest: str
-    loss: str
+    step: int  # number of the step, from 1: how many are done with it
+    tokens: int  # target tokens of its global batch
+    digest: str  # 16 hex digits over the sample ids of the global batch, in order
+    loss: str  # mean over its tokens, `float.hex()`
+    # Global norm before clipping, `float.hex()`; None when the step was skipped.
     grad_norm: str | None
-    attempt: int
+    attempt: int  # which start of the run did it, from 1
 
 
 @dataclass(frozen=True, slots=True)
 class AuditDifference:
-    """Where two ledgers part. A side without a row at all has the field `step` and the value None."""
+    """First difference of two ledgers. A side without a row: field `step`, value None."""
 
     step: int
     field: str
@@ -60,16 +53,15 @@ class AuditDifference:
 class AuditLedger:
     """The ledger of a run in progress; rank 0 owns it.
 
-    A row that the disk has no room for waits in memory: a full disk is no reason to stop training. What waits is
+    A row that the disk has no room for waits in memory: a full disk is no reason to stop training.
+        It is
     written before the next row, and by `sync`, so that no step is committed without its row.
-
-    Args:
-        path: The file.
-        fence: Called before each row; raises where the run is another attempt's by now.
+    `fence` is called before each row, and raises where another attempt owns the run by now.
     """
 
     def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
-        self._lines, self._fence = JsonLines(path), fence
+        self._lines = JsonLines(path)
+        self._fence = fence
         self._lock = threading.Lock()  # rows come from the loop, `sync` from the thread that saves
 
     def append(
@@ -92,11 +84,7 @@ class AuditLedger:
         self._lines.flush()
 
     def sync(self) -> None:
-        """Makes the rows so far durable, before the manifest of a checkpoint is written. Any thread may call it.
-
-        Raises:
-            DiskError: The disk refused.
-        """
+        """Makes the rows so far durable, before a commit. Any thread may. Raises: DiskError."""
         with self._lock:
             self._write()
         self._lines.sync()
@@ -107,16 +95,12 @@ class AuditLedger:
             self._lines.rewind(step)
 
     def close(self) -> None:
-        """Closes the file. Idempotent. Rows that still wait are of steps that were not committed."""
+        """Closes the file. Idempotent. Waiting rows are of steps that were not committed."""
         self._lines.close()
 
 
 def read_audit(path: Path) -> list[AuditRow]:
-    """Reads a ledger; a torn last line is left out.
-
-    Raises:
-        DataError: A line is damaged, or lacks a field.
-    """
+    """Reads a ledger; a torn last line is left out. Raises: DataError, where a line is damaged."""
     try:
         return [AuditRow(**row) for row in read_rows(path)]
     except TypeError as error:
@@ -124,16 +108,10 @@ def read_audit(path: Path) -> list[AuditRow]:
 
 
 def compare(left: Path, right: Path, fields: Sequence[str] = COMPARED_FIELDS) -> AuditDifference | None:
-    """Returns the first difference of two ledgers, or None when they tell of the same steps.
+    """Returns the first difference of two ledgers; None without any. Raises: DataError.
 
-    Args:
-        left: One ledger.
-        right: The other.
-        fields: Fields of AuditRow to compare besides `step`. Across topologies, where sums round differently, use
-            `("tokens", "digest")`.
-
-    Raises:
-        DataError: A ledger is damaged.
+    `fields` are compared besides `step`; across topologies, where sums round differently, use
+    `("tokens", "digest")`.
     """
     for one, other in zip_longest(read_audit(left), read_audit(right)):
         if one is None or other is None or one.step != other.step:

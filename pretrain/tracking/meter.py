@@ -1,27 +1,47 @@
-"""Figures of a run: memory, loss by source, speed."""
+"""Measurements of a run: memory, loss by source, speed, time by part, and traces of single steps.
+
+    with phases("data", step): ...     the heartbeat, the meter and the timeline are in this phase
+    meter.end_step(tokens)             tokens that the model read, over all ranks
+    with meter.excluded(): ...         neither a step's time nor its wait for data
+    timeline.end_step()
+    metrics |= meter.read(step) | timeline.take() | sources.take() | memory_metrics(device)
+
+Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are
+host times, right over a window once the queue of a device is full.
+"""
 
 import contextlib
+import logging
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
+from pretrain.config.tracking import ProfileConfig
+from pretrain.errors import DiskError
+from pretrain.run.heartbeat import Progress
+from pretrain.utils.io import make_dir, write_file
+
+log = logging.getLogger(__name__)
+
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Returns `memory_bytes`, and on CUDA `memory_reserved_bytes`; takes some 10 us. Of this rank alone.
+    """Returns `memory_bytes`, and on CUDA `memory_reserved_bytes`, of this rank; takes some 10 us.
 
-    On CUDA: peak of allocated tensors, and peak of memory reserved by the allocator, which must fit. On a CPU: resident
-    memory of the process now.
+    On CUDA: peak of allocated tensors, and peak of memory reserved by the allocator, which must
+    fit. On a CPU: resident memory of the process now.
     """
     if device.type != "cuda":
         return {"memory_bytes": float(_resident_bytes())}
-    peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return {"memory_bytes": float(peak), "memory_reserved_bytes": float(reserved)}
+    return {
+        "memory_bytes": float(torch.cuda.max_memory_allocated(device)),
+        "memory_reserved_bytes": float(torch.cuda.max_memory_reserved(device)),
+    }
 
 
 def _resident_bytes() -> int:
@@ -34,15 +54,10 @@ def _resident_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-# The loss of each source of a mixture: the mean over its targets since the last row of metrics, as a
-# single step may have few targets of a rare source, or none.
-
-
 class SourceLosses:
-    """Sums of loss and targets by source.
+    """Mean loss of each source of a mixture since the last row of metrics.
 
-    Args:
-        names: Names of the sources, in the order of the config.
+    A single step may have few targets of a rare source, or none.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -50,56 +65,41 @@ class SourceLosses:
         self._sums = [0.0] * (2 * len(names))
 
     def add(self, by_source: Sequence[float]) -> None:
-        """Adds a step: the sum of -log p(target) over each source, then the targets of each; empty with one source."""
+        """Adds a step: the sum of -log p(target) over each source, then the targets of each.
+
+        Empty with one source.
+        """
         for place, value in enumerate(by_source):
             self._sums[place] += value
 
     def take(self) -> dict[str, float]:
         """Returns `loss_NAME` of each source that had targets since the last call."""
         count = len(self._names)
-        sums, self._sums = self._sums, [0.0] * (2 * count)
+        sums = self._sums
+        self._sums = [0.0] * (2 * count)
         pairs = zip(self._names, sums[:count], sums[count:], strict=True)
         return {f"loss_{name}": total / targets for name, total, targets in pairs if targets}
 
 
-# Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
-#
-#     with meter.data_wait(): batch = next(batches)
-#     meter.end_step(tokens)                     # that the model read, over all ranks
-#     with meter.excluded(): evaluate()          # neither a step's time nor its wait
-#     metrics |= meter.read(step)
-#
-# A token is one that the model reads: without padding, with positions that have no loss, and of two
-# stacks both. So speed is comparable between objectives.
-#
-# Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are
-# host times, right over a window once the queue of a device is full.
-
-
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-
 """Dense bf16 FLOP/s of a device, by a part of its name."""
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Returns the dense bf16 peak of a device by its name (`torch.cuda.get_device_name()`), or None if unknown."""
+    """Returns the dense bf16 peak of a device (`torch.cuda.get_device_name()`); None: unknown."""
     return next((peak for part, peak in PEAK_FLOPS.items() if part in device_name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    seconds: float
-    wait: float
-    tokens: int
-
-
 class Meter:
-    """Times the steps of a run.
+    """Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
+
+    A token is one that the model reads: without padding, with positions that have no loss, and of
+    two stacks both. So speed is comparable between objectives.
 
     Args:
         total_steps: Steps of the run, for the time left.
-        flops_per_token: Training FLOPs of one token that is read: those of a whole row over its tokens, so that rows
-            with padding count in proportion to what they hold. None: no MFU.
+        flops_per_token: Training FLOPs of one token that is read: those of a whole row over its
+            tokens, so that rows with padding count in proportion to their content. None: no MFU.
         peak: FLOP/s of all devices of the job together. None: no MFU.
         window_steps: Steps over which figures are averaged.
         clock: Monotonic seconds.
@@ -115,9 +115,10 @@ class Meter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._total_steps = total_steps
-        self._flops_per_token, self._peak = flops_per_token, peak
+        self._flops_per_token = flops_per_token
+        self._peak = peak
         self._clock = clock
-        self._steps: deque[_Step] = deque(maxlen=window_steps)
+        self._steps: deque[tuple[float, float, int]] = deque(maxlen=window_steps)
         self._wait = 0.0
         self._mark = clock()
 
@@ -138,27 +139,199 @@ class Meter:
     def end_step(self, tokens: int) -> None:
         """Ends a step whose model read `tokens` tokens over all ranks; the next one starts now."""
         now = self._clock()
-        self._steps.append(_Step(now - self._mark, self._wait, tokens))
-        self._mark, self._wait = now, 0.0
+        self._steps.append((now - self._mark, self._wait, tokens))
+        self._mark = now
+        self._wait = 0.0
 
     def read(self, step: int) -> dict[str, float]:
         """Returns figures over the window, after `step` steps of the run are done.
 
         Returns:
-            `tokens_per_s`, `step_time_s`, `data_wait` (part of the time, 0 to 1), `eta_s`, and `mfu` (0 to 1) where
-            FLOPs and peak are known. Empty before the first step.
+            `tokens_per_s`, `step_time_s`, `data_wait` (share of the time, 0 to 1), `eta_s`, and
+            `mfu` (0 to 1) where FLOPs and peak are known. Empty before the first step.
         """
-        seconds = sum(entry.seconds for entry in self._steps)
-        if not seconds:
+        totals = [sum(column) for column in zip(*self._steps, strict=True)]
+        if not totals or not totals[0]:
             return {}
-        tokens_per_s = sum(entry.tokens for entry in self._steps) / seconds
+        seconds, wait, tokens = totals
         step_time = seconds / len(self._steps)
         figures = {
-            "tokens_per_s": tokens_per_s,
+            "tokens_per_s": tokens / seconds,
             "step_time_s": step_time,
-            "data_wait": sum(entry.wait for entry in self._steps) / seconds,
+            "data_wait": wait / seconds,
             "eta_s": max(0, self._total_steps - step) * step_time,
         }
         if self._flops_per_token and self._peak:
-            figures["mfu"] = tokens_per_s * self._flops_per_token / self._peak
+            figures["mfu"] = figures["tokens_per_s"] * self._flops_per_token / self._peak
         return figures
+
+
+PARTS = ("data", "forward", "backward", "optimizer", "communication", "evaluation", "checkpoint", "other")
+
+
+class Timeline:
+    """Seconds of a step by part; together they are the time that passed.
+
+    On a CPU parts are cut by the clock. On CUDA, where the host runs ahead, they are cut by events
+    on the stream, read a step late, so that nothing waits for them: a part lasts until the device
+    has done its work. A cut costs about 0.3 us on the host, 3 us with events.
+
+    Not here: communication inside the engine. Gradients are reduced under the backward pass, and
+    weights gathered under the optimizer: the exposed share counts there. `communication` is the
+    wait for the exchange of the loop, which ends when the slowest rank has come; a profile
+    (`profile.steps`) shows every collective by itself.
+
+    Args:
+        on_cuda: Cut by CUDA events.
+        clock: Monotonic seconds, for the host.
+    """
+
+    def __init__(self, on_cuda: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = _record_event if on_cuda else clock
+        self._on_cuda = on_cuda
+        self.part = "other"
+        """The part that runs."""
+        self._since = self._clock()
+        self._cuts: deque[tuple[str, Any, Any]] = deque()
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._num_steps = 0
+
+    def enter(self, part: str) -> None:
+        """Ends the part that runs, and begins another, one of PARTS."""
+        now = self._clock()
+        if self._on_cuda:
+            self._cuts.append((self.part, self._since, now))
+        else:
+            self._seconds[self.part] += now - self._since
+        self.part = part
+        self._since = now
+
+    @contextlib.contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """Counts the body as `part`; then the part that ran before continues."""
+        before = self.part
+        self.enter(part)
+        yield
+        self.enter(before)
+
+    def after_forward(self, *_: object) -> None:
+        """A forward hook of the trained module: the backward pass follows, but in an evaluation."""
+        if self.part == "forward":
+            self.enter("backward")
+
+    def end_step(self) -> None:
+        """Ends a step; the time until the next part is `other`."""
+        self.enter("other")
+        self._num_steps += 1
+
+    def take(self) -> dict[str, float]:
+        """Returns `data_s`, `forward_s` and so on, a step, of the steps that ended since the last
+        call.
+
+        Parts that took no time are left out; without a step there is nothing.
+        """
+        while self._cuts and self._cuts[0][2].query():
+            part, start, end = self._cuts.popleft()
+            self._seconds[part] += start.elapsed_time(end) / 1e3
+        steps = self._num_steps
+        if not steps:
+            return {}
+        seconds = self._seconds
+        self._num_steps = 0
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        return {f"{part}_s": value / steps for part, value in seconds.items() if value}
+
+
+def _record_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class PhaseClock:
+    """Enters the phases of a step for all that watch: heartbeat, meter, timeline.
+
+    The heartbeat has no end of a phase: it stays in this one until the next is entered.
+    """
+
+    _PARTS: ClassVar[dict[str, str]] = {
+        "data": "data",
+        "compile": "forward",
+        "forward-backward": "forward",
+        "update": "optimizer",
+        "evaluate": "evaluation",
+        "save": "checkpoint",
+    }
+
+    def __init__(self, progress: Progress, meter: Meter, timeline: Timeline) -> None:
+        self._progress = progress
+        self._timeline = timeline
+        self._metered = {"data": meter.data_wait, "evaluate": meter.excluded, "save": meter.excluded}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Enters a phase. `step`: the one in progress; None: as before."""
+        self._progress.enter(name, step)
+        with self._metered.get(name, contextlib.nullcontext)(), self._timeline.within(self._PARTS[name]):
+            yield
+
+
+FOLDER = "profile"
+_TOP = 40
+
+
+class Profiler:
+    """Traces the steps of `profile.steps` by torch's profiler, if this rank is to.
+
+        RUN/profile/steps-3-5-rank-0.json.gz   kernels, collectives and calls, for ui.perfetto.dev
+        RUN/profile/steps-3-5-rank-0.txt       the top operations
+
+    Traced steps are slower, and their times in the metrics with them. No error here stops a run.
+    """
+
+    def __init__(self, config: ProfileConfig, run_dir: Path, rank: int, *, on_cuda: bool) -> None:
+        self._steps = config.steps if config.steps is not None and rank in config.ranks else None
+        self._folder = run_dir / FOLDER
+        self._rank = rank
+        self._on_cuda = on_cuda
+        self._trace: Any = None
+        self._first = 0
+
+    def before_step(self, step: int) -> None:
+        """Begins a trace at the first step of the range, or where a run is resumed within it."""
+        if self._steps is None or self._trace is not None or not self._steps[0] <= step <= self._steps[1]:
+            return
+        from torch.profiler import ProfilerActivity, profile
+
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
+        self._trace = profile(activities=kinds, record_shapes=True)
+        self._first = step
+        try:
+            self._trace.start()
+        except RuntimeError as error:  # another profiler of the process
+            log.warning("profile: %s", error)
+            self._trace = self._steps = None
+
+    def after_step(self, step: int) -> None:
+        """Writes the trace after the last step of the range."""
+        if self._trace is not None and self._steps is not None and step >= self._steps[1]:
+            self.close(step)
+
+    def close(self, step: int) -> None:
+        """Writes the trace, up to `step`. Idempotent."""
+        trace = self._trace
+        self._trace = self._steps = None
+        if trace is None:
+            return
+        name = f"steps-{self._first}-{step}-rank-{self._rank}"
+        path = self._folder / f"{name}.json.gz"
+        try:
+            trace.stop()
+            trace.export_chrome_trace(str(make_dir(self._folder) / path.name))
+            by = "self_cuda_time_total" if self._on_cuda else "self_cpu_time_total"
+            table = trace.key_averages().table(sort_by=by, row_limit=_TOP, max_name_column_width=60)
+            write_file(self._folder / f"{name}.txt", table.encode())
+        except (DiskError, OSError, RuntimeError) as error:
+            log.warning("profile: %s", error)
+        else:
+            log.info("profile of steps %d to %d: %s, and a table beside it", self._first, step, path)

@@ -1,4 +1,4 @@
-"""Picture files: their formats, how a figure is encoded, and the folder of a run's pictures."""
+"""Picture files: formats, encoding of a figure, and the folder of a run's pictures."""
 
 import contextlib
 import io
@@ -16,27 +16,22 @@ if TYPE_CHECKING:
 FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata without a time: the same figure gives the same bytes."""
-
 ATTENTION = "attention"
-
-"""The folder in that of a run."""
-
-
+"""Folder of pictures in a run folder."""
 _NAME = re.compile(r"step-(\d{8,})\.png")
 
 
 def check_format(path: Path) -> str:
-    """Returns the format of a picture by its suffix. Raises: ConfigError, for a suffix that is not in `FORMATS`."""
+    """Returns the format of a picture by its suffix. Raises: ConfigError."""
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(
-            f"--out {path.name}: no picture format is called {path.suffix!r}", fix=f"use {', '.join(FORMATS)}"
-        )
+        what = f"--out {path.name}: no picture format is called {path.suffix!r}"
+        raise ConfigError(what, fix=f"use {', '.join(FORMATS)}")
     return FORMATS[path.suffix.lower()]
 
 
 @contextlib.contextmanager
 def plain_style(**settings: Any) -> Iterator[None]:
-    """Makes and encodes figures with matplotlib's defaults, whatever the user's matplotlibrc says, and `settings`."""
+    """Applies matplotlib's defaults and `settings`, and no matplotlibrc of the user."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -46,26 +41,26 @@ def plain_style(**settings: Any) -> Iterator[None]:
 
 
 def encode_figure(figure: "Figure", image_format: str) -> bytes:
-    """Returns a figure as the content of a file, the same bytes each time. Call it within `plain_style`."""
+    """Returns a figure as a file, the same bytes each time. Call it within `plain_style`."""
     content = io.BytesIO()
     figure.savefig(content, format=image_format, metadata=_NO_DATE[image_format])
     return content.getvalue()
 
 
 class Pictures:
-    """A folder of pictures, which is made with the first. One process owns it."""
+    """A folder of pictures, made with the first one. One process owns it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, step: int, png: bytes) -> Path:
-        """Writes the picture of a step, in place of an earlier one of that step. Raises: DiskError."""
+        """Writes the picture of a step, in place of an earlier one. Raises: DiskError."""
         path = make_dir(self._folder) / f"step-{step:08d}.png"
         write_file(path, png)
         return path
 
     def rewind(self, step: int) -> None:
-        """Removes the pictures after a step, as far as the disk lets them go: they are drawn once more."""
+        """Removes the pictures after a step, which are drawn again, as far as the disk allows."""
         for drawn_at, path in list_pictures(self._folder):
             if drawn_at > step:
                 with contextlib.suppress(OSError):
@@ -73,6 +68,6 @@ class Pictures:
 
 
 def list_pictures(folder: Path) -> list[tuple[int, Path]]:
-    """Returns the step and path of each picture in a folder, which need not be there, in order of steps."""
+    """Returns step and path of each picture in a folder, if there is one, in order of steps."""
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.png"))
     return sorted((int(match[1]), path) for match, path in matches if match)

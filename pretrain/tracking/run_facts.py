@@ -1,7 +1,8 @@
 """Facts of a run for Weights & Biases, besides its config: code, machine, job and data.
 
-Collected in the tracker's thread, so that a slow `git` or disk delays no step. Nothing here may fail: unknown facts
-are left out. Not here: versions of packages, which run.json has for each attempt.
+Collected in the tracker's thread, so that a slow `git` or disk delays no step. Nothing here may
+fail: unknown facts are left out. Not here: versions of packages, which run.json has for each
+attempt.
 """
 
 import contextlib
@@ -22,36 +23,28 @@ SLURM_NAMES = (
 )
 
 _MAX_CARD_CHARACTERS = 20_000
-
 _GIT_S = 10.0
 
 
 def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
-    """Returns `code`, `machine`, `slurm` (where a job runs under it) and `data_card`, for the run's config.
-
-    Args:
-        dataset: The sources.
-        num_ranks: Ranks of the job.
-    """
+    """Returns `code`, `machine`, `slurm` (under it) and `data_card`, for the run's config."""
     slurm = slurm_variables()
     found = {"code": code_facts(Path(__file__).parent), "machine": machine_facts() | {"ranks": num_ranks}}
     return found | ({"slurm": slurm} if slurm else {}) | {"data_card": data_facts(dataset)}
 
 
 def code_facts(folder: Path) -> dict[str, Any]:
-    """Returns the version, and of a git checkout the commit, and whether files that git tracks were changed since."""
-    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--untracked-files=no")
+    """Returns the version; in a git checkout also the commit, and whether files were changed."""
     facts: dict[str, Any] = {"version": __version__}
-    return facts if commit is None else facts | {"commit": commit, "dirty": bool(changes)}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        facts["commit"] = _git(folder, "rev-parse", "HEAD")
+        facts["dirty"] = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    return facts
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True)
     return done.stdout.strip()
 
 
@@ -69,13 +62,13 @@ def machine_facts() -> dict[str, Any]:
 
 
 def slurm_variables() -> dict[str, str]:
-    """Returns what Slurm tells of the job, by name in lower case; nothing outside of one."""
+    """Returns the variables of the Slurm job, by name in lower case; none outside of one."""
     values = {name.lower(): os.environ.get(f"SLURM_{name}") for name in SLURM_NAMES}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """Returns for each source its size by split, its identity, and its data card where `prepare` has left one."""
+    """Returns size by split, identity and data card (if any) of each source."""
     sources: dict[str, Any] = {}
     for source in dataset.sources:
         splits = {
@@ -83,10 +76,7 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
             for name, split in source.index.splits.items()
         }
         sources[source.name] = {"kind": source.index.kind, "vocab_size": source.index.vocab_size, **splits}
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # of an older version, or on a server
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # none of an older version or on a server
             card = (source.folder / "data_card.md").read_text(encoding="utf-8")
             sources[source.name]["card"] = card[:_MAX_CARD_CHARACTERS]
     return {"sha256": dataset.sha256, "tokenizer": dataset.index.tokenizer_sha256, "sources": sources}
-
-
-# Pictures that a run draws: `step-00001000.png` in a folder, one file a step.

@@ -1,10 +1,7 @@
-"""Output of metrics on rank 0: console, metrics.jsonl, Weights & Biases.
+"""Output of a run on rank 0: rows, texts, pictures and alerts to console, metrics.jsonl and Weights
+& Biases.
 
-The console has a progress line where stderr is a terminal, else one aligned line a row.
-
-Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they reach the log file and
-stay above the progress line, which has no thread of its own and moves when a row is logged. A closed terminal stops
-nothing (`pretrain.utils.process`).
+Not here: the audit ledger, which must not be best effort (audit.py).
 """
 
 import logging
@@ -46,37 +43,23 @@ def _count(value: float) -> str:
     return f"{value / 1e9:.3g}G"
 
 
-_COLUMNS: dict[str, tuple[str, Any]] = {
-    "loss": ("loss", lambda value: f"{value:.4f}"),
-    "val_loss": ("val_loss", lambda value: f"{value:.4f}"),
-    "val_bits_per_byte": ("bits/byte", lambda value: f"{value:.3f}"),
-    "val_perplexity": ("perplexity", lambda value: f"{value:.2f}"),
-    "val_tokens": ("tokens", _count),
-    "lr": ("lr", lambda value: f"{value:.2e}"),
-    "grad_norm": ("grad", lambda value: f"{value:.2f}"),
-    "tokens_per_s": ("tok/s", _count),
-    "mfu": ("mfu", lambda value: f"{value:.1%}"),
-    "data_wait": ("wait", lambda value: f"{value:.1%}"),
-    "memory_bytes": ("mem", _bytes),
-    "eta_s": ("eta", _duration),
+_COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
+    "loss": ("loss", "{:.4f}".format, 8),
+    "val_loss": ("val_loss", "{:.4f}".format, 0),
+    "val_bits_per_byte": ("bits/byte", "{:.3f}".format, 0),
+    "val_perplexity": ("perplexity", "{:.2f}".format, 0),
+    "val_tokens": ("tokens", _count, 0),
+    "lr": ("lr", "{:.2e}".format, 8),
+    "grad_norm": ("grad", "{:.2f}".format, 7),
+    "tokens_per_s": ("tok/s", _count, 6),
+    "mfu": ("mfu", "{:.1%}".format, 5),
+    "data_wait": ("wait", "{:.1%}".format, 6),
+    "memory_bytes": ("mem", _bytes, 5),
+    "eta_s": ("eta", _duration, 8),
 }
-
-"""Shown metrics, in order: label and format. A row shows those that it has; rows without a loss show all they have."""
-
-_WIDTHS = {
-    "loss": 8,
-    "lr": 8,
-    "grad_norm": 7,
-    "tokens_per_s": 6,
-    "data_wait": 6,
-    "mfu": 5,
-    "memory_bytes": 5,
-    "eta_s": 8,
-}
-
+"""Shown metrics, in order: label, format, width. Rows without a loss show all metrics they have."""
 _LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s")
-
-"""What a progress line leaves out first where the terminal is narrow."""
+"""Metrics that a progress line leaves out, in order, where the terminal is narrow."""
 
 
 def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
@@ -86,15 +69,15 @@ def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
         shown += [name for name in metrics if name not in _COLUMNS]
     parts = []
     for name in shown:
-        label, form = _COLUMNS.get(name, (name, lambda value: f"{value:.4g}"))
+        label, form, width = _COLUMNS.get(name, (name, "{:.4g}".format, 0))
         value = metrics[name]
         text = form(value) if math.isfinite(value) else str(value)
-        parts.append(f"{label} {text:>{_WIDTHS.get(name, 0) if aligned else 0}}")
+        parts.append(f"{label} {text:>{width if aligned else 0}}")
     return ("  " if aligned else " ").join(parts)
 
 
 def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
-    """Returns as much of a row as `width` characters hold; loss and time left are always among it."""
+    """Returns as much of a row as fits `width` characters; loss and time left are always in it."""
     shown = dict(metrics)
     for name in (*_LEAST_WANTED, None):
         text = format_metrics(shown, aligned=False)
@@ -105,10 +88,12 @@ def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
 
 
 class Console:
-    """Shows rows as they come.
+    """Shows rows as they come: a progress line where stderr is a terminal, else one aligned line a
+    row.
 
-    Args:
-        total_steps: Where the steps end.
+    Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they
+    reach the log file and stay above the progress line, which has no thread of its own and moves
+    when a row is logged. A closed terminal stops nothing (`pretrain.utils.process`).
     """
 
     def __init__(self, total_steps: int) -> None:
@@ -150,22 +135,18 @@ class Console:
             self._progress = None
 
 
-# Distribution of rows, texts, pictures and alerts to console, metrics.jsonl and Weights & Biases.
-# Not here: the audit ledger, which must not be best effort (audit.py).
-
-
 class Tracker:
     """Takes the metrics of a run. On ranks other than 0 it does nothing. It never stops a run.
 
     Args:
         run_dir: The run folder; `metrics.jsonl` and `wandb/` are in it.
         config: Project and mode of wandb.
-        rank: This process's rank.
+        rank: Rank of this process.
         total_steps: Steps of the run.
         run_id: Identity of the run, the same over resumes.
         run_name: Shown in wandb.
         run_config: The resolved config, shown in wandb.
-        find_facts: Called in another thread: what wandb shows besides.
+        find_facts: Further facts for wandb; called in another thread.
 
     Raises:
         DiskError: metrics.jsonl cannot be opened at all.
@@ -187,7 +168,8 @@ class Tracker:
         if not self._active:
             return
         self._lines = JsonLines(run_dir / "metrics.jsonl")
-        # Before any rewind: rows up to here are in wandb already, those after a committed step will come once more.
+        # Before any rewind: rows up to here are in wandb already, those after a committed step will
+        #     come once more.
         sent = self._lines.last_step()
         self._console = Console(total_steps)
         self._wandb = WandbMirror(
@@ -205,11 +187,7 @@ class Tracker:
     def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
         """Takes the row of a step. Steps never go backwards, but after `rewind`.
 
-        Args:
-            step: Steps done.
-            metrics: Numbers on the host, by name. Those of `Console` are shown; all are kept. A value that is not
-                finite is null in metrics.jsonl, since JSON has no such number.
-            shown: On the console too.
+        A value that is not finite is null in metrics.jsonl, since JSON has no such number.
         """
         if not self._active:
             return
@@ -220,7 +198,7 @@ class Tracker:
         self._wandb.log(step, metrics)
 
     def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
-        """Takes what was generated at a step: (prompt, text) each, for samples.jsonl, the log and a table in wandb."""
+        """Takes the (prompt, text) pairs of a step, for samples.jsonl, the log and wandb."""
         if not self._active or self._samples is None:
             return
         row = {"step": step, "samples": [{"prompt": prompt, "text": text} for prompt, text in rows]}
@@ -230,7 +208,7 @@ class Tracker:
         self._wandb.samples(step, rows)
 
     def attention(self, step: int, png: bytes) -> None:
-        """Takes the picture of attention of a step, for the run folder's `attention/` and as an image in wandb."""
+        """Takes the picture of attention of a step, for `attention/` and as an image in wandb."""
         if not self._active:
             return
         try:
@@ -241,48 +219,46 @@ class Tracker:
         self._wandb.picture(step, "attention", path)
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """Tells of a checkpoint that was committed."""
+        """Takes a committed checkpoint."""
         if self._active:
             self._wandb.checkpoint(step, path)
 
     def alert(self, title: str, text: str) -> None:
-        """Sends an alert to whoever follows the run. The log has said it already."""
+        """Sends an alert to the followers of the run; the log has it already."""
         if self._active:
             self._wandb.alert(title, text)
 
     def rewind(self, step: int) -> None:
-        """Forgets the rows after a committed step, which the run will come to once more."""
-        if self._active:
-            sent = self._lines.last_step()
-            if sent is not None:
-                self._wandb.resume_after(sent)
-            for lines in (self._lines, self._samples):
-                try:
-                    if lines is not None:
-                        lines.rewind(step)
-                except (DiskError, DataError) as error:
-                    logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
-            self._pictures.rewind(step)
+        """Drops the rows after a committed step, which the run will come to once more."""
+        if not self._active:
+            return
+        sent = self._lines.last_step()
+        if sent is not None:
+            self._wandb.resume_after(sent)
+        for lines in filter(None, (self._lines, self._samples)):
+            try:
+                lines.rewind(step)
+            except (DiskError, DataError) as error:
+                logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
+        self._pictures.rewind(step)
 
     def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
         """Finishes the bar, the file and the wandb run. Idempotent.
 
-        Args:
-            timeout_s: Longest wait for wandb to take what is on its way. Less is wise before a preemption's SIGKILL.
+        `timeout_s`: longest wait for wandb; short before a preemption's SIGKILL.
         """
         if not self._active:
             return
         self._console.close()
         self._wandb.close(timeout_s)
-        for lines in (self._lines, self._samples):
-            if lines is not None:
-                with suppress(DiskError):  # said when it began
-                    lines.flush()
-                lines.close()
+        for lines in filter(None, (self._lines, self._samples)):
+            with suppress(DiskError):  # the first refusal was a warning
+                lines.flush()
+            lines.close()
 
 
 def _append(lines: JsonLines, row: dict[str, Any], what: str) -> None:
-    """Writes a row; where the disk refuses, that is said once, and rows wait until it does not."""
+    """Writes a row; where the disk refuses it, warns once, and rows wait for room."""
     try:
         lines.append(row)
     except DiskError as error:

@@ -1,4 +1,17 @@
-"""Weights & Biases as a best-effort mirror of metrics.jsonl, and its alert when a run stalls."""
+"""Weights & Biases as a best-effort mirror of metrics.jsonl, which never delays a step.
+
+    log(step, metrics)          ->  a queue  ->  a separate thread: import wandb, init, log, finish
+    samples, picture, ...       ->  the same queue, in order; a failure is one warning
+    no row for too long         ->  an alert from the thread itself: the run has stalled
+
+The thread waits for the network, so that training does not. Each failure is one warning and a step
+down: online becomes offline, offline becomes off.
+
+Signals: Slurm sends SIGTERM and SIGUSR1 to every process of a job step. wandb's service process
+ignores SIGUSR1, but quits at SIGINT and SIGTERM, and installs its handlers over inherited ones.
+(Ctrl-C does not reach it: it has its own session.) So its death is expected: the next row starts
+another one under the same run id. Its children inherit a mask that blocks the three signals.
+"""
 
 import contextlib
 import logging
@@ -9,10 +22,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlparse
 
 from pretrain.config.tracking import TrackingConfig
@@ -20,75 +32,53 @@ from pretrain.errors import DiskError
 from pretrain.utils.io import make_dir, write_file
 from pretrain.utils.log import WANDB_HOST, netrc_login, quiet_libraries, redact
 
-
-class StallWatch:
-    """Measures the time between rows.
-
-    Args:
-        least_s: Shortest time without a row that is a stall. 0: none is.
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, least_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._least_s, self._clock = least_s, clock
-        self._longest_s = 0.0
-        self._seen_at: float | None = None
-        self._was_told = False
-        self.last_step = 0
-
-    @property
-    def patience_s(self) -> float | None:
-        """How long to wait for the next row. None: for ever, since the alert was sent, or none is wanted."""
-        return None if self._was_told or not self._least_s else max(self._least_s, 3 * self._longest_s)
-
-    def see(self, step: int) -> None:
-        """Takes note of a row."""
-        now = self._clock()
-        if self._seen_at is not None:
-            self._longest_s = max(self._longest_s, now - self._seen_at)
-        self._seen_at, self._was_told, self.last_step = now, False, step
-
-    def give_up(self) -> None:
-        """The patience is over: one alert until the next row."""
-        self._was_told = True
-
-
-# The mirror of metrics.jsonl, which never delays a step:
-#
-#     log(step, metrics)          ->  a queue  ->  a separate thread: import wandb, init, log, finish
-#     samples, picture, ...       ->  the same queue, in order; a failure is one warning
-#     no row for too long         ->  an alert from the thread itself: the run has stalled
-#
-# The thread waits for the network, so that training does not. Each failure is one warning and a
-# step down: online becomes offline, offline becomes off.
-#
-# Signals: Slurm sends SIGTERM and SIGUSR1 to every process of a job step. wandb's service process
-# ignores SIGUSR1, but quits at SIGINT and SIGTERM, and installs its handlers over inherited ones.
-# (Ctrl-C does not reach it: it has its own session.) So its death is expected: the next row starts
-# another one under the same run id. Its children inherit a mask that blocks the three signals.
-
-
 logger = logging.getLogger(__name__)
 
 Mode = Literal["online", "offline", "off"]
 
 _BLOCKED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
-
 _INIT_TIMEOUT_S = 30.0
-
 FINISH_TIMEOUT_S = 60.0
-
 _MAX_RESTARTS = 3
-
 _MAX_QUEUED_ROWS = 10_000
 
 
-def choose_mode(wanted: Literal["auto", "online", "offline", "off"]) -> Mode:
-    """Returns the mode to try first: what is wanted, as far as there is a key.
+class StallWatch:
+    """Time between rows. From `least_s` seconds without one on, the run has stalled; 0: never."""
 
-    `auto` follows WANDB_MODE where it is set, then is online with WANDB_API_KEY or an entry in netrc for the server
-    (WANDB_BASE_URL, or the public one), and offline without. `online` without a key is offline too, with a warning:
-    wandb would stop to ask for one.
+    def __init__(self, least_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least_s = least_s
+        self._clock = clock
+        self._longest_s = 0.0
+        self._seen_at: float | None = None
+        self._is_over = False
+        self.last_step = 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """Longest wait for the next row; None: no limit, after the alert or without alerts."""
+        return None if self._is_over or not self._least_s else max(self._least_s, 3 * self._longest_s)
+
+    def see(self, step: int) -> None:
+        """Notes a row."""
+        now = self._clock()
+        if self._seen_at is not None:
+            self._longest_s = max(self._longest_s, now - self._seen_at)
+        self._seen_at = now
+        self._is_over = False
+        self.last_step = step
+
+    def give_up(self) -> None:
+        """Ends the patience: one alert until the next row."""
+        self._is_over = True
+
+
+def choose_mode(wanted: Literal["auto", "online", "offline", "off"]) -> Mode:
+    """Returns the mode to try first: the wanted one, as far as there is a key.
+
+    `auto` follows WANDB_MODE where it is set, then is online with WANDB_API_KEY or an entry in
+    netrc for the server (WANDB_BASE_URL, or the public one), and offline without. `online` without
+    a key is offline too, with a warning: wandb would stop to ask for one.
     """
     if wanted in ("offline", "off"):
         return wanted
@@ -112,9 +102,8 @@ def _without_secrets(value: Any) -> Any:
     return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True, slots=True)
-class _Extra:
-    """What is sent besides rows: what it does, for the warning, and how."""
+class _Extra(NamedTuple):
+    """A message besides rows: its name, for the warning, and the call that sends it."""
 
     action: str
     send: Callable[[Any], object]
@@ -127,11 +116,11 @@ class WandbMirror:
         run_dir: The run folder; wandb writes under its `wandb/`.
         config: Project, entity and mode.
         run_id: Stays the same over resumes, so that wandb shows one run.
-        run_name: What wandb shows.
+        run_name: Shown name.
         run_config: The resolved config, shown with the run; secrets in it are hidden.
-        after_step: Rows up to this step were sent before the run was resumed; they are not sent again, so that steps
-            never go backwards. -1: none.
-        find_facts: Called in the thread, before wandb starts: what is shown beside the config.
+        after_step: Last step sent before the run was resumed, so that steps never go backwards. -1:
+            none.
+        find_facts: Called in the thread, before wandb starts, for facts beside the config.
     """
 
     def __init__(
@@ -145,7 +134,9 @@ class WandbMirror:
         after_step: int = -1,
         find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._run_dir, self._config, self._after_step = run_dir, config, after_step
+        self._run_dir = run_dir
+        self._config = config
+        self._after_step = after_step
         self._identity = {"id": run_id, "name": run_name, "config": _without_secrets(run_config)}
         self._mode = choose_mode(config.wandb)
         self._find_facts = find_facts
@@ -156,12 +147,12 @@ class WandbMirror:
             self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hands a row to the thread; about 2 us. A queue full of rows that wandb does not take drops it."""
+        """Hands a row to the thread; about 2 us. A full queue drops it."""
         if step > self._after_step:
             self._put({"step": step, **metrics})
 
     def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
-        """Hands over what was generated at a step, as a table: (prompt, text) each."""
+        """Hands over the (prompt, text) pairs of a step, as a table."""
 
         def send(run: Any) -> None:
             import wandb
@@ -173,7 +164,7 @@ class WandbMirror:
             self._put(_Extra("log samples", send))
 
     def picture(self, step: int, name: str, path: Path) -> None:
-        """Hands over a picture of a step: an image file, which the thread copies."""
+        """Hands over the image file of a step, which the thread copies."""
 
         def send(run: Any) -> None:
             import wandb
@@ -184,8 +175,9 @@ class WandbMirror:
             self._put(_Extra(f"log the picture {path.name}", send))
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """Tells of a committed checkpoint, as `tracking.artifacts` says."""
-        how, name = self._config.artifacts, f"checkpoint-{self._identity['id']}"
+        """Hands over a committed checkpoint, as `tracking.artifacts` says."""
+        how = self._config.artifacts
+        name = f"checkpoint-{self._identity['id']}"
 
         def send(run: Any) -> None:
             import wandb
@@ -217,11 +209,11 @@ class WandbMirror:
             self._warned_full = True
 
     def resume_after(self, step: int) -> None:
-        """Sends no row up to `step` from now on: those were sent, and come once more because the run went back."""
+        """Sends no row up to `step` again: the run went back."""
         self._after_step = max(self._after_step, step)
 
     def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
-        """Finishes the run; waits at most `timeout_s` for the rows that are on their way. Idempotent."""
+        """Finishes the run; waits at most `timeout_s` for the queued rows. Idempotent."""
         if not self._thread.is_alive():
             return
         with contextlib.suppress(queue.Full):
@@ -234,7 +226,8 @@ class WandbMirror:
             logger.info("wandb: tracked offline; to upload it: wandb sync %s", self._offline_runs(self._run_dir))
 
     def _work(self) -> None:
-        # By mask, not by SIG_IGN: a thread can set it, and no signal that is meant for the run itself is lost.
+        # By mask, not by SIG_IGN: a thread can set it, and no signal that is meant for the run
+        #     itself is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         run = self._start()
         restarts, watch = 0, StallWatch(self._config.stall_alert_s if self._config.alerts else 0.0)
@@ -250,7 +243,7 @@ class WandbMirror:
             self._attempt("finish", run.finish)
 
     def _next(self, run: Any | None, watch: StallWatch) -> dict[str, float] | _Extra | None:
-        """Waits for what is sent next; tells when no row comes for too long."""
+        """Waits for the next item; sends an alert when no row comes for too long."""
         while True:
             try:
                 item = self._rows.get(timeout=watch.patience_s)
@@ -281,7 +274,8 @@ class WandbMirror:
         """Calls into wandb; returns whether it worked, with a warning if not."""
         try:
             call()
-        # The one broad except: wandb raises whatever its transport does, its errors share no base class, and a mirror
+        # The one broad except: wandb raises whatever its transport does, its errors share no base
+        #     class, and a mirror
         # must not stop a run. The text is shown, so that nothing is hidden.
         except Exception as error:
             logger.warning("wandb: cannot %s: %s: %s", action, type(error).__name__, error)
@@ -319,22 +313,19 @@ class WandbMirror:
         run.define_metric("val_loss", step_metric="step", summary="min")
         self._is_offline = mode == "offline"
         if self._is_offline:
-            self._write_sync_note()
+            note = (
+                "This run was tracked offline. To upload it, with a key (`wandb login`), from the run folder:\n\n"
+                f"    wandb sync {self._offline_runs(Path())}\n"
+            )
+            try:
+                write_file(self._run_dir / "wandb" / "SYNC.txt", note.encode())
+            except DiskError as error:
+                logger.warning("wandb: %s", error)
         return run
 
     def _offline_runs(self, run_dir: Path) -> str:
-        """Returns a pattern for a shell that names what was written offline; attempts of one run go to one run."""
+        """Returns a shell pattern of the offline files; attempts of one run go to one run."""
         return f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*-{self._identity['id']}"
-
-    def _write_sync_note(self) -> None:
-        note = (
-            "This run was tracked offline. To upload it, with a key (`wandb login`), from the run folder:\n\n"
-            f"    wandb sync {self._offline_runs(Path())}\n"
-        )
-        try:
-            write_file(self._run_dir / "wandb" / "SYNC.txt", note.encode())
-        except DiskError as error:
-            logger.warning("wandb: %s", error)
 
 
 def _alert(run: Any, *, title: str, text: str) -> None:
@@ -342,11 +333,11 @@ def _alert(run: Any, *, title: str, text: str) -> None:
 
 
 def _forget_service() -> None:
-    """Drops a connection to a service process that died, if there is one, so that `init` starts another."""
+    """Drops the connection to a dead service process, so that `init` starts another."""
     import wandb
 
-    # It cleans up, then tells the service to stop. A dead one does not answer, or has an exit code that wandb then
-    # wants to end this process with.
+    # It cleans up, then tells the service to stop. A dead one does not answer, or has an exit code
+    # that wandb then wants to end this process with.
     with contextlib.suppress(OSError, SystemExit):
         wandb.teardown()
 

@@ -1,6 +1,22 @@
-"""Bad steps, whose gradient is not finite: the search for the cause, the report, the end of the run.
+"""Bad steps, whose gradient is not finite: a warning, bad_step.json with the cause, and an end
+after several.
 
-Here too: the seed of dropout by counters, which lets the search repeat a step exactly.
+    bad_step.json   {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids",
+    "sample_ids"}
+
+The search for the cause runs after such a step only, and changes nothing:
+
+    weights of every rank       one is not finite                     ->  its name and rank
+    each micro-batch once more  under a hook on every module          ->  the first whose output is not finite, its rank
+    its gradient once more      where weights are whole (not ZeRO 3)  ->  the first parameter whose gradient is not
+
+Every rank runs the same forward passes, as ZeRO 3 needs, and gets the same answer, with the same
+dropout. Costs a forward pass per micro-batch; where all are finite, also a backward pass and the
+memory of one more gradient.
+
+A bad step has changed nothing on any rank (`Engine.update`). In fp16 gradients overflow now and
+then by design, and the loss scale adapts; there the search runs only when the loss is not finite,
+or the run is about to end.
 """
 
 import json
@@ -8,7 +24,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,90 +31,60 @@ from torch import Tensor, nn
 
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
-from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch
-from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.errors import DiskError, DivergedError
 from pretrain.train.build import Run
+from pretrain.train.step import seed_dropout
 from pretrain.types import Batch
 from pretrain.utils.io import write_file
 
-
-def seed_dropout(config: RunConfig, world: World, step: int, micro: int) -> None:
-    """Seeds dropout by counters: the same step drops the same units again, and no generator state needs saving."""
-    stacks = (config.model.encoder, config.model.decoder)
-    rates = [stack.dropout for stack in stacks if stack is not None]
-    if any(rate > 0 for rate in (*rates, config.model.head.dropout, config.finetune.dropout)):
-        # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits a cluster.
-        counters = (config.seed, step, micro, world.rank)
-        factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-        torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
-
-
-# Search for the cause of a bad step. Runs after such a step only, and changes nothing.
-#
-#   weights of every rank       one is not finite                     ->  its name and rank
-#   each micro-batch once more  under a hook on every module          ->  the first whose output is not finite, its rank
-#   its gradient once more      where weights are whole (not ZeRO 3)  ->  the first parameter whose gradient is not
-#
-# Every rank runs the same forward passes, as ZeRO 3 needs, and gets the same answer, with the same
-# dropout. Costs a forward pass per micro-batch; where all are finite, also a backward pass and the
-# memory of one more gradient.
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Cause of a bad step.
+    """Cause of a bad step."""
 
-    Attributes:
-        what: Description, one clause.
-        name: Name of the weight, module or parameter; None where everything was finite when repeated.
-        rank: Lowest rank that has it; None where everything was finite.
-        sample_ids: Sample ids of the micro-batch on that rank; empty where no micro-batch is the cause.
-    """
-
-    what: str
+    what: str  # description, one clause
+    # Name of the weight, module or parameter; None where everything was finite when repeated.
     name: str | None = None
-    rank: int | None = None
+    rank: int | None = None  # lowest rank that has it; None where everything was finite
+    # Sample ids of the micro-batch on that rank; empty where no micro-batch is the cause.
     sample_ids: tuple[int, ...] = ()
 
 
 def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], None], scale: float) -> Fault:
-    """Returns where the values of a step cease to be finite, the same on every rank. Collective.
+    """Returns where the values of a skipped step cease to be finite, the same on every rank.
+    Collective.
 
-    Args:
-        engine: Engine after the skipped step.
-        batches: This rank's micro-batches of the step, as many as every rank has.
-        seed: Seeds the dropout of a micro-batch by its number.
-        scale: Scale of the losses, as in training.
+    Every rank has as many micro-batches; `seed` seeds the dropout of one by its number.
     """
-    found = _first(next((name for name, weight in engine.working_weights() if not _is_finite(weight)), None))
-    if found is not None:
-        rank, name, _ = found
-        return Fault(f"the weight {name} is not finite on rank {rank}", name, rank)
+    weights = (name for name, weight in engine.working_weights() if not _is_finite(weight))
+    if fault := _agree("the weight {} is not finite on rank {}", next(weights, None)):
+        return fault
     for number, batch in enumerate(batches):
         seed(number)
-        found = _first(_bad_module(engine, batch.to(engine.device)), batch.sample_ids)
-        if found is not None:
-            rank, name, ids = found
-            return Fault(f"the first output that is not finite is that of {name} on rank {rank}", name, rank, ids)
-    for number, batch in enumerate(() if engine.is_sharded else batches):
-        seed(number)
-        found = _first(_bad_gradient(engine, batch.to(engine.device), scale), batch.sample_ids)
-        if found is not None:
-            rank, name, ids = found
-            what = f"every output is finite, and the gradient overflows: first that of {name} on rank {rank}"
-            return Fault(what, name, rank, ids)
+        name = _bad_module(engine, batch.to(engine.device))
+        if fault := _agree("the first output that is not finite is that of {} on rank {}", name, batch.sample_ids):
+            return fault
     if engine.is_sharded:
         return Fault("every output is finite: the gradient overflows")
+    for number, batch in enumerate(batches):
+        seed(number)
+        name = _bad_gradient(engine, batch.to(engine.device), scale)
+        what = "every output is finite, and the gradient overflows: first that of {} on rank {}"
+        if fault := _agree(what, name, batch.sample_ids):
+            return fault
     return Fault("run again, outputs and gradients are finite: their sum overflows, or the hardware erred")
 
 
-def _first(name: str | None, sample_ids: Sequence[int] = ()) -> tuple[int, str, tuple[int, ...]] | None:
-    """Returns (rank, name, sample ids) of the lowest rank that found something; None where none did. Collective."""
-    answers = dist.gather_objects((name, list(sample_ids)))
-    return next(((rank, found, tuple(ids)) for rank, (found, ids) in enumerate(answers) if found is not None), None)
+def _agree(what: str, name: str | None, sample_ids: Sequence[int] = ()) -> Fault | None:
+    """Returns the fault of the lowest rank that found a name; None where none did. Collective."""
+    for rank, (found, ids) in enumerate(dist.gather_objects((name, list(sample_ids)))):
+        if found is not None:
+            return Fault(what.format(found, rank), found, rank, tuple(ids))
+    return None
 
 
 def _is_finite(value: Tensor) -> bool:
@@ -107,7 +92,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _bad_module(engine: Engine, batch: Batch) -> str | None:
-    """Returns the first module, in the order in which they are done, whose output is not finite; the innermost one."""
+    """Returns the first module to end with an output that is not finite; the innermost one."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -145,60 +130,43 @@ def _shown(name: str) -> str:
 
 def _bad_gradient(engine: Engine, batch: Batch, scale: float) -> str | None:
     """Returns the parameter nearest to the loss whose own gradient on this rank is not finite."""
-    named = [(_shown(name), parameter) for name, parameter in engine.module.named_parameters()]
-    named = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    trained = [(name, weight) for name, weight in engine.module.named_parameters() if weight.requires_grad]
     loss_scale = engine.state.scalars().get("loss_scale.cur_scale", 1.0)
     try:
         with torch.enable_grad():
             loss_sum, _ = engine.module(batch)
             # Not `backward`: the engine's own buffers and hooks are left alone.
             gradients = torch.autograd.grad(
-                loss_sum * (scale * loss_scale), [parameter for _, parameter in named], allow_unused=True
+                loss_sum * (scale * loss_scale), [weight for _, weight in trained], allow_unused=True
             )
     except torch.OutOfMemoryError:
         return None
-    pairs = zip(reversed(named), reversed(gradients), strict=True)
-    return next((name for (name, _), gradient in pairs if gradient is not None and not _is_finite(gradient)), None)
-
-
-# Report of a bad step: a warning, bad_step.json with the cause, and after several in a row the end
-# of the run.
-#
-#     bad_step.json   {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids", "sample_ids"}
-#
-# A bad step has changed nothing on any rank (`Engine.update`). In fp16 gradients overflow now and
-# then by design, and the loss scale adapts; there the search runs only when the loss is not finite,
-# or the run is about to end.
-
-
-log = logging.getLogger(__name__)
+    pairs = zip(reversed(trained), reversed(gradients), strict=True)
+    bad = (name for (name, _), gradient in pairs if gradient is not None and not _is_finite(gradient))
+    return next(map(_shown, bad), None)
 
 
 def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, num_targets: int) -> None:
-    """Says which samples a skipped step had, and where it went wrong. Collective.
-
-    Args:
-        run: Run of the step.
-        state: State after it: `state.step` is the step that was skipped.
-        batch: This rank's part of the step.
-        loss: Mean over its targets.
-        num_targets: Targets of the step over all ranks.
+    """Reports the samples of the skipped step `state.step`, and where it went wrong. Collective.
 
     Raises:
         DivergedError: `optim.max_bad_steps` in a row.
     """
-    in_a_row, limit = state.bad_steps_in_a_row, run.config.optim.max_bad_steps
-    is_last = in_a_row >= limit
+    in_a_row = state.bad_steps_in_a_row
+    is_last = in_a_row >= run.config.optim.max_bad_steps
     fault = None
+
+    def seed(micro: int) -> None:
+        run.progress.go_on()  # each pass may take as long as one of training
+        seed_dropout(run.config, run.world, state.step - 1, micro)
+
     if run.config.engine.precision != "fp16" or is_last or not math.isfinite(loss):
-        scale = run.world.size / max(num_targets, 1)
-        fault = find_fault(run.engine, batch.micro_batches, partial(_seed, run, state.step - 1), scale)
+        fault = find_fault(run.engine, batch.micro_batches, seed, run.world.size / max(num_targets, 1))
     ids = [sample for rank_ids in dist.gather_objects(list(batch.sample_ids)) for sample in rank_ids]
     cause = "" if fault is None else f": {fault.what}"
     if run.world.is_main:
-        log.warning(
-            "step %d was not finite (loss %s) and was skipped, %d in a row%s", state.step, loss, in_a_row, cause
-        )
+        text = "step %d was not finite (loss %s) and was skipped, %d in a row%s"
+        log.warning(text, state.step, loss, in_a_row, cause)
         _write(run, state, loss, ids, fault)
     if is_last:
         raise DivergedError(
@@ -208,26 +176,22 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
         )
 
 
-def _seed(run: Run, step: int, micro: int) -> None:
-    run.progress.go_on()  # each pass may take as long as one of training
-    seed_dropout(run.config, run.world, step, micro)
-
-
 def _write(run: Run, state: TrainState, loss: float, ids: list[int], fault: Fault | None) -> None:
+    cause = fault or Fault("")
     row = {
         "step": state.step,
         "loss": repr(loss),
         "in_a_row": state.bad_steps_in_a_row,
-        "fault": None if fault is None else fault.what,
-        "name": None if fault is None else fault.name,
-        "rank": None if fault is None else fault.rank,
-        "fault_sample_ids": [] if fault is None else list(fault.sample_ids),
+        "fault": cause.what or None,
+        "name": cause.name,
+        "rank": cause.rank,
+        "fault_sample_ids": list(cause.sample_ids),
         "sample_ids": ids,
     }
     try:
         write_file(run.folder.path / "bad_step.json", json.dumps(row).encode() + b"\n")
     except DiskError as error:  # a full disk is no reason to stop training
-        log.warning("%s; what there is to say of step %d is not kept", error, state.step)
+        log.warning("%s; the report of step %d is lost", error, state.step)
 
 
 def _advice(run: Run, fault: Fault | None) -> str:

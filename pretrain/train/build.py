@@ -5,9 +5,7 @@
 Each step calls one builder. Siblings meet here and nowhere else.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,44 +26,35 @@ from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights
 from pretrain.objective import build_loss
-from pretrain.optim.build import StateSize, build_optimizer, state_size
+from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.params import count_parameters
 from pretrain.plan.task import task_of
 from pretrain.run.folder import RunDir
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset
 from pretrain.tracking.audit import AuditLedger
-from pretrain.tracking.meter import Meter, peak_flops
+from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_flops
 from pretrain.tracking.run_facts import find_facts
-from pretrain.tracking.timeline import Profiler, Timeline
 from pretrain.tracking.tracker import Tracker
-from pretrain.train.best import check_new, recall_evaluations
-from pretrain.train.claim import Claim, agree_on_versions, begin, check_data
+from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, check_new, recall_evaluations
 from pretrain.train.initial_weights import InitialWeights, open_start
 from pretrain.train.layer_norms import LayerNorms
-from pretrain.train.module import TrainModule
-from pretrain.train.pictures import AttentionPictures, build_pictures
 from pretrain.train.rollback import agree_on_skips
-from pretrain.train.samples import Samples, build_samples
+from pretrain.train.samples import AttentionPictures, Samples, build_pictures, build_samples
+from pretrain.train.step import TrainModule
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationSource:
-    """The validation split of a source.
-
-    Attributes:
-        name: The source's.
-        loader: Reads it.
-        damage: Counts the rows that this rank could not read, over all sources.
-        tokens_per_byte: Tokens per byte of its text; 0 where unknown, or where the loss is not that of the whole text.
-    """
+    """The validation split of a source."""
 
     name: str
     loader: ValidationLoader
-    damage: DamagePolicy
+    damage: DamagePolicy  # counts the rows that this rank could not read, over all sources
+    # Tokens per byte of its text; 0 where unknown, or where the loss is not that of the whole text.
     tokens_per_byte: float
 
 
@@ -87,6 +76,7 @@ class Run:
     audit: AuditLedger | None
     meter: Meter
     timeline: Timeline
+    phase: PhaseClock
     norms: LayerNorms
     texts: Samples | None
     pictures: AttentionPictures | None
@@ -95,44 +85,14 @@ class Run:
     progress: Progress
     attempt: int
 
-    @contextlib.contextmanager
-    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Enters a phase of a step for all that watch: heartbeat, timeline, and the meter of speed.
-
-        The heartbeat has no end of a phase: it stays in this one until the next is entered.
-
-        Args:
-            name: One of `_TIMELINE_PARTS`.
-            step: Step in progress. None: as before.
-        """
-        self.progress.enter(name, step)
-        metered = self.meter.data_wait() if name == "data" else contextlib.nullcontext()
-        if name in _UNMETERED:
-            metered = self.meter.excluded()
-        with metered, self.timeline.within(_TIMELINE_PARTS[name]):
-            yield
-
-
-_TIMELINE_PARTS = {
-    "data": "data",
-    "compile": "forward",
-    "forward-backward": "forward",
-    "update": "optimizer",
-    "evaluate": "evaluation",
-    "save": "checkpoint",
-}
-
-_UNMETERED = ("evaluate", "save")
-"""Phases that do not count in the time of a step."""
-
 
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = plan_batch(config.batch, world.size)
-    num_parameters = count_parameters(config.model)
+    clip = config.optim.grad_clip
     progress.enter("meet")
-    accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num_parameters, world)
+    accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)
     agree_on_versions(world)
 
     progress.enter("load")
@@ -148,17 +108,17 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
-    clip, saves_frozen = config.optim.grad_clip, start.base is None
     engine = build_engine(
-        module, names, optimizer, accelerator, config.engine, clip, plan, world, saves_frozen=saves_frozen
+        module, names, optimizer, accelerator, config.engine, clip, plan, world, saves_frozen=start.base is None
     )
 
-    identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml, as this attempt writes it
+    identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml, as written
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
     keep, for_good, best = config.checkpoint.keep, config.checkpoint.keep_every_steps, config.checkpoint.best
     checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good, best)
-    room = _room_needed(config, num_saved, len(names), state_size(groups, config.optim.kind), world)
-    state = _restore(start, dataset, engine, checkpoints, room)
+    optimized = state_size(groups, config.optim.kind)
+    size = checkpoint_bytes(num_saved + optimized.elements, len(names) + optimized.tensors, world.size)
+    state = _restore(start, dataset, engine, checkpoints, size)
 
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, "from_step": state.step})
@@ -174,12 +134,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         audit.rewind(state.step)
     validation = _validation(claim, plan, world, on_cuda)
     recall_evaluations(checkpoints, best, [source.name for source in validation], folder)
-    peak = peak_flops(torch.cuda.get_device_name()) if on_cuda else None
-    meter = Meter(
-        config.train.steps,
-        flops_per_token=_flops_per_token(config),
-        peak=peak * world.size if peak else None,
-    )
+    peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
+    meter = Meter(config.train.steps, flops_per_token=_flops_per_token(config), peak=peak or None)
     timeline = Timeline(on_cuda)
     module.register_forward_hook(timeline.after_forward)
     run = Run(
@@ -197,6 +153,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         audit=audit,
         meter=meter,
         timeline=timeline,
+        phase=PhaseClock(progress, meter, timeline),
         norms=LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0),
         texts=build_samples(config, dataset, engine, world),
         pictures=build_pictures(config, dataset, engine, world),
@@ -220,14 +177,6 @@ def _tracker(claim: Claim, world: World, run_id: str) -> Tracker:
         run_config=config.model_dump(by_alias=True, mode="json"),
         find_facts=partial(find_facts, claim.dataset, world.size),
     )
-
-
-def _room_needed(
-    config: RunConfig, num_parameters: int, num_tensors: int, state: StateSize, world: World
-) -> tuple[int, int]:
-    """Returns the size of a checkpoint, and how many there are going to be at once."""
-    size = checkpoint_bytes(num_parameters + state.elements, num_tensors + state.tensors, world.size)
-    return size, checkpoints_at_once(config.checkpoint, config.train.last_step)
 
 
 def _loader(
@@ -257,7 +206,7 @@ def _loader(
 
 
 def _flops_per_token(config: RunConfig) -> float:
-    """Returns the training FLOPs of a token that is read, of a whole row."""
+    """Returns the training FLOPs of a token that is read: those of a whole row over its tokens."""
     task = task_of(config)
     return task.flops.whole.total / task.tokens
 
@@ -288,14 +237,14 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
 
 
 def _restore(
-    start: InitialWeights, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, room: tuple[int, int]
+    start: InitialWeights, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, size: int
 ) -> TrainState:
     config = start.config
     state = checkpoints.load_newest(engine.state)
     if state is None:
         check_new(RunDir(config.folder))
     if state is None or state.step < config.train.last_step:
-        checkpoints.prepare(*room)
+        checkpoints.prepare(size, checkpoints_at_once(config.checkpoint, config.train.last_step))
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
     if state is not None:
         check_data(state, fresh, config.resume.allow)

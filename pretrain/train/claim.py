@@ -1,47 +1,57 @@
 """The claim of a run folder: checks before anything is built, and the lease.
 
-    config, index  ->  vocabulary and special tokens left open by the config  ->  row maker  ->  lease  ->  Claim
+config, index  ->  vocabulary and special tokens left open by the config  ->  row maker  ->
+lease  ->  Claim
 """
 
 import logging
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pretrain import dist
 from pretrain.artifact.open import dump_normalize, normalize_of_data
+from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config, is_allowed
 from pretrain.config.run import RunConfig
+from pretrain.config.train import OF_A_SOURCE
 from pretrain.data.stream import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
-from pretrain.errors import ConfigError, DataError
+from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
 from pretrain.resolve import context_of_run, fit_config
-from pretrain.run.folder import RunDir, begin_attempt
+from pretrain.run.folder import RunDir, add_to_attempt, begin_attempt
 from pretrain.run.lease import Lease
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.shards.store import ShardStore
+from pretrain.tracking.audit import read_audit
 from pretrain.tracking.picture_files import ATTENTION
 from pretrain.utils.io import write_file
-
+from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
 
 _ORDER = ("data", "batch", "seed")
 """Sections whose keys, where they are allowed to change, change the order of samples."""
+COMMITTED = "committed_step"
+SAVED = "checkpoint_step"
+"""Key of the metrics row of a save."""
 
 
 def agree_on_versions(world: World) -> None:
-    """Compares the versions of all ranks. Collective; one small gather, and the 20 ms of reading our own source.
+    """Compares the versions of all ranks. Collective; one small gather, and the 20 ms of reading
+    our own source.
 
-    With other packages on one node a run fails in obscure ways, or trains with sums that differ from its peers.
+    With other packages on one node a run fails in obscure ways, or trains with sums that differ
+    from its peers.
 
     Raises:
         LaunchError: They differ; every rank names host and package.
@@ -77,12 +87,13 @@ class Claim:
 
 
 def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
-    """Checks config and data, and takes the run folder. Needs no process group, so that bad input is reported early.
+    """Checks config and data, and takes the run folder. Needs no process group, so that bad input
+    is reported early.
 
     Raises:
         LockedError: Another live run owns the folder.
-        ConfigError: The config contradicts the data or the run that is resumed, or the tokenizer lacks a token that the
-            objective needs.
+        ConfigError: The config contradicts the data or the run that is resumed, or the tokenizer
+            lacks a token that the objective needs.
         DataError: Shards are missing or damaged.
     """
     plan_batch(config.batch, world.size)
@@ -124,7 +135,7 @@ def sweep(folder: RunDir) -> None:
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
-    """Writes config, tokenizer and attempt to the run folder (rank 0); returns run.json on every rank. Collective."""
+    """Writes config, tokenizer and attempt to the run folder; returns run.json. Collective."""
     record = None
     claim.check_lease()
     if world.is_main:
@@ -141,7 +152,7 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
-    """Compares shards and tokenizer of a checkpoint with those at hand. Raises: ConfigError, where they differ."""
+    """Compares data of a checkpoint with those at hand. Raises: ConfigError."""
     pairs = {
         "tokenizer": (saved.tokenizer_hash, fresh.tokenizer_hash),
         "token shards": (saved.data_hash, fresh.data_hash),
@@ -155,15 +166,11 @@ def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
 
 
 def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) -> None:
-    """Compares the samples of the next step with those that the checkpoint says come next.
+    """Compares the samples of the next step with those that the checkpoint says come next. Raises:
+    DataError.
 
-    Args:
-        saved: The state that the run continues from.
-        next_digest: Digest of the global sample ids of its next step; None: no next step.
-        allow: `resume.allow`; where the order may change, a difference is a warning.
-
-    Raises:
-        DataError: They differ.
+    Where `resume.allow` lets the order change, a difference is a warning. `next_digest`: of the
+    global sample ids; None: there is no next step.
     """
     found = "" if next_digest is None else f"{next_digest:016x}"
     if not (found and saved.next_digest) or found == saved.next_digest:
@@ -184,13 +191,18 @@ def note_commit(folder: RunDir, step: int) -> None:
     A failure is a warning: the checkpoint is valid all the same, and the next commit tries again.
     """
     try:
-        add_to_attempt(folder, {COMMITTED: step}, once=True)
+        add_to_attempt(folder, {COMMITTED: step})
     except (ConfigError, DiskError) as error:
         log.warning("%s", error)
 
 
 def check_new(folder: RunDir) -> None:
-    """Refuses to begin at step 0 in a folder with evidence of a checkpoint, or of a run without its record.
+    """Refuses to begin at step 0 in a folder with evidence of a checkpoint, or of a run without its
+    record.
+
+    The first commit of an attempt is marked in run.json. Where that file is missing, rows in the
+    ledger or the metrics show that the run is not new; where it lacks the mark, as on a full disk,
+    a row of a later attempt or of a save does.
 
     Raises:
         CheckpointError: There is evidence; names the file.
@@ -232,21 +244,15 @@ def _find_sign(folder: RunDir) -> str | None:
 
 
 def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:
-    """Notes the evaluations of earlier attempts: a killed one may have had no time to mark its best checkpoint.
+    """Notes the evaluations of earlier attempts: a killed one may have had no time to mark its best
+    checkpoint.
 
-    Args:
-        checkpoints: Checkpoints of the run.
-        metric: `checkpoint.best`.
-        sources: Sources that have a validation split.
-        run: Run folder, rewound to the step that the attempt continues from.
-
-    Raises:
-        ConfigError: No validation split has the metric.
+    The run folder is rewound to the step that the attempt continues from. `sources`: those with a
+    validation split. Raises: ConfigError, where none of them has the metric.
     """
     if metric is None:
         return
-    source = metric.removeprefix(OF_A_SOURCE)
-    if not sources or (source != metric and source not in sources):
+    if not sources or (metric.startswith(OF_A_SOURCE) and metric.removeprefix(OF_A_SOURCE) not in sources):
         raise ConfigError(
             f"checkpoint.best={metric}: the data have no validation split that tells it",
             fix="prepare with a split, or leave it out",

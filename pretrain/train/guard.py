@@ -1,11 +1,16 @@
 """The guard of a run: comparison of replicas, loss spikes, and rollback in the same process.
 
-Replicas have the same working weights at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of each weight.
+Replicas have the same working weights at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of
+each weight.
 
     bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  one number a rank, gathered
     sums differ                      ->  the sums of every weight are gathered: the ranks that differ, the first weight
 
-A flipped bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up in a checkpoint.
+A flipped bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up
+in a checkpoint.
+
+All ranks get the same sums, so all judge alike, without communication. That costs some 13 us a
+step; the comparison of replicas reads every weight once.
 """
 
 import logging
@@ -30,16 +35,20 @@ from pretrain.engine.engine import Engine, Update
 from pretrain.errors import CheckpointError, DivergedError
 from pretrain.train.build import Run
 from pretrain.train.rollback import plan_rollback, record_rollback
-from pretrain.train.step_totals import StepTotals
+from pretrain.train.step import StepTotals
+
+log = logging.getLogger(__name__)
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_replicas(engine: Engine, step: int) -> None:
-    """Compares the weights of all ranks. Collective; reads every weight once, and gathers eight bytes a rank.
+    """Compares the weights of all ranks. Collective; reads every weight once, and gathers eight
+    bytes a rank.
 
     Raises:
-        DivergedError: They differ; names the minority of ranks, or all without a majority, and the first weight.
+        DivergedError: They differ; names the minority of ranks, or all without a majority, and the
+            first weight.
     """
     names, sums = zip(*bit_sums(engine.working_weights()), strict=True)
     each = torch.stack(sums)
@@ -65,49 +74,39 @@ def bit_sums(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 
 
 def odd_ones(values: list[int]) -> list[int]:
-    """Returns the ranks whose value is not the most frequent one; all ranks where there is a tie."""
+    """Returns the ranks whose value is not the most frequent one; all ranks at a tie."""
     counts = Counter(values).most_common()
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         return list(range(len(values)))
     return [rank for rank, value in enumerate(values) if value != counts[0][0]]
 
 
-# Loss spikes:
-#
-#     z = (loss - median) / (1.4826 x median absolute deviation)      over the last losses that were finite
-#
-# A spike is a loss whose z exceeds the threshold. OLMo-core's SkipStepOptimizer drops steps that
-# are six standard deviations above the mean of the last 128; PaLM went back to a checkpoint and
-# skipped the batches (Chowdhery et al. 2022, section 5.1). Median and MAD are used here because
-# spikes in the window hardly move them: a second spike after a first is detected too. Every finite
-# loss enters the window, spikes too, so that a loss that stays high becomes the new level.
-#
-# The window is in `TrainState`, so that a resumed run judges its first loss as it would have. Every
-# rank has the same losses and decides alike.
-
-
 MAD_TO_SIGMA = 1.4826
-
 """The standard deviation of a normal distribution over its median absolute deviation."""
-
 LEAST_SIGMA = 1e-3
-
 """Least sigma as a share of the median, for losses that hardly move."""
-
 TINY = 1e-30
 
 
 class SpikeDetector:
-    """Judges the losses of a run, one a step. Costs some 10 us for a loss above the median, 1 us for one below.
+    """Judges the losses of a run, one a step: 10 us for a loss above the median, 1 us for one
+    below.
 
-    Args:
-        window: Losses to remember.
-        threshold: Largest z that is no spike.
-        losses: Losses remembered so far, oldest first.
+        z = (loss - median) / (1.4826 x median absolute deviation)      over the last finite losses
+
+    A spike is a loss whose z exceeds the threshold. OLMo-core's SkipStepOptimizer drops steps that
+    are six standard deviations above the mean of the last 128; PaLM went back to a checkpoint and
+    skipped the batches (Chowdhery et al. 2022, section 5.1). Median and MAD are used here because
+    spikes in the window hardly move them: a second spike after a first is detected too. Every
+    finite loss enters the window, spikes too, so that a loss that stays high becomes the new level.
+
+    The window is in `TrainState`, oldest loss first, so that a resumed run judges its first loss as
+    it would have.
     """
 
     def __init__(self, window: int, threshold: float, losses: Iterable[float] = ()) -> None:
-        self._losses, self._threshold = deque(losses, maxlen=window), threshold
+        self._losses = deque(losses, maxlen=window)
+        self._threshold = threshold
         self._ordered = sorted(self._losses)
 
     @property
@@ -116,9 +115,10 @@ class SpikeDetector:
         return tuple(self._losses)
 
     def deviation(self, loss: float) -> float:
-        """Returns z of a loss that has not entered yet; 0 where it is below the median, or too few have entered.
+        """Returns z of a loss that has not entered yet; 0 below the median, or before half a
+        window.
 
-        A loss that is not finite is no spike: another part of the guard has it (bad_step.py).
+        A loss that is not finite is a bad step (bad_step.py), and no spike.
         """
         if 2 * len(self._losses) < (self._losses.maxlen or 0) or not math.isfinite(loss):
             return 0.0
@@ -133,7 +133,7 @@ class SpikeDetector:
         return self.deviation(loss) > self._threshold
 
     def add(self, loss: float) -> None:
-        """Lets the loss of a step enter, if it is finite."""
+        """Adds the loss of a step to the window, if it is finite."""
         if not math.isfinite(loss):
             return
         if len(self._losses) == self._losses.maxlen:
@@ -142,7 +142,7 @@ class SpikeDetector:
         insort(self._ordered, loss)
 
     def forget(self) -> None:
-        """Forgets all losses: those that come are of another level."""
+        """Empties the window: the losses that come are of another level."""
         self._losses.clear()
         self._ordered.clear()
 
@@ -152,21 +152,8 @@ def _middle(ordered: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-# The guard: judges every step, and answers what went wrong.
-#
-# All ranks get the same sums, so all judge alike, without communication. Costs some 13 us a step;
-# the comparison of replicas reads every weight once.
-
-
-log = logging.getLogger(__name__)
-
-
 class SpikeError(DivergedError):
-    """A loss spike at which the run goes back (`guard.on_spike: rollback`).
-
-    Attributes:
-        state: State after the spike.
-    """
+    """A loss spike at which the run goes back (`guard.on_spike: rollback`)."""
 
     def __init__(self, state: TrainState, what: str) -> None:
         super().__init__(what, fix="lower optim.lr, or raise guard.spike_threshold")
@@ -176,18 +163,17 @@ class SpikeError(DivergedError):
 class Guard:
     """The watch over a run in progress. All ranks call the same methods at the same steps.
 
-    Args:
-        config: `guard`.
-        engine: Updates the weights, and lists those to compare.
-        world: Rank that logs, and number of replicas.
-        losses: Losses that the run remembers from before.
-        every_save: `checkpoint.every_steps`: replicas are compared before each save.
+    Replicas are compared before each save too, hence `every_save`, which is
+    `checkpoint.every_steps`.
     """
 
     def __init__(
         self, config: GuardConfig, engine: Engine, world: World, losses: Sequence[float], every_save: int
     ) -> None:
-        self._config, self._engine, self._world, self._every_save = config, engine, world, every_save
+        self._config = config
+        self._engine = engine
+        self._world = world
+        self._every_save = every_save
         self._detector = SpikeDetector(config.spike_window, config.spike_threshold, losses)
         self._dropped = False
         self._loss = self._deviation = 0.0
@@ -198,13 +184,7 @@ class Guard:
     def update(
         self, learning_rate: float, num_targets: int, pending: Callable[[], StepTotals]
     ) -> tuple[Update, StepTotals]:
-        """Applies a step, or drops it where it is a spike to be skipped; returns the update and the ranks' totals.
-
-        Args:
-            learning_rate: Learning rate of this step.
-            num_targets: Targets of the step over all ranks.
-            pending: Waits for the exchange.
-        """
+        """Applies a step, or drops it as a spike; `pending` waits for the exchange."""
         if self._config.on_spike != "skip":
             # The exchange runs beside the optimizer.
             self._dropped = False
@@ -215,24 +195,17 @@ class Guard:
         return self._engine.update(learning_rate, drop=self._dropped), agreed
 
     def judge(self, state: TrainState, loss: float, num_targets: int, update: Update) -> TrainState:
-        """Returns the state after a step with the guard's counters, so that a resumed run continues them.
-
-        Args:
-            state: State after the step.
-            loss: Mean over its targets.
-            num_targets: Targets of the step over all ranks.
-            update: Outcome of the optimizer.
-        """
+        """Returns the state after a step with the guard's counters, for resumed runs."""
         is_bad = update.skipped and not self._dropped
         self._loss = loss
         self._deviation = 0.0 if is_bad or not num_targets else self._detector.deviation(loss)
         is_spike = self._deviation > self._config.spike_threshold
         in_a_row = state.spikes_in_a_row + 1 if is_spike else 0
-        if num_targets:  # the loss of a step without targets is 0, and says nothing
+        if num_targets:
             self._detector.add(loss)
         if self._dropped and in_a_row >= self._config.max_skips:
             self._detector.forget()
-        if not num_targets:
+        if not num_targets:  # the loss of such a step is 0, and means nothing
             text = "step %d has no targets, %d steps so far: its loss is empty"
             self._say(logging.WARNING, text, state.step, state.empty_steps + 1)
         return replace(
@@ -245,7 +218,7 @@ class Guard:
         )
 
     def act(self, state: TrainState) -> None:
-        """Answers a spike, and compares replicas where that is due. Collective.
+        """Responds to a spike, and compares replicas where that is due. Collective.
 
         Raises:
             DivergedError: Replicas differ.
@@ -258,11 +231,7 @@ class Guard:
             self.check_replicas(state)
 
     def check_replicas(self, state: TrainState) -> None:
-        """Compares the weights of which every rank has a copy, unless that is switched off.
-
-        Raises:
-            DivergedError: They differ.
-        """
+        """Compares the weights of which every rank has a copy, if so set. Raises: DivergedError."""
         if self._compares:
             check_replicas(self._engine, state.step)
 
@@ -291,63 +260,52 @@ class Guard:
             log.log(level, text, *values)
 
 
-# `guard.on_spike: rollback`: back to the newest checkpoint in the same process, and on behind the
-# spike.
-#
-#     weights and moments loaded  ->  run.json says so  ->  ledger and metrics rewound  ->  a loader that leaves out
-#     the samples from the checkpoint to the spike
-#
-# It is the command `pretrain rollback` (rollback.py) without a restart. A crash at any moment is
-# that of a run which went back, or not yet: one that had not written run.json meets the spike
-# again, and goes back then.
-
-
 def go_back(run: Run, spike: SpikeError) -> TrainState:
-    """Returns the state that the run goes on from. Collective.
+    """Returns to the newest checkpoint in the same process, and leaves out the samples up to the
+    spike. Collective.
 
-    Without a checkpoint it goes on from where it is. A damaged checkpoint is set aside, as at a start.
+        weights and moments loaded  ->  run.json  ->  ledger and metrics rewound  ->  a loader that
+        leaves out the samples from the checkpoint to the spike
+
+    It is the command `pretrain rollback` (rollback.py) without a restart. A run that crashes before
+    it has written run.json meets the spike again, and goes back then. Without a checkpoint it
+    continues from the present state. A damaged checkpoint is set aside, as at a start.
 
     Raises:
         DivergedError: The run went back by itself `guard.max_rollbacks` times already.
         CheckpointError: No checkpoint can be loaded.
-        DiskError: The checkpoints cannot be looked at, or run.json cannot be written.
+        DiskError: The checkpoints cannot be listed, or run.json cannot be written.
     """
     run.progress.enter("load")
-    limit, state, skips = run.config.guard.max_rollbacks, spike.state, SkipRanges(spike.state.skips)
-    times, has_saved = agree(lambda: _look(run) if run.world.is_main else None)[0]
+    limit = run.config.guard.max_rollbacks
+    state = spike.state
+    skips = SkipRanges(state.skips)
+
+    def look() -> tuple[int, bool]:
+        times = sum(entry["automatic"] for entry in run.folder.read_record().get("rollbacks", []))
+        return times, bool(list_checkpoints(run.folder.checkpoints))
+
+    def record(loaded: TrainState) -> list[list[int]]:
+        num_samples = skips.place_of(spike.state.position) - skips.place_of(loaded.position)
+        rollback = plan_rollback(loaded, skips, num_samples, automatic=True)
+        return [list(pair) for pair in record_rollback(run.folder, rollback, skips).ranges]
+
+    times, has_saved = agree(lambda: look() if run.world.is_main else None)[0]
     if times >= limit:
         raise DivergedError(f"{spike.what}; the run went back {limit} times already", fix=spike.fix)
-    if not has_saved:
-        _say(run, "%s; there is no checkpoint to go back to, training goes on", spike.what)
-    else:
+    outcome = "there is no checkpoint to go back to, training continues"
+    if has_saved:
         loaded = run.checkpoints.load_newest(run.engine.state)
         if loaded is None:
             raise CheckpointError("the checkpoint to go back to is gone", where=str(run.folder.checkpoints))
-        skips = SkipRanges.of(agree(lambda: _record(run, loaded, spike) if run.world.is_main else None)[0])
+        skips = SkipRanges.of(agree(lambda: record(loaded) if run.world.is_main else None)[0])
         ours = replace(loaded, data_hash=state.data_hash, tokenizer_hash=state.tokenizer_hash)
         state = ours.leaving_out(skips.ranges)
         run.tracker.rewind(state.step)
         if run.audit is not None:
             run.audit.rewind(state.step)
-        _say(run, "%s; back to step %d, without the samples since then", spike.what, state.step)
+        outcome = f"back to step {state.step}, without the samples since then"
+    if run.world.is_main:
+        log.warning("%s; %s", spike.what, outcome)
     run.loader = run.loader.restarted(state.position, skips)
     return state
-
-
-def _look(run: Run) -> tuple[int, bool]:
-    """Returns how often the run went back by itself, and whether there is a checkpoint."""
-    times = sum(entry["automatic"] for entry in run.folder.read_record().get("rollbacks", []))
-    return times, bool(list_checkpoints(run.folder.checkpoints))
-
-
-def _record(run: Run, loaded: TrainState, spike: SpikeError) -> list[list[int]]:
-    """Writes to run.json what is left out from now on; returns it."""
-    skips = SkipRanges(spike.state.skips)
-    num_samples = skips.place_of(spike.state.position) - skips.place_of(loaded.position)
-    rollback = plan_rollback(loaded, skips, num_samples, automatic=True)
-    return [list(pair) for pair in record_rollback(run.folder, rollback, skips).ranges]
-
-
-def _say(run: Run, text: str, *values: object) -> None:
-    if run.world.is_main:
-        log.warning(text, *values)

@@ -27,20 +27,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InitialWeights:
-    """What the weights of a run are before its first step.
-
-    Attributes:
-        config: Config of the run, fitted to its data.
-        tokenizer: The tokenizer.json of its data.
-        base: The model that adapters are put beside; None where all is trained.
-    """
+    """Weights of a run before its first step. `base`: the model under adapters, if any."""
 
     config: RunConfig
     tokenizer: Path
     base: AdaptedModel | None
 
     def arrange(self, model: nn.Module) -> int:
-        """Adds adapters and freezes what is not trained, in place, and says so; returns how many values are saved.
+        """Adds adapters and freezes the rest, in place, with a log line; returns the number of
+        saved values.
 
         Raises:
             ConfigError: Patterns name nothing, or leave nothing to train.
@@ -50,21 +45,18 @@ class InitialWeights:
         if self.base is None:
             if self.config.init.freeze:
                 num = freeze(model, self.config.init.freeze)
-                log.info("%s values are frozen, %s are trained", f"{num:,}", f"{num_trained(model):,}")
+                log.info("%s values are frozen, %s are trained", f"{num:,}", f"{_num_trained(model):,}")
             return sum(parameter.numel() for parameter in model.parameters())
         layers = add_adapters(model, finetune)
         beside = train_beside(model, self.base.anew, finetune.also)
-        log.info(
-            "adapters of rank %d beside %d layers: %s values are trained%s",
-            finetune.rank,
-            len(layers),
-            f"{num_trained(model):,}",
-            f", {', '.join(beside)} in full among them" if beside else "",
-        )
-        return num_trained(model)
+        in_full = f", {', '.join(beside)} in full among them" if beside else ""
+        num = _num_trained(model)
+        text = "adapters of rank %d beside %d layers: %s values are trained%s"
+        log.info(text, finetune.rank, len(layers), f"{num:,}", in_full)
+        return num
 
     def draw(self, name: str, shape: torch.Size) -> Tensor:
-        """Returns what a parameter is before anything is loaded, fp32, whole."""
+        """Returns a whole parameter, fp32, on the CPU. Raises: CheckpointError."""
         if is_adapter(name):
             return initial_adapter(name, shape, self.config.seed)
         name = name_without_adapter(name)
@@ -73,7 +65,8 @@ class InitialWeights:
         return initial_weight(name, shape, self.config.model, self.config.seed)
 
     def fill(self, store: FragmentStore, fresh: TrainState) -> TrainState:
-        """Takes the weights of `init.from`, if there is one, for a run that has saved nothing yet. Collective.
+        """Takes the weights of `init.from`, if there is one, for a run that has saved nothing yet.
+        Collective.
 
         Raises:
             CheckpointError: There is no intact checkpoint, or it is not of this model.
@@ -81,29 +74,26 @@ class InitialWeights:
         """
         if self.config.init.from_ is None:
             return fresh
-        source = self.base or open_base(self.config, self.tokenizer)
+        source = self.base or _open_base(self.config, self.tokenizer)
         take_weights(source, store)
         for line in source.describe():
             log.info("%s", line)
-        return self.mark(fresh)
-
-    def mark(self, state: TrainState) -> TrainState:
-        """Returns a state that knows the weights under its adapters."""
-        return state if self.base is None else replace(state, base_hash=self.base.fingerprint())
+        return fresh if self.base is None else replace(fresh, base_hash=self.base.fingerprint())
 
     def check(self, saved: TrainState) -> None:
-        """Checks that adapters come back to the weights that they were trained beside. Raises: CheckpointError."""
+        """Checks that adapters meet the weights of their training. Raises: CheckpointError."""
         if self.base is not None:
             check_base(saved.base_hash, self.base, self.config.run.name)
 
 
 def open_start(config: RunConfig, tokenizer: Path) -> InitialWeights:
-    """Opens the model under adapters, where there are any. Raises: CheckpointError, ConfigError, DataError."""
-    return InitialWeights(config, tokenizer, open_base(config, tokenizer) if config.finetune.kind == "lora" else None)
+    """Opens the model under adapters, if any. Raises: CheckpointError, ConfigError, DataError."""
+    base = _open_base(config, tokenizer) if config.finetune.kind == "lora" else None
+    return InitialWeights(config, tokenizer, base)
 
 
-def open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
-    """Opens `init.from` and compares model and tokenizer. Raises: CheckpointError, ConfigError, DataError."""
+def _open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
+    """Opens `init.from` and compares model and tokenizer."""
     assert config.init.from_ is not None
     what = open_source(Path(config.init.from_))
     if config.init.check_tokenizer:
@@ -112,7 +102,7 @@ def open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
 
 
 def take_weights(source: AdaptedModel, store: FragmentStore) -> None:
-    """Fills the weights of a state from another model; what that does not give stays as it is. Collective.
+    """Fills the weights of a state from another model, as far as it has them. Collective.
 
     Raises:
         CheckpointError: A rank could not read; the same on every rank.
@@ -131,6 +121,5 @@ def take_weights(source: AdaptedModel, store: FragmentStore) -> None:
     store.finish_load(0, {})
 
 
-def num_trained(model: nn.Module) -> int:
-    """Returns how many values of a model are trained."""
+def _num_trained(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,18 +1,22 @@
-"""Norms of gradients and updates by layer: which part of a model learns, stands still, or is about to blow up.
+"""Norms of gradients and updates by layer: which part of a model learns, stands still, or is about
+to blow up.
 
+    arm()                        hooks on the optimizer, for one step
     before the optimizer steps   the gradient beside each master weight  ->  squares, added up by layer
-    after it, under AdamW        what it has just subtracted             ->  the same
+    after it, under AdamW        the change that it has just subtracted  ->  the same
     take()                       one all-reduce of two numbers a layer, where ZeRO has cut the weights up
 
-Works at every ZeRO stage, under DDP and in one process, because all of them hand the same torch optimizer fp32 weights
-with a gradient beside each; where a parameter's piece lies in them, the fragments of a checkpoint tell. What is seen
-there has been clipped: norms are given as before, so that the squares of all layers add up to that of `grad_norm`.
+Works at every ZeRO stage, under DDP and in one process, because all of them hand the same torch
+optimizer fp32 weights with a gradient beside each; the fragments of a checkpoint tell where a
+parameter's piece lies in them. These gradients are clipped: norms are scaled back, so that the
+squares of all layers add up to that of `grad_norm`.
 
-An update of AdamW is computed from the moments that it leaves behind, so that no copy of the weights is needed:
+An update of AdamW is computed from the moments that it leaves behind, so that no copy of the
+weights is needed:
 
     w' = (1 - lr decay) w - d   with   d = lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
-Not here: updates of optimizers over whole matrices (Muon, Adafactor), which leave nothing of the kind behind.
+Not here: updates of optimizers over whole matrices (Muon, Adafactor), which leave no such moments.
 """
 
 import re
@@ -21,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from pretrain import dist
 from pretrain.engine.engine import Update
@@ -28,11 +33,11 @@ from pretrain.types import FragmentStore
 
 _BLOCK = re.compile(r"(\w+)\.blocks\.(\d+)\.")
 _CHUNK = {"cpu": 2**18, "cuda": 2**24}
-"""Elements of an update computed at a time, by device: what a core's cache holds, and what a launch is worth."""
+"""Elements of an update at a time, by device: the size of a core's cache; enough for a launch."""
 
 
 def layer_of(name: str, width: int = 1) -> str:
-    """Returns the layer of a parameter: `decoder_03` for one of a block, else its first part: `embedding`, `head`."""
+    """Returns the layer of a parameter: `decoder_03` in a block, else its first part."""
     match = _BLOCK.search(name)
     return f"{match[1]}_{int(match[2]):0{width}}" if match else name.partition(".")[0]
 
@@ -42,9 +47,9 @@ class LayerNorms:
 
     Args:
         names: Names of all parameters, the same on every rank.
-        optimizer: What the engine steps.
-        state: Tells where each parameter's pieces lie.
-        is_cut: Whether each rank has a share of the weights (ZeRO 1 to 3); else all have them whole.
+        optimizer: The optimizer that the engine steps.
+        state: Fragments, which tell where each parameter's pieces lie.
+        is_cut: Whether each rank has a share of the weights (ZeRO 1 to 3).
     """
 
     def __init__(
@@ -55,36 +60,42 @@ class LayerNorms:
         layers = {name: layer_of(name, width) for name in names}
         self._layers = list(dict.fromkeys(layers.values()))
         self._place = {name: self._layers.index(layer) for name, layer in layers.items()}
-        self._state, self._is_cut = state, is_cut
+        self._state = state
+        self._is_cut = is_cut
+        self._optimizer = optimizer
         self._has_updates = isinstance(optimizer, torch.optim.AdamW)
         self._pieces: dict[int, list[tuple[int, int, int]]] = {}
         self._squares: list[tuple[int, int, Tensor]] = []
-        self._is_armed = False
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        self._hooks: list[RemovableHandle] = []
 
     def arm(self) -> None:
         """Measures the step that is about to be applied."""
-        self._is_armed, self._squares = True, []
-        self._pieces = {}
+        self._disarm()
+        self._hooks = [self._optimizer.register_step_pre_hook(self._before_step)]
+        if self._has_updates:
+            self._hooks.append(self._optimizer.register_step_post_hook(self._after_step))
         for fragment in self._state.held_fragments():
             weight = fragment.tensors.get("weight")
             if weight is not None and fragment.name in self._place:
                 piece = (weight.storage_offset(), weight.numel(), self._place[fragment.name])
                 self._pieces.setdefault(weight.untyped_storage().data_ptr(), []).append(piece)
 
+    def _disarm(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._squares = []
+        self._pieces = {}
+
     def take(self, update: Update, device: torch.device) -> dict[str, float]:
         """Returns `grad_norm/LAYER` and, under AdamW, `update_norm/LAYER`. Collective.
 
-        Nothing where no step was armed, or the step was skipped: it has changed nothing.
-
-        Args:
-            update: What the step did.
-            device: Where the ranks exchange tensors.
+        Empty where no step was armed, or the step was skipped. `device`: of the exchange.
         """
-        squares, armed = self._squares, self._is_armed
-        self._is_armed, self._squares, self._pieces = False, [], {}
-        if not armed or update.skipped:
+        is_armed = bool(self._hooks)
+        squares = self._squares
+        self._disarm()
+        if not is_armed or update.skipped:
             return {}
         sums = torch.zeros(2 * len(self._layers), dtype=torch.float64)
         if squares:
@@ -103,16 +114,12 @@ class LayerNorms:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._is_armed:
-            return
         for master, start, end, layer, _group in self._stepped(optimizer):
             assert master.grad is not None
             self._add(0, layer, master.grad.reshape(-1)[start:end])
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._is_armed or not self._has_updates:
-            return
         for master, start, end, layer, group in self._stepped(optimizer):
             size = _CHUNK.get(master.device.type, _CHUNK["cpu"])
             for first in range(start, end, size):
@@ -123,7 +130,7 @@ class LayerNorms:
         self._squares.append((kind, layer, torch.linalg.vector_norm(values).double().mul(factor).square()))
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, int, int, int, dict[str, Any]]]:
-        """Yields (tensor, start, end, layer, group) of each piece in the tensors that this step is about."""
+        """Yields (tensor, start, end, layer, group) of each piece in the stepped tensors."""
         for group in optimizer.param_groups:
             for master in group["params"]:
                 if master.grad is None:
@@ -135,15 +142,14 @@ class LayerNorms:
 
 
 def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any], place: slice) -> tuple[Tensor, float]:
-    """Returns what the last step of AdamW has changed a weight by, up to its sign: a direction, and its factor.
+    """Returns the change of a weight by the last step of AdamW, up to its sign: a direction, and
+    its factor.
 
-    Args:
-        state: State of the weight: `step`, `exp_avg`, `exp_avg_sq`.
-        weight: After the step.
-        group: Parameter group with `lr`, `betas`, `eps` and `weight_decay`, as in the step.
-        place: Which elements, flattened.
+    `weight` and its state are those after the step; `place` selects elements, flattened.
     """
-    (beta1, beta2), step, decay = group["betas"], float(state["step"]), group["lr"] * group["weight_decay"]
+    beta1, beta2 = group["betas"]
+    step = float(state["step"])
+    decay = group["lr"] * group["weight_decay"]
     root = (1 - beta2**step) ** 0.5
     factor = group["lr"] * root / (1 - beta1**step)
     first, second = (state[key].view(-1)[place] for key in ("exp_avg", "exp_avg_sq"))

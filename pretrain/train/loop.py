@@ -7,42 +7,46 @@ No callbacks: evaluation, checkpoints and tracking are called here.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Update
+from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
-from pretrain.train.bad_step import report_bad_step, seed_dropout
-from pretrain.train.build import Run
+from pretrain.train.bad_step import report_bad_step
+from pretrain.train.build import Run, ValidationSource
 from pretrain.train.claim import check_order
 from pretrain.train.guard import Guard, SpikeError, go_back
 from pretrain.train.saving import Saving
-from pretrain.train.step_totals import StepTotals, start_exchange
-from pretrain.train.validate import validate
+from pretrain.train.step import StepTotals, seed_dropout, start_exchange
 
 log = logging.getLogger(__name__)
 
 
 def train(run: Run, state: TrainState) -> TrainState:
-    """Runs steps until the run is complete or a stop is asked for, and leaves a checkpoint. Collective.
+    """Runs steps until the run is complete or a stop is asked for, and leaves a checkpoint.
+    Collective.
 
     Raises:
-        DivergedError: The guard gives up: bad steps in a row, too many rollbacks, or replicas that differ.
+        DivergedError: The guard gives up: bad steps in a row, too many rollbacks, or replicas that
+            differ.
         DiskError: The last save, or three in a row, could not be written.
-        CheckpointError: What was to be saved is not a state to go back to.
+        CheckpointError: The state to save is not one to go back to.
     """
-    _announce(run, state, run.config.train.last_step)
+    if run.world.is_main:
+        _announce(run, state.step, run.config.train.last_step)
     while True:
         try:
-            with _start_saving(run, state.step) as saving:
+            with Saving(run, state.step) as saving:
                 return _take_steps(run, state, saving)
         except SpikeError as spike:
             state = go_back(run, spike)
@@ -50,7 +54,8 @@ def train(run: Run, state: TrainState) -> TrainState:
 
 def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
-    target, schedule = config.train.last_step, config.optim.schedule.in_steps(config.batch.global_tokens)
+    target = config.train.last_step
+    schedule = config.optim.schedule.in_steps(config.batch.global_tokens)
     guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
     skipped_rows, phase = 0, "compile"
@@ -61,17 +66,19 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     while upcoming is not None and agreed.coming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.coming.num_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
+        shows_norms = config.tracking.measures_norms(state.step + 1)
 
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets, phase)
         phase = "forward-backward"
-        # Fetched before the update, so that the exchange beside it carries the counters of the next step.
+        # Fetched before the update, so that the exchange beside it carries the counters of the next
+        # step.
         upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
         with run.phase("update"):
             run.stop.arm()  # from here on a stop has something to save
             pending = _start_exchange(run, saving, sums, batch, upcoming)
             saving.before_update()
-            if config.tracking.measures_norms(state.step + 1):
+            if shows_norms:
                 run.norms.arm()
             update, agreed = guard.update(learning_rate, num_targets, pending)
         skipped_rows += agreed.done.num_skipped
@@ -85,7 +92,9 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
             metrics = _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update)
-            metrics |= sources.take() | guard.metrics(state) | run.norms.take(update, run.engine.device)
+            metrics |= sources.take() | guard.metrics(state)
+            if shows_norms:
+                metrics |= run.norms.take(update, run.engine.device)
             run.tracker.log(state.step, metrics)
         _alert(run, state, loss)
         with run.meter.excluded():
@@ -93,7 +102,8 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
                 report_bad_step(run, state, batch, loss, num_targets)
             guard.act(state)
 
-        if run.validation and (_due(state.step, config.eval.every_steps) or is_last):
+        every = config.eval.every_steps
+        if run.validation and (is_last or (every and state.step % every == 0)):
             with run.phase("evaluate"):
                 validate(run, state)
         with run.phase("save"):
@@ -108,42 +118,23 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     return state
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
-def _announce(run: Run, state: TrainState, target: int) -> None:
-    if run.world.is_main:
-        for sentence in run.samples.too_long():
-            log.warning("%s", sentence)
-        for name, end in run.samples.ends(target * run.plan.rows).items():
-            log.warning("%s ends after %d samples of the run, and the other sources go on without it", name, end)
-        if state.step >= target:
-            log.info("%s is complete: %d steps", run.folder.path, state.step)
-        elif state.step:
-            log.info("resuming %s at step %d of %d: %s", run.folder.path, state.step, target, run.engine.description)
-        else:
-            log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
-        if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
-            log.info("%s", rows)
-
-
-def _start_saving(run: Run, step: int) -> Saving:
-    return Saving(
-        checkpoints=run.checkpoints,
-        store=run.engine.state,
-        folder=run.folder,
-        audit=run.audit,
-        tracker=run.tracker,
-        progress=run.progress,
-        world=run.world,
-        every_steps=run.config.checkpoint.every_steps,
-        step=step,
-    )
+def _announce(run: Run, step: int, target: int) -> None:
+    for sentence in run.samples.too_long():
+        log.warning("%s", sentence)
+    for name, end in run.samples.ends(target * run.plan.rows).items():
+        log.warning("%s ends after %d samples of the run, and the other sources go on without it", name, end)
+    if step >= target:
+        log.info("%s is complete: %d steps", run.folder.path, step)
+    elif step:
+        log.info("resuming %s at step %d of %d: %s", run.folder.path, step, target, run.engine.description)
+    else:
+        log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
+    if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
+        log.info("%s", rows)
 
 
 def _fetch(run: Run, step: int) -> StepBatch | None:
-    """Returns the next batch, during `step`; None where a stop was asked for while its data was waited for."""
+    """Returns the batch of `step`; None where a stop was asked for during the wait."""
     try:
         with run.phase("data", step):
             return next(run.loader)
@@ -170,7 +161,7 @@ def _zero(run: Run) -> Tensor:
 
 
 def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: str) -> Tensor:
-    """Runs the micro-batches of a step; returns the sum of the engine's results (`Engine.forward_backward`)."""
+    """Runs the micro-batches of a step; returns the sum of their `forward_backward`."""
     scale = run.world.size / max(num_targets, 1)
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
@@ -222,8 +213,55 @@ def _metrics(
 
 
 def _alert(run: Run, state: TrainState, loss: float) -> None:
-    """Sends an alert at the first of several steps that went wrong; the guard says what was done."""
+    """Sends an alert at the first of several steps that went wrong; the guard logs the response."""
     if state.bad_steps_in_a_row == 1:
         run.tracker.alert("A step was not finite", f"step {state.step}, loss {loss}: it was skipped")
     elif state.spikes_in_a_row == 1:
         run.tracker.alert("A loss spike", f"step {state.step}, loss {loss:.4g}")
+
+
+def validate(run: Run, state: TrainState) -> None:
+    """Logs the loss over the validation splits, then texts and pictures; ends at a stop."""
+
+    def should_stop() -> bool:
+        run.progress.go_on()
+        flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
+        return bool(dist.all_reduce_sum(flag).item() > 0)
+
+    reports = []
+    for source in run.validation:
+        report = evaluate_loss(run.engine, source.loader, should_stop)
+        if report is None:
+            run.checkpoints.note_evaluation(state.step, {})
+            return
+        reports.append(report)
+    damage = run.validation[0].damage
+    damaged = torch.tensor([float(damage.num_skipped_rows)], dtype=torch.float64, device=run.engine.device)
+    damage.check(int(dist.all_reduce_sum(damaged).item()))
+    metrics = _describe(run.validation, reports)
+    if not metrics and run.world.is_main:
+        log.warning("step %d: the validation split has no target, and so no loss", state.step)
+    run.checkpoints.note_evaluation(state.step, metrics)
+    if metrics:
+        run.tracker.log(state.step, metrics)
+    run.progress.go_on()
+    if run.texts is not None and run.texts.is_due(state.step):
+        run.tracker.samples(state.step, run.texts.generate())
+    if run.pictures is not None and run.pictures.is_due(state.step) and (png := run.pictures.draw()) is not None:
+        run.tracker.attention(state.step, png)
+
+
+def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossReport]) -> dict[str, float]:
+    """Returns the row of an evaluation: all splits, and each loss; empty without a target."""
+    whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
+    if not whole.num_targets:
+        return {}
+    metrics = {}
+    if len(validation) > 1:
+        pairs = zip(validation, reports, strict=True)
+        metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
+    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_accuracy": whole.accuracy}
+    metrics["val_tokens"] = float(whole.num_targets)
+    if bits is not None:
+        metrics["val_bits_per_byte"] = bits
+    return metrics

@@ -1,18 +1,22 @@
-"""Goes back to an earlier checkpoint of a run, and leaves out the samples that came after it.
+"""Return to an earlier checkpoint of a run, without the samples that came after it. Imports no
+torch.
 
-    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good (data/order.py)
-                   "rollbacks": [{...}, ...]      each time that the run went back, by command or by itself
-    checkpoints/   step-N.rolled-back             what is newer: set aside, never removed
+    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good
+    (data/order.py)
+                   "rollbacks": [{...}, ...]      each time that the run went back, by command or by
+                   itself
+    checkpoints/   step-N.rolled-back             newer checkpoints: set aside, never removed
 
-The order in which it is written makes every moment a state to go on from: checkpoints are set aside newest first, then
-the range is recorded. Whoever is stopped in between says the same again. The ledger and the metrics are rewound by the
-next start, as after a crash. Each checkpoint holds the ranges too, so that neither is lost with the other.
+The order in which it is written makes every moment a valid state: checkpoints are set aside newest
+    first, then
+the range is recorded. A command that was stopped in between is given again. The ledger and the
+metrics are rewound by the next start, as after a crash. Each checkpoint has the ranges too, so that
+neither is lost with the other.
 
-Loss spikes are met like this by hand in PaLM (Chowdhery et al. 2022, section 5.1): back to some 100 steps before the
-spike, and on without the 200 to 500 batches that were around it. Imports no torch.
+PaLM met loss spikes like this by hand (Chowdhery et al. 2022, section 5.1): back to some 100 steps
+before the spike, and on without the 200 to 500 batches that were around it.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,32 +33,21 @@ from pretrain.run.folder import RunDir, change_record
 from pretrain.run.lease import Lease
 from pretrain.utils.checksum import check_file
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Where a run goes back to.
+    """A return to a checkpoint, as run.json has it."""
 
-    Attributes:
-        to: Step of the checkpoint that it goes on from.
-        first: Position of the first sample that is left out.
-        end: Position behind the last one; `first` where none is.
-        automatic: Whether a spike led to it, and not a command.
-        set_aside: Names of the checkpoints that were newer.
-        at: When, UTC.
-    """
-
-    to: int
-    first: int
-    end: int
-    automatic: bool
-    set_aside: tuple[str, ...]
-    at: str
+    to: int  # step of the checkpoint
+    first: int  # position of the first sample that is left out
+    end: int  # position behind the last one; `first` where none is
+    automatic: bool  # whether a spike led to it, and not a command
+    set_aside: tuple[str, ...]  # names of the checkpoints that were newer
+    at: str  # time, UTC
 
 
 def read_skips(run: RunDir, record: dict[str, Any]) -> SkipRanges:
-    """Returns the ranges in run.json. Raises: ConfigError: They are none."""
+    """Returns the ranges in run.json. Raises: ConfigError."""
     try:
         return SkipRanges.of(record.get("skips", []))
     except (ValueError, TypeError) as error:
@@ -64,15 +57,7 @@ def read_skips(run: RunDir, record: dict[str, Any]) -> SkipRanges:
 def plan_rollback(
     state: TrainState, skips: SkipRanges, num_samples: int, *, automatic: bool = False, set_aside: Sequence[str] = ()
 ) -> Rollback:
-    """Returns what going back to a checkpoint means, where samples that would come next are left out.
-
-    Args:
-        state: The state in it.
-        skips: Ranges that are left out already; these samples are not counted again.
-        num_samples: To leave out.
-        automatic: See `Rollback`.
-        set_aside: See `Rollback`.
-    """
+    """Plans the return to a state without the `num_samples` that follow, beside `skips`."""
     place = skips.place_of(state.position)
     first = skips.position_of(place)
     end = skips.position_of(place + num_samples - 1) + 1 if num_samples else first
@@ -81,7 +66,7 @@ def plan_rollback(
 
 
 def record_rollback(run: RunDir, rollback: Rollback, skips: SkipRanges) -> SkipRanges:
-    """Writes a rollback to run.json; returns all ranges that the run leaves out now. Raises: DiskError."""
+    """Writes a rollback to run.json; returns all ranges to leave out. Raises: DiskError."""
     if rollback.end > rollback.first:
         skips = SkipRanges.of([*skips.ranges, (rollback.first, rollback.end)])
 
@@ -94,22 +79,23 @@ def record_rollback(run: RunDir, rollback: Rollback, skips: SkipRanges) -> SkipR
 
 
 def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | None = None) -> tuple[Rollback, int]:
-    """Makes the next start of a run go on from an earlier checkpoint, without the samples that came then.
+    """Makes the next start of a run continue from an earlier checkpoint, without the samples that
+    followed.
 
     Args:
         path: The run folder.
         to: Step of the checkpoint.
-        samples: To leave out; rounded up to whole global batches. Or
-        tokens: To leave out, padding counted; likewise. 0: none.
+        samples: Samples to leave out, rounded up to whole global batches; or:
+        tokens: Tokens to leave out, padding counted, rounded up too. 0: none.
 
     Returns:
-        What was done, and how many global batches are left out.
+        The rollback, and the number of global batches that are left out.
 
     Raises:
         ConfigError: There is no run here.
-        CheckpointError: It has no such checkpoint, or not whole.
+        CheckpointError: It has no such checkpoint, or a damaged one.
         LockedError: The run is in use.
-        DiskError: The disk refused; saying the same again goes on.
+        DiskError: The disk refused; the same call completes it.
     """
     run = RunDir(path)
     run.read_record()
@@ -139,7 +125,7 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
 
 
 def _check_whole(checkpoint: Path) -> TrainState:
-    """Reads all of a checkpoint: what is newer must not be set aside for one that will not be loaded."""
+    """Reads all of a checkpoint, before newer ones are set aside for it."""
     manifest = load_manifest(checkpoint)
     for file in manifest.files:
         problem = check_file(checkpoint / file.name, file)
@@ -149,10 +135,11 @@ def _check_whole(checkpoint: Path) -> TrainState:
 
 
 def agree_on_skips(run: RunDir, record: dict[str, Any], state: TrainState, is_main: bool) -> SkipRanges:
-    """Returns what a starting attempt leaves out: what run.json and its checkpoint say. Rank 0 writes it to run.json.
+    """Returns the ranges of run.json and of a checkpoint, which a start leaves out; rank 0 writes
+    them to run.json.
 
     Raises:
-        ConfigError: The ranges in run.json are none.
+        ConfigError: The ranges in run.json are damaged.
         DiskError: run.json cannot be written.
     """
     recorded = read_skips(run, record)

@@ -1,4 +1,4 @@
-"""One rank of a training run, from its signals to its exit code; and the explanation of an out-of-memory error."""
+"""One rank of a training run, from its signals to its exit code."""
 
 import contextlib
 import logging
@@ -13,10 +13,10 @@ from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, DiskError, HangError, OutOfMemoryError, PretrainError
 from pretrain.run.folder import end_attempt
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.run.watchdog import Watchdog
-from pretrain.tracking.timeline import FOLDER
+from pretrain.tracking.meter import FOLDER
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
@@ -84,12 +84,14 @@ def _write_snapshot(run_dir: Path, rank: int) -> Path | None:
 
 STOPPED_TRACKER_S = 20.0
 
-"""After a stop, what wandb has on its way: a loaded node took more than 5 s to end a run that it tracked offline, and
-wandb writes in blocks of 32 KiB, so that cutting it off costs the last of them."""
+"""After a stop, what wandb has on its way: a loaded node took more than 5 s to end a run that it
+tracked offline, and wandb writes in blocks of 32 KiB, so that cutting it off costs the last of
+them."""
 
 
 def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) -> int:
-    """Trains as one rank of the world; returns the exit code: 0 when the run is complete, 75 when it was stopped.
+    """Trains as one rank of the world; returns the exit code: 0 when the run is complete, 75 when
+    it was stopped.
 
     Args:
         config: What to do.
@@ -135,7 +137,8 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     try:
         state = train(run, state)
     except BaseException:
-        # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads of wandb.
+        # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads
+        #     of wandb.
         _close(run, claim, tracker_timeout_s=1.0)
         raise
     progress.enter("close")
@@ -143,7 +146,8 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     stopped = state.step < target
     reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
     code = EXIT_RESUME_ME if stopped else EXIT_OK
-    # The outcome is written before the tracker is closed: after a stop there may be seconds until a SIGKILL.
+    # The outcome is written before the tracker is closed: after a stop there may be seconds until a
+    #     SIGKILL.
     _note_end(claim, code, reason)
     stop.disarm(code)
     if stopped and world.is_main:
@@ -162,7 +166,7 @@ def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
 
 
 def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
-    """Returns the error that names the lost rank, where `error` is a failed collective; else None."""
+    """Returns the error that names the lost rank after a failed collective; else None."""
     if not isinstance(error, td.DistError) and not (isinstance(error, RuntimeError) and "gloo" in str(error).lower()):
         return None
     verdict = watchdog.explain()
@@ -172,7 +176,7 @@ def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
 
 
 def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
-    """Notes the outcome and releases the lease, for a process that exits at once, from any thread."""
+    """Notes the outcome and releases the lease before the process exits, from any thread."""
     with contextlib.suppress(PretrainError):  # the lease is released even where the disk refuses the note
         if reason:
             _note_end(claim, exit_code, reason)
@@ -189,6 +193,6 @@ def _note_failure(claim: Claim, error: Exception) -> None:
 
 
 def _note_end(claim: Claim, exit_code: int, reason: str) -> None:
-    """Writes the outcome of this attempt, on rank 0, unless another attempt has taken the run folder."""
+    """Writes the outcome of this attempt, on rank 0, while it owns the run folder."""
     if claim.lease is not None and claim.folder.exists() and claim.lease.is_held():
         end_attempt(claim.folder, {"exit_code": exit_code, "reason": reason})

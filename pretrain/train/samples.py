@@ -1,4 +1,14 @@
-"""Text reader of a run, normalisation and tokenizer of its data; and the texts that a run generates while it trains."""
+"""Texts and pictures of attention that a run makes after its evaluations: `tracking.samples`,
+`tracking.attention`.
+
+    prompts               ->  generated texts
+    a text, its target    ->  maps of some heads, without gradient or dropout  ->  a PNG, that of `pretrain attention`
+
+Rank 0 makes them, and the others wait for it at the next step. At ZeRO 3 a forward pass is
+collective: all ranks generate the same text, always to the maximum length, and cut it at its end
+afterwards; all record attention, and rank 0 draws. Sampling has its own seeds, and the model is
+left as it was: training is the same without.
+"""
 
 import logging
 from collections.abc import Callable
@@ -8,27 +18,34 @@ import torch
 
 from pretrain.artifact.model_path import PlainCodec
 from pretrain.artifact.open import normalize_of_data
+from pretrain.attention_maps.figure import FigureSection, build_sections, render_attention, spell_tokens
+from pretrain.attention_maps.figure_layout import plan_layout
+from pretrain.attention_maps.maps import choose_heads, record_attention
+from pretrain.attention_maps.terminal import build_row, encode_texts
 from pretrain.config.run import RunConfig
+from pretrain.config.tracking import AttentionConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
-from pretrain.errors import CheckpointError
+from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate import Constraints, RowSeeds, Sampling, generate
 from pretrain.generate.text import encode_prompt, text_after
-from pretrain.model import LanguageModel
+from pretrain.model import LanguageModel, Transformer
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.shards.dataset import Dataset
 from pretrain.tokenizer import load_tokenizer
 
+log = logging.getLogger(__name__)
+
+BATCH = 16
+"""Prompts per batch."""
+FEW = 4
+"""Layers, and heads of each, where the config names none: a map takes a tenth of a second."""
+KEY = "tracking.attention"
+
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """Normalisation and tokenizer of a run's data.
-
-    Attributes:
-        normalize: Normalises a text, or the source of a pair.
-        normalize_target: Normalises the target of a pair.
-        codec: The tokenizer.
-    """
+    """Tokenizer of a run's data; normalisation of a text or source, and of a target."""
 
     normalize: Callable[[str], str]
     normalize_target: Callable[[str], str]
@@ -36,12 +53,7 @@ class TextReader:
 
 
 def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
-    """Builds the text reader of a run.
-
-    Raises:
-        DataError: The tokenizer cannot be read.
-        LaunchError: A package of the normalisation is missing.
-    """
+    """Builds the text reader of a run. Raises: DataError, LaunchError (a package is missing)."""
     tokenizer = load_tokenizer(dataset.tokenizer_path)
     codec = PlainCodec(tokenizer, ends_sources=model.encoder is not None and model.is_causal)
     steps = normalize_of_data([source.folder for source in dataset.sources])
@@ -49,41 +61,28 @@ def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
     return TextReader(source, target, codec)
 
 
-def has_evaluations(dataset: Dataset) -> bool:
-    """Returns whether there is anything to evaluate on, after which texts and pictures come."""
-    return any("validation" in source.index.splits for source in dataset.sources)
-
-
-# Texts generated after evaluations (`tracking.samples`).
-#
-# Rank 0 generates, and the others wait for it at the next step. At ZeRO 3 a forward pass is
-# collective, so all ranks generate the same text, always to the maximum length, and cut it at its
-# end afterwards. Sampling has its own seeds: training is the same with and without.
-
-
-log = logging.getLogger(__name__)
-
-BATCH = 16
-
-"""Prompts per batch."""
+def takes_part(dataset: Dataset, engine: Engine, world: World, effect: str) -> bool:
+    """Whether this rank takes part after evaluations; warns without a validation split."""
+    if any("validation" in source.index.splits for source in dataset.sources):
+        return world.is_main or engine.is_sharded
+    if world.is_main:
+        log.warning("%s, as the data have no validation split", effect)
+    return False
 
 
 class Samples:
-    """Generates the texts of a run.
-
-    Args:
-        config: Config of the run.
-        reader: Text reader of its data.
-        model: The trained model.
-        in_step: Whether all ranks generate together (ZeRO 3).
+    """Generates the texts of a run, with `in_step` on all ranks together (ZeRO 3).
 
     Raises:
         ConfigError: A prompt does not fit the model.
     """
 
     def __init__(self, config: RunConfig, reader: TextReader, model: LanguageModel, *, in_step: bool) -> None:
-        self._config, self._every_steps = config.tracking.samples, config.eval.every_steps
-        self._codec, self._model, self._seed = reader.codec, model, config.seed
+        self._config = config.tracking.samples
+        self._every_steps = config.eval.every_steps
+        self._codec = reader.codec
+        self._model = model
+        self._seed = config.seed
         sees_whole = model.encoder is None and config.objective.sees_prompts_whole
         eos_ids = () if in_step else self._codec.eos_ids
         self._constraints = Constraints(self._config.max_tokens, eos_ids=eos_ids, sees_prompt_whole=sees_whole)
@@ -93,17 +92,21 @@ class Samples:
         ]
 
     def is_due(self, step: int) -> bool:
-        """Returns whether the evaluation of a step is one that texts follow."""
+        """Whether texts follow the evaluation of a step."""
         return step % (self._every_steps * self._config.every_evals) == 0
 
     def generate(self) -> list[tuple[str, str]]:
-        """Returns (prompt, text) of each prompt; nothing, and a warning, where the model gives no numbers.
+        """Returns (prompt, text) of each prompt; none, and a warning, where the model gives no
+        numbers.
 
         Collective at ZeRO 3.
         """
-        sampling, row_seeds, texts = Sampling(temperature=self._config.temperature), RowSeeds(self._seed), list[str]()
+        sampling = Sampling(temperature=self._config.temperature)
+        row_seeds = RowSeeds(self._seed)
+        texts: list[str] = []
         try:
-            # One token at a time has other shapes than training: compiled blocks would be compiled for each.
+            # One token at a time has other shapes than training: compiled blocks would be compiled
+            #     for each.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 for start in range(0, len(self._rows), BATCH):
                     rows = self._rows[start : start + BATCH]
@@ -115,25 +118,92 @@ class Samples:
         return list(zip(self._config.prompts, texts, strict=True))
 
     def _text(self, prompt: list[int], tokens: list[int]) -> str:
-        """Returns the text that tokens add to a prompt, or with two stacks their own, to its end."""
+        """Returns the text that tokens add to a prompt (two stacks: their own), up to its end."""
         ends = [place for place, token in enumerate(tokens) if token in self._codec.eos_ids]
         kept = tokens[: ends[0]] if ends else tokens
         return text_after(self._codec, prompt if self._model.encoder is None else [], kept)
 
 
 def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> Samples | None:
-    """Builds the generator of this rank; None where it generates nothing.
-
-    Raises:
-        ConfigError: A prompt does not fit the model, or the model cannot generate.
-    """
-    if not config.tracking.samples.prompts:
-        return None
-    if not has_evaluations(dataset):
-        if world.is_main:
-            log.warning("tracking.samples: the data have no validation split, so no texts are generated")
-        return None
-    if not (world.is_main or engine.is_sharded):
+    """Builds the generator of this rank; None where it generates nothing. Raises: ConfigError."""
+    prompts = config.tracking.samples.prompts
+    if not prompts or not takes_part(dataset, engine, world, "tracking.samples: no texts are generated"):
         return None
     model: LanguageModel = engine.module.model
     return Samples(config, build_reader(dataset, model), model, in_step=engine.is_sharded)
+
+
+class AttentionPictures:
+    """The pictures of a run, one after every `every_evals` evaluations.
+
+    With `draws` this rank draws the maps that it has recorded. Raises: ConfigError, where a text
+    does not fit the model.
+    """
+
+    def __init__(
+        self, config: AttentionConfig, every_steps: int, reader: TextReader, model: Transformer, *, draws: bool
+    ) -> None:
+        self._config = config
+        self._every_steps = every_steps
+        self._model = model
+        self._draws = draws
+        assert config.text is not None
+        target = None if config.target is None else reader.normalize_target(config.target)
+        options = (f"{KEY}.text", f"{KEY}.target")
+        ids = encode_texts(model, reader.codec, reader.normalize(config.text), target, options=options)
+        self._row = build_row(ids, model)
+        self._tokens = {stack: spell_tokens(reader.codec, numbers) for stack, numbers in ids.items()}
+
+    def is_due(self, step: int) -> bool:
+        """Whether a picture follows the evaluation of a step."""
+        return step % (self._every_steps * self._config.every_evals) == 0
+
+    def check(self) -> None:
+        """Draws a layout as a check. Collective at ZeRO 3. Raises: ConfigError."""
+        try:
+            plan_layout([section.shape for section in self._record()])
+        except ConfigError as error:
+            raise ConfigError(error.what, where=KEY, fix="shorten the text, or draw fewer layers and heads") from None
+
+    def draw(self) -> bytes | None:
+        """Returns the picture as a PNG; None on a rank that draws none, or where the weights are
+        not numbers.
+
+        Collective at ZeRO 3.
+        """
+        sections = self._record()
+        if not self._draws:
+            return None
+        if any(bool(head.weights_TS.isnan().any()) for section in sections for row in section.rows for head in row):
+            log.warning("no picture of attention: its weights are not numbers")
+            return None
+        try:
+            return render_attention(sections, "png")
+        except Exception as error:  # fonts, caches, memory: matplotlib raises nearly anything, and the run goes on
+            log.warning("no picture of attention: %s: %s", type(error).__name__, error)
+            return None
+
+    def _record(self) -> list[FigureSection]:
+        # Other shapes than in training: compiled blocks would be compiled again.
+        with torch.compiler.set_stance("force_eager"):
+            maps = record_attention(self._model, self._row)
+        config = self._config
+        layers, heads = (None if chosen is None else sorted(set(chosen)) for chosen in (config.layers, config.heads))
+        return build_sections(choose_heads(maps, config.kind, layers, heads, FEW), self._tokens)
+
+
+def build_pictures(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> AttentionPictures | None:
+    """Builds the pictures that this rank draws, or helps to; None without any. Collective at ZeRO
+    3.
+
+    Raises:
+        ConfigError: A text does not fit the model, or the picture would be too large.
+    """
+    wanted = config.tracking.attention
+    if wanted.text is None or not takes_part(dataset, engine, world, f"{KEY}: nothing is drawn"):
+        return None
+    model = engine.module.model
+    reader = build_reader(dataset, model)
+    pictures = AttentionPictures(wanted, config.eval.every_steps, reader, model, draws=world.is_main)
+    pictures.check()
+    return pictures

@@ -1,7 +1,9 @@
 """The checkpoints of a run in progress: when one begins, and what happens when one fails.
 
-    after a step  ->  the save in flight advances a phase, if all ranks have done their part (`StepTotals.num_written`)
-                  ->  the next one begins, if one is due: the step waits for a copy to host memory only
+    after a step  ->  the save in flight advances a phase, if all ranks have done their part
+    (`StepTotals.num_written`)
+                  ->  the next one begins, if one is due: the step waits for a copy to host memory
+                  only
     at the end    ->  the save in flight is waited for, and the last step is saved
 
 A save that fails is a warning and training continues; `MAX_FAILED_SAVES` in a row end the run.
@@ -11,22 +13,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
 from pretrain.checkpoint.agree import nothing
-from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
-from pretrain.dist import World
 from pretrain.errors import DiskError, DivergedError, PretrainError
-from pretrain.run.folder import RunDir
-from pretrain.run.phase import Progress
-from pretrain.tracking.audit import AuditLedger
-from pretrain.tracking.tracker import Tracker
-from pretrain.train.best import SAVED, note_commit
-from pretrain.types import FragmentStore
+from pretrain.train.build import Run
+from pretrain.train.claim import SAVED, note_commit
 
 log = logging.getLogger(__name__)
 
@@ -34,40 +29,22 @@ MAX_FAILED_SAVES = 3
 JOIN_S = 5.0
 
 
-@dataclass
 class Saving:
-    """The saves of a run, one in flight at a time. All ranks call the same methods at the same steps.
+    """The saves of a run, one in flight at a time. All ranks call the same methods at the same
+    steps.
 
-    Attributes:
-        checkpoints: Checkpoints of the run.
-        store: State of the engine.
-        folder: Run folder, whose run.json notes the first commit.
-        audit: Ledger, made durable before each commit; None on ranks other than 0.
-        tracker: Logs the checkpoints and their times.
-        progress: Extends the time limit while a save is waited for.
-        world: Rank that logs, and number of ranks that write.
-        every_steps: Interval of saves; 0: only the last step is saved.
-        step: Last step done. The one that the run begins with needs no checkpoint.
+    The step that the run begins with needs no checkpoint.
     """
 
-    checkpoints: CheckpointManager
-    store: FragmentStore
-    folder: RunDir
-    audit: AuditLedger | None
-    tracker: Tracker
-    progress: Progress
-    world: World
-    every_steps: int
-    step: int
-    _saved_step: int = field(init=False)
-    _save: Save | None = field(default=None, init=False)
-    _num_failed: int = field(default=0, init=False)
-    _begun_at: float = field(default=0.0, init=False)
-    _stall_s: float = field(default=0.0, init=False)
-    _has_waited: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._saved_step = self.step
+    def __init__(self, run: Run, step: int) -> None:
+        self._run = run
+        self._every_steps = run.config.checkpoint.every_steps
+        self._step = self._saved_step = step
+        self._save: Save | None = None
+        self._num_failed = 0
+        self._begun_at = 0.0
+        self._stall_s = 0.0
+        self._has_waited = False
 
     @property
     def is_written(self) -> bool:
@@ -75,28 +52,26 @@ class Saving:
         return self._save is not None and self._save.is_done
 
     def before_update(self) -> None:
-        """Must be called before the weights change: on CUDA, makes the update wait for copies of them under way."""
+        """Makes the update wait for copies of the weights under way (CUDA)."""
         if self._save is not None:
-            self.checkpoints.hold()
+            self._run.checkpoints.hold()
 
     def after_step(self, state: TrainState, num_written: int, *, may_begin: bool) -> None:
-        """Advances the save in flight, and begins the next one where it is due.
+        """Advances the save in flight, and begins the next one where it is due and the run
+        continues.
 
-        Args:
-            state: State after the step.
-            num_written: Ranks that have done their part, from the exchange of the step.
-            may_begin: Whether the run continues after this step.
+        `num_written` ranks have done their part, by the exchange of the step.
 
         Raises:
             DiskError: `MAX_FAILED_SAVES` in a row could not be written.
             CheckpointError: The state is not one to go back to.
             LockedError: Another attempt has taken the run folder.
         """
-        self.step = state.step
-        if self._save is not None and num_written == self.world.size:
+        self._step = state.step
+        if self._save is not None and num_written == self._run.world.size:
             with self._failures_counted():
                 self._advance()
-        if may_begin and self.every_steps and state.step % self.every_steps == 0:
+        if may_begin and self._every_steps and state.step % self._every_steps == 0:
             with self._failures_counted():
                 self._make_way(state.step)
             with self._failures_counted():
@@ -109,13 +84,11 @@ class Saving:
             DiskError: The last step could not be saved.
             CheckpointError, LockedError: As in `after_step`.
         """
-        self.step = state.step
+        self._step = state.step
         try:
             self._wait()
         except DiskError as error:
-            # It may have failed behind its commit: even if it was of the last step, that one is saved again.
-            self._save = None
-            self._saved_step = -1
+            self._drop()
             self._warn("%s", error)
         if state.step != self._saved_step:
             self._begin(state)
@@ -129,12 +102,13 @@ class Saving:
     ) -> None:
         """Finishes the save in flight after an error in the loop, unless another rank may be gone.
 
-        With several ranks, that takes an error that all of them meet at the same step (`DivergedError`): the phases of
-        a save are collective, and a rank that failed alone is not there for them.
+        With several ranks, that takes an error that all of them meet at the same step
+        (`DivergedError`): the phases of a save are collective, and a rank that failed alone is not
+        there for them.
         """
         if self._save is None or self._save.is_finished:
             return
-        if self.world.size == 1 or isinstance(error, DivergedError):
+        if self._run.world.size == 1 or isinstance(error, DivergedError):
             try:
                 self._wait()
             except PretrainError as failure:
@@ -147,18 +121,23 @@ class Saving:
         try:
             yield
         except DiskError as error:
-            self._save = None
-            self._saved_step = -1
+            self._drop()
             self._num_failed += 1
             if self._num_failed >= MAX_FAILED_SAVES:
                 raise
-            self._warn("%s; training continues, the next save is in %d steps at the latest", error, self.every_steps)
+            self._warn("%s; training continues, the next save is in %d steps at the latest", error, self._every_steps)
+
+    def _drop(self) -> None:
+        """Forgets a failed save, committed or not: its step is saved again."""
+        self._save = None
+        self._saved_step = -1
 
     def _begin(self, state: TrainState) -> None:
         self._begun_at = time.monotonic()
-        sync_ledger = nothing if self.audit is None else self.audit.sync
-        note = partial(note_commit, self.folder, state.step)
-        self._save = self.checkpoints.begin(self.store, state, before_commit=sync_ledger, after_commit=note)
+        run = self._run
+        sync_ledger = nothing if run.audit is None else run.audit.sync
+        note = partial(note_commit, run.folder, state.step)
+        self._save = run.checkpoints.begin(run.engine.state, state, before_commit=sync_ledger, after_commit=note)
         self._stall_s = time.monotonic() - self._begun_at
 
     def _advance(self) -> None:
@@ -168,29 +147,27 @@ class Saving:
         save.advance()
         if save.is_committed and not was_committed:
             self._saved_step = save.step
-            if self.world.is_main:
+            if self._run.world.is_main:
                 seconds = time.monotonic() - self._begun_at
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
-                self._note(save.step, seconds)
-                self.tracker.checkpoint(save.step, save.path)
+                figures = {SAVED: save.step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
+                self._run.tracker.log(self._step, figures, shown=False)
+                self._run.tracker.checkpoint(save.step, save.path)
         if save.is_finished:
-            self._save, self._num_failed = None, 0
-
-    def _note(self, saved_step: int, seconds: float) -> None:
-        figures = {SAVED: saved_step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
-        self.tracker.log(self.step, figures, shown=False)
+            self._save = None
+            self._num_failed = 0
 
     def _wait(self) -> None:
         while self._save is not None:
-            self.progress.go_on()
+            self._run.progress.go_on()
             self._save.join()
             self._advance()
 
     def _make_way(self, step: int) -> None:
-        """Waits for the save in flight when the next is due: there are buffers for one only. Warns the first time."""
-        if self._save is None:
-            return
+        """Waits for the save in flight, as there are buffers for one only; warns the first time."""
         slow = self._save
+        if slow is None:
+            return
         begun = time.monotonic()
         self._wait()
         if not self._has_waited:
@@ -202,9 +179,9 @@ class Saving:
                 step,
                 time.monotonic() - begun,
                 time.monotonic() - self._begun_at,
-                self.every_steps,
+                self._every_steps,
             )
 
     def _warn(self, text: str, *values: object) -> None:
-        if self.world.is_main:
+        if self._run.world.is_main:
             log.warning(text, *values)

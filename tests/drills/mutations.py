@@ -135,7 +135,7 @@ MUTATIONS = [
         f"{MANAGER} -k never_starts_over",
     ),
     Mutation(
-        "a run whose checkpoints are gone starts over", "pretrain/train/best.py",
+        "a run whose checkpoints are gone starts over", "pretrain/train/claim.py",
         "    if sign is not None:\n", "    if False:\n",
         "tests/unit/train/test_history.py -k no_damage",
     ),
@@ -145,12 +145,12 @@ MUTATIONS = [
         f"{MANAGER} -k as_it_was_saved",
     ),
     Mutation(
-        "a dropout seed is used in every step", "pretrain/train/bad_step.py",
+        "a dropout seed is used in every step", "pretrain/train/step.py",
         "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, 0, micro, world.rank)",
         "tests/unit/train/test_noise.py",
     ),
     Mutation(
-        "ranks drop the same units", "pretrain/train/bad_step.py",
+        "ranks drop the same units", "pretrain/train/step.py",
         "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, step, micro, 0)",
         "tests/unit/train/test_noise.py",
     ),

@@ -17,7 +17,7 @@ MODULE = """
 import os
 from pathlib import Path
 
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from tests.helpers.waiting import poll_pause
 

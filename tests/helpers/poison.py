@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from pretrain.train.module import TrainModule
+from pretrain.train.step import TrainModule
 
 PLAIN = TrainModule.forward
 IDS = {int(number) for number in os.environ["POISONED"].split(",")}

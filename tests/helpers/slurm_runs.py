@@ -44,7 +44,7 @@ import os
 import signal
 from pathlib import Path
 
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from tests.helpers.waiting import poll_pause
 

@@ -19,7 +19,7 @@ ALONE = ("engine={kind: single, zero_stage: 0}", f"train.steps={STEPS}", "tracki
 
 FILL = """
 import os, pathlib, threading
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.utils.io import set_fault_hook
 
 ballast, is_full = pathlib.Path(os.environ["DISK"]) / "ballast", threading.Event()

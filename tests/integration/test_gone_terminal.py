@@ -17,7 +17,7 @@ from tests.helpers.waiting import finish, wait_until
 SPEAKING = """
 import os
 
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 
 ENTER = Progress.enter
 

@@ -259,7 +259,7 @@ def test_the_number_of_rollbacks_is_limited(runs):
 def test_without_a_checkpoint_a_run_goes_on_behind_a_spike(runs):
     environment = poison(runs.folder, runs.ids_of(9), 50.0)
     output = runs.train("alone", 12, SPIKES % "rollback", "checkpoint.every_steps=0", **environment).stderr
-    assert "there is no checkpoint to go back to, training goes on" in output
+    assert "there is no checkpoint to go back to, training continues" in output
     assert digests_of(runs.at("alone")) == runs.digests(12)
 
 

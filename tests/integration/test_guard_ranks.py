@@ -108,7 +108,7 @@ def test_the_rank_with_the_bad_loss_is_named(ranks, name, engine):
 def test_a_rank_whose_weights_have_changed_ends_the_run_before_they_are_saved(ranks):
     (ranks.folder / "flipped.py").write_text(
         "import os\n"
-        "from pretrain.train.module import TrainModule\n"
+        "from pretrain.train.step import TrainModule\n"
         "PLAIN, CALLS = TrainModule.forward, []\n"
         "def forward(self, batch):\n"
         "    CALLS.append(1)\n"

@@ -31,11 +31,11 @@ LIMITS = """
 import os
 from pathlib import Path
 
-from pretrain.run import phase as phases, watchdog
+from pretrain.run import heartbeat, watchdog
 from pretrain.run.heartbeat import Board
 
 NOTES = Path(os.environ["NOTES"])
-LIMIT_OF, PUBLISH = phases.limit_of, Board.publish
+LIMIT_OF, PUBLISH = heartbeat.limit_of, Board.publish
 
 def limit_of(phase, timeout_s):
     return 8 if (NOTES / "short").exists() else LIMIT_OF(phase, timeout_s)
@@ -46,7 +46,7 @@ def publish(board, beat):
     note.write_text(f"{beat.phase} {beat.step}")
     note.replace(NOTES / f"beat-{beat.rank}")
 
-phases.limit_of = watchdog.limit_of = limit_of
+heartbeat.limit_of = watchdog.limit_of = limit_of
 Board.publish = publish
 """
 ALONE = ("engine={kind: single, zero_stage: 0}", "train.steps=100000", "tracking.wandb=offline")

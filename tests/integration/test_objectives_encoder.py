@@ -18,10 +18,10 @@ from pretrain.config.presets import expand_preset
 from pretrain.data.loader import StepCounts
 from pretrain.dist import World
 from pretrain.model import Transformer, build_model, init_weights
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.tokenizer import load_tokenizer
 from pretrain.tracking.audit import read_audit
-from pretrain.train.step_totals import start_exchange
+from pretrain.train.step import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.cli import run_warm
 from tests.helpers.holds import HELD, Hold

@@ -13,7 +13,7 @@ from PIL import Image
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import read_audit
-from pretrain.tracking.timeline import PARTS
+from pretrain.tracking.meter import PARTS
 from pretrain.utils.jsonl import read_rows
 from tests.helpers.cli import run_warm
 from tests.unit.tracking.wandb_file import read_history, read_records

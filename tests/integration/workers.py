@@ -24,8 +24,7 @@ from pretrain.model.build import fill_weights, initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.train.module import TrainModule
-from pretrain.train.step_totals import start_exchange
+from pretrain.train.step import TrainModule, start_exchange
 from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61

@@ -34,7 +34,7 @@ ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 BY_NAME = {("pretrain.config.start", "pretrain.interop.release")}
 """References to a higher layer by name: the model of `init.from`, where that is a Hugging Face folder."""
 TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "pretrain_launch")
-ON_RANKS = ("pretrain.run.heartbeat", "pretrain.run.heartbeat", "pretrain.run.watchdog")
+ON_RANKS = ("pretrain.run.heartbeat", "pretrain.run.watchdog")
 """Modules of these rooms that only ranks import."""
 BY_NAME_CALLS = ("import_module", "__import__", "resolve_name")
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}

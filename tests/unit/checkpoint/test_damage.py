@@ -52,7 +52,7 @@ def check_damages(saved: Path, damages, caplog) -> int:
         (new / name).write_bytes(content)
         assert load_newest(saved) == 1, (name, number)
         assert f"checkpoint {new} is damaged" in caplog.text and "trying an older one" in caplog.text
-        assert f"checkpoint {old} is good: going on from there" in caplog.text
+        assert f"checkpoint {old} is good: the run continues from there" in caplog.text
         aside.rename(new)
         (new / name).write_bytes(whole[name])
         assert old.is_dir()

@@ -1,13 +1,14 @@
-"""Ranks in this process, on a clock that goes on only while all of them wait: a job stands still for hours in no time.
+"""Ranks in this process, on a clock that goes on only while all of them wait: a job stands still
+for hours in no time.
 
     job = SimulatedJob(monkeypatch, world_size=3, folder=tmp_path)
     job.run(program, timeout_s)    program(rank) is what the main thread of each rank does, beside a watchdog
     job.ranks[1].code              its exit code; None: it is frozen
 
-Watchdog, messenger, board and heartbeats are the product's, threads included; `time`, `threading` and `os._exit` of
-their modules are the simulation's, and the store is one in memory, which stands still or breaks with the rank that
-keeps it. One thread runs at a time, until it waits; then the one whose wait ends first, and the clock is set to that.
-"""
+Watchdog, messenger, board and heartbeats are the product's, threads included; `time`, `threading`
+and `os._exit` of their modules are the simulation's, and the store is one in memory, which stands
+still or breaks with the rank that keeps it. One thread runs at a time, until it waits; then the one
+whose wait ends first, and the clock is set to that."""
 
 import math
 import os
@@ -20,9 +21,8 @@ from typing import Any
 import pytest
 import torch.distributed as td
 
-from pretrain.run import heartbeat, phase, watchdog
-from pretrain.run.heartbeat import Board
-from pretrain.run.phase import Progress
+from pretrain.run import heartbeat, watchdog
+from pretrain.run.heartbeat import Board, Progress
 from pretrain.run.watchdog import Watchdog
 
 ANSWER_S = 0.001
@@ -107,7 +107,8 @@ class Rank:
         self.main: Task | None = None
 
     def live(self, program: Callable[["Rank"], object], timeout_s: float) -> None:
-        """The main thread: a watchdog and the program, whose lost connections are explained as a trainer does."""
+        """The main thread: a watchdog and the program, whose lost connections are explained as a
+        trainer does."""
         self.progress = Progress()
         self.dog = Watchdog(self.progress, self.number, self.job.world_size, timeout_s)
         self.log.touch()
@@ -205,7 +206,7 @@ class SimulatedJob:
             Thread=lambda **options: Thread(self, **options),
             main_thread=lambda: self.here.task.rank.main.thread,
         )
-        for module in (heartbeat, phase, watchdog):
+        for module in (heartbeat, watchdog):
             monkeypatch.setattr(module, "time", clock)
             monkeypatch.setattr(module, "threading", threads)
         monkeypatch.setattr(heartbeat, "Board", MemoryBoard)

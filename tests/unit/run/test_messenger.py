@@ -10,8 +10,7 @@ import torch.distributed as td
 
 from pretrain.run import heartbeat as boards
 from pretrain.run import heartbeat as messengers
-from pretrain.run.heartbeat import Board, Messenger, Verdict
-from pretrain.run.phase import Beat, Progress, Pulse
+from pretrain.run.heartbeat import Beat, Board, Messenger, Progress, Pulse, Verdict
 from tests.helpers.waiting import LIMIT_S, pass_time, wait_until
 
 BEAT = Beat(1, "n1", 7, number=1, marks=2, collectives=3, phase="data", step=4, for_s=0.0, limit_s=600.0, stack=[])
@@ -46,7 +45,8 @@ def check_late_answer(late_s: float) -> None:
 
 
 def test_a_store_is_given_time_to_answer_however_soon_it_has_to_be_reached():
-    """Else a rank 0 that stands still for a while, between two questions, would be taken for gone, and for good."""
+    """Else a rank 0 that stands still for a while, between two questions, would be taken for gone,
+    and for good."""
     check_late_answer(0.0)
 
 

@@ -1,14 +1,16 @@
 """Marks, limits and heartbeats."""
 
 import gc
+import json
 import sys
 import threading
+from dataclasses import asdict
 
 import pytest
 
 from pretrain.config.engine import EngineConfig
-from pretrain.run import phase as progress_module
-from pretrain.run.phase import STACK_DEPTH, Beat, Progress, Pulse, limit_of
+from pretrain.run import heartbeat as progress_module
+from pretrain.run.heartbeat import STACK_DEPTH, Beat, Progress, Pulse, limit_of
 from tests.helpers.clock import FakeClock
 
 PHASE_S = 8.0
@@ -63,7 +65,7 @@ def test_a_heartbeat_has_the_phase_and_where_the_main_thread_is():
     assert (beat.phase, beat.step, beat.limit_s) == ("update", 12, 8)
     assert any("test_progress.py" in call and call.endswith("wait_for_a_collective") for call in beat.stack)
     assert len(beat.stack) <= STACK_DEPTH
-    assert Beat(**beat.to_json()) == beat
+    assert Beat(**json.loads(json.dumps(asdict(beat)))) == beat
     assert pulse.beat().number == 2
 
 

@@ -1,9 +1,10 @@
 """Who is named when a job stands still."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
-from pretrain.run.heartbeat import Standing, Verdict, describe_store, judge
-from pretrain.run.phase import Beat
+from pretrain.run.heartbeat import Beat, Standing, Verdict
+from pretrain.run.watchdog import describe_store, judge
 
 WAITING = Beat(0, "n1", 100, 60, 41, 90, "update", 10, 9.0, 8.0, ["train/loop.py:72 train"])
 HUNG = replace(WAITING, rank=1, host="n2", pid=200, marks=40, collectives=88, phase="data", stack=["a.py:1 read"])
@@ -95,4 +96,4 @@ def test_a_store_that_does_not_answer_is_its_keepers_trouble():
 
 def test_a_verdict_travels_as_json():
     verdict = Verdict("it hangs", 76, (1, 2))
-    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert Verdict.from_json(json.dumps(asdict(verdict))) == verdict

@@ -1,4 +1,5 @@
-"""What the watchdogs of three ranks find, on a clock that the test turns: one is frozen, hangs, fails, is killed ..."""
+"""What the watchdogs of three ranks find, on a clock that the test turns: one is frozen, hangs,
+fails, is killed ..."""
 
 import re
 import socket
@@ -6,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pretrain.run.phase import LONG_FACTOR
+from pretrain.run.heartbeat import LONG_FACTOR
 from pretrain.run.watchdog import LAST_WORDS_S, OBSERVE_S, STORE_GONE_S, TICK_S
 from tests.unit.run.simulated import Rank, SimulatedJob
 
@@ -26,7 +27,8 @@ def job(monkeypatch, tmp_path) -> SimulatedJob:
 
 
 def in_data(culprit: int, does: Callable[[Rank], object]) -> Callable[[Rank], None]:
-    """A loop like the trainer's, whose ranks meet once a step; one of them does something else while it reads data."""
+    """A loop like the trainer's, whose ranks meet once a step; one of them does something else
+    while it reads data."""
     return taking_steps(lambda rank, phase: does(rank) if (rank.number, phase) == (culprit, "data") else None)
 
 
@@ -225,7 +227,8 @@ def test_a_job_that_was_stopped_as_a_whole_goes_on_however_long_that_was(job):
 
 
 def test_a_job_that_was_stopped_while_its_ranks_were_looked_at_is_looked_at_anew(job):
-    """Two ranks have waited beyond their own limit, and so read all heartbeats: these are old when they wake."""
+    """Two ranks have waited beyond their own limit, and so read all heartbeats: these are old when
+    they wake."""
 
     def save(rank: Rank) -> None:
         rank.progress.enter("save")

@@ -1,10 +1,10 @@
-"""Jobs of three ranks that take steps together, one of which goes wrong: forked from one process that has torch.
+"""Jobs of three ranks that take steps together, one of which goes wrong: forked from one process
+that has torch.
 
     python -m tests.unit.run.watched FOLDER SCENARIO ...
 
-A rank's output goes to FOLDER/SCENARIO/RANK. At the end JSON on stdout has the exit code of each rank of each scenario;
-those of frozen ranks are not there.
-"""
+A rank's output goes to FOLDER/SCENARIO/RANK. At the end JSON on stdout has the exit code of each
+rank of each scenario; those of frozen ranks are not there."""
 
 import contextlib
 import json
@@ -18,8 +18,7 @@ import torch
 import torch.distributed as td
 
 from pretrain.run import heartbeat, watchdog
-from pretrain.run.heartbeat import Board
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Board, Progress
 from pretrain.run.watchdog import Watchdog
 from pretrain.utils.net import reserved_port
 from tests.helpers.waiting import hang, pass_time, wait_until

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from pretrain.config.tracking import ProfileConfig
-from pretrain.tracking.timeline import Profiler
+from pretrain.tracking.meter import Profiler
 
 
 def take_steps(profiler: Profiler, steps: range) -> None:

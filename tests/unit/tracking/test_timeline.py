@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.tracking.timeline import Timeline
+from pretrain.tracking.meter import Timeline
 
 
 class Clock:

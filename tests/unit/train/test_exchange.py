@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.data.loader import StepCounts
-from pretrain.train.step_totals import StepTotals, start_exchange
+from pretrain.train.step import StepTotals, start_exchange
 from tests.helpers.waiting import LIMIT_S
 
 counts = st.builds(

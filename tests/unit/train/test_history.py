@@ -11,13 +11,14 @@ import pytest
 from pretrain.errors import CheckpointError, PretrainError
 from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.tracking.audit import AuditLedger
-from pretrain.train.best import check_new, note_commit
+from pretrain.train.claim import check_new, note_commit
 from pretrain.utils.io import make_dir
 from tests.unit.checkpoint.stand_in import StandIn, manager, save
 
 
 def start(folder: Path) -> int | None:
-    """What a start does about the past: returns the step that it resumes at, None for a start from nothing."""
+    """What a start does about the past: returns the step that it resumes at, None for a start from
+    nothing."""
     run = RunDir(folder)
     state = manager(run.checkpoints).load_newest(StandIn(0))
     if state is None:
@@ -119,7 +120,8 @@ METRICS = {
 
 
 def tells_nothing(record: str, ledger: str, checkpoints: str, metrics: str) -> bool:
-    """As of a run that died before its first save, or of none: no file knows of a commit, or of a later attempt."""
+    """As of a run that died before its first save, or of none: no file knows of a commit, or of a
+    later attempt."""
     silent = {"forgetful": ("missing", "cut"), "missing": ("missing",)}.get(record, ())
     return ledger in silent and metrics in ("missing", "empty") and checkpoints in ("missing", "empty", "leftovers")
 

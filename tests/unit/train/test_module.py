@@ -11,7 +11,7 @@ from pretrain.config.recurrent import parse_model
 from pretrain.data.mixture import SOURCE_BITS
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
-from pretrain.train.module import TrainModule, sum_by_source
+from pretrain.train.step import TrainModule, sum_by_source
 from pretrain.types import IGNORE_INDEX, Batch
 
 MODEL = {"preset": "llama-tiny", "vocab_size": 64, "max_seq_len": 8, "decoder": {"width": 32, "ff_width": 48}}

@@ -1,4 +1,5 @@
-"""Dropout draws by counter: the same step drops the same units again, and no two steps, micro-batches or ranks do."""
+"""Dropout draws by counter: the same step drops the same units again, and no two steps,
+micro-batches or ranks do."""
 
 import itertools
 
@@ -6,7 +7,7 @@ import torch
 
 from pretrain.config.load import load_config
 from pretrain.dist import World
-from pretrain.train.bad_step import seed_dropout
+from pretrain.train.step import seed_dropout
 
 
 def test_noise_is_that_of_its_seed_step_micro_batch_and_rank_alone():

@@ -1,4 +1,5 @@
-"""Pictures of attention from a model in training: what is drawn, what is refused, and that nothing changes."""
+"""Pictures of attention from a model in training: what is drawn, what is refused, and that nothing
+changes."""
 
 import io
 import logging
@@ -11,9 +12,8 @@ from pretrain.artifact.model_path import PlainCodec
 from pretrain.config.tracking import AttentionConfig
 from pretrain.errors import ConfigError
 from pretrain.tokenizer import train_char
-from pretrain.train import pictures
-from pretrain.train.pictures import AttentionPictures
-from pretrain.train.samples import TextReader
+from pretrain.train import samples
+from pretrain.train.samples import AttentionPictures, TextReader
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 
 TOKENIZER = train_char(["abcdefghij klmnopqrstuvwxyz.\n"])
@@ -122,7 +122,7 @@ def test_a_picture_that_fails_is_a_warning(caplog, monkeypatch):
     def fail(*_: object) -> bytes:
         raise RuntimeError("no such font")
 
-    monkeypatch.setattr(pictures, "render_attention", fail)
+    monkeypatch.setattr(samples, "render_attention", fail)
     with caplog.at_level(logging.WARNING, logger="pretrain"):
         assert drawing().draw() is None
     assert caplog.messages == ["no picture of attention: RuntimeError: no such font"]

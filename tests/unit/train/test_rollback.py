@@ -1,4 +1,5 @@
-"""A run that goes back: what is recorded and set aside, whatever operation of the disk fails on the way."""
+"""A run that goes back: what is recorded and set aside, whatever operation of the disk fails on the
+way."""
 
 import json
 import subprocess

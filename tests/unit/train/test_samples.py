@@ -72,7 +72,8 @@ def test_texts_are_those_of_the_command_and_leave_the_model_in_training(model):
 
 @pytest.mark.parametrize("model", [DECODER, TWO_STACKS], ids=["decoder", "two stacks"])
 def test_in_step_the_model_runs_as_often_whatever_it_says_and_says_the_same(model):
-    """One forward too many on one rank is a hang: the number depends on the lengths of the prompts alone."""
+    """One forward too many on one rank is a hang: the number depends on the lengths of the prompts
+    alone."""
     alone, _ = forwards_of(samples(model), model)
     together, num_forwards = forwards_of(samples(model, in_step=True), model)
     assert together == alone

@@ -1,4 +1,5 @@
-"""When the loop saves and what becomes of a failure, with real checkpoints of a stand-in for an engine."""
+"""When the loop saves and what becomes of a failure, with real checkpoints of a stand-in for an
+engine."""
 
 import logging
 import threading
@@ -10,7 +11,7 @@ from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
 from pretrain.run.folder import RunDir, begin_attempt
-from pretrain.run.phase import Progress
+from pretrain.run.heartbeat import Progress
 from pretrain.train.saving import Saving
 from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
@@ -24,7 +25,8 @@ def _no_hook_left_behind():
 
 
 class Steps:
-    """Takes the steps of a run as the loop does, without a model: the store's values tell the step."""
+    """Takes the steps of a run as the loop does, without a model: the store's values tell the
+    step."""
 
     def __init__(self, folder, every=2):
         self.store, self.folder = StandIn(0), folder
@@ -32,9 +34,10 @@ class Steps:
         place = RunDir(folder.with_name(f"{folder.name}-run"))
         place.path.mkdir()
         begin_attempt(place, "run", {})
-        self.saving = Saving(
+        self.run = SimpleNamespace(
+            config=SimpleNamespace(checkpoint=SimpleNamespace(every_steps=every)),
             checkpoints=manager(folder),
-            store=self.store,
+            engine=SimpleNamespace(state=self.store),
             folder=place,
             audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
             tracker=SimpleNamespace(
@@ -42,9 +45,8 @@ class Steps:
             ),
             progress=Progress(),
             world=World(0, 1, 0),
-            every_steps=every,
-            step=0,
         )
+        self.saving = Saving(self.run, 0)
         self.step = 0
 
     def take(self, *, is_last=False, settle=True):
@@ -199,7 +201,7 @@ def test_state_that_is_not_finite_ends_the_run_at_once(tmp_path):
 def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
     steps = Steps(tmp_path, every=2)
     threads = []
-    steps.saving.audit.sync = lambda: threads.append(threading.current_thread())
+    steps.run.audit.sync = lambda: threads.append(threading.current_thread())
     for _ in range(5):
         steps.take()
     assert threads and threading.main_thread() not in threads
@@ -207,7 +209,7 @@ def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
 
 def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted_before_anything_older_goes(tmp_path):
     steps = Steps(tmp_path, every=2)
-    steps.saving.checkpoints.prepare(1, 3)
+    steps.run.checkpoints.prepare(1, 3)
     seen, threads = [], set()
 
     def watch(operation, path):
@@ -221,14 +223,14 @@ def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted
     assert threading.main_thread() not in threads
     order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename .trash-step-00000001"]
     assert [operation for operation in seen if operation in order] == order
-    assert steps.saving.folder.read_record()["attempts"][-1]["committed_step"] == 2
+    assert steps.run.folder.read_record()["attempts"][-1]["committed_step"] == 2
 
 
 def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):
     steps, reached, gate = Steps(tmp_path, every=10), threading.Event(), threading.Event()
 
     def hold(operation, path):
-        if path == steps.saving.folder.record:
+        if path == steps.run.folder.record:
             reached.set()
             gate.wait(LIMIT_S)
 

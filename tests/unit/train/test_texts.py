@@ -1,14 +1,17 @@
-"""Texts from a config are read as the data of the run were, and wait for evaluations that there are."""
+"""Texts from a config are read as the data of the run were, and wait for evaluations that there
+are."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pretrain.config.data import DataConfig
 from pretrain.config.prepare import PrepareConfig
+from pretrain.dist import World
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.dataset import Dataset, open_dataset
-from pretrain.train.samples import build_reader, has_evaluations
+from pretrain.train.samples import build_reader, takes_part
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 
 
@@ -22,8 +25,11 @@ def dataset(folder: Path, split: str, **of_input) -> Dataset:
 
 
 @pytest.mark.parametrize(("split", "expected"), [("hash:0", False), ("tail:0.2", True)])
-def test_without_a_held_out_split_nothing_is_evaluated(tmp_path, split, expected):
-    assert has_evaluations(dataset(tmp_path, split)) is expected
+def test_without_a_held_out_split_nothing_is_evaluated(tmp_path, split, expected, caplog):
+    engine = SimpleNamespace(is_sharded=False)
+    assert takes_part(dataset(tmp_path, split), engine, World(0, 2, 0), "no texts are generated") is expected
+    assert ("no texts are generated, as the data have no validation split" in caplog.text) is not expected
+    assert not takes_part(open_dataset(DataConfig(path=str(tmp_path / "shards"))), engine, World(1, 2, 1), "")
 
 
 def test_texts_are_normalised_as_the_data_were_and_a_source_ends_like_a_document(tmp_path):

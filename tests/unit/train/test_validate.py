@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.evaluate.row_loss import LossReport
 from pretrain.train.build import ValidationSource
-from pretrain.train.validate import _describe
+from pretrain.train.loop import _describe
 
 NONE: Any = None
 WEB, CODE = (ValidationSource(name, NONE, NONE, ratio) for name, ratio in (("web", 0.5), ("code", 0.25)))

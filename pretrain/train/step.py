@@ -1,0 +1,146 @@
+"""One step on a rank, and the exchange of its sums.
+
+    seed_dropout  ->  TrainModule: model and loss of a micro-batch  ->  its sums  ->  start_exchange
+    ->  StepTotals
+
+The exchange is the one collective that the loop adds to a step: an all-reduce of a few float64
+values beside the optimizer.
+
+    losses of the ending step | its counters | counters of the coming step | flags: no coming step,
+    part written, stop
+
+The coming step is here because its loss scale needs the global number of targets before its
+backward pass. All ranks get the same sums, so all take the same decision at the same step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pretrain import dist
+from pretrain.config.run import RunConfig
+from pretrain.data.loader import StepCounts
+from pretrain.data.mixture import source_of
+from pretrain.dist import World
+from pretrain.model import LanguageModel
+from pretrain.objective import Loss
+from pretrain.types import IGNORE_INDEX, Batch
+
+
+def seed_dropout(config: RunConfig, world: World, step: int, micro: int) -> None:
+    """Seeds dropout by counters: a repeated step drops the same, and no generator is saved."""
+    stacks = (config.model.encoder, config.model.decoder)
+    rates = [stack.dropout for stack in stacks if stack is not None]
+    if any(rate > 0 for rate in (*rates, config.model.head.dropout, config.finetune.dropout)):
+        # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits
+        # a cluster.
+        counters = (config.seed, step, micro, world.rank)
+        factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+        torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
+
+
+class TrainModule(nn.Module):
+    """Model and objective as one module, so that an engine's hooks surround all that reads a
+    parameter.
+
+    From 2 sources of a mixture on, training shows the sums of each.
+    """
+
+    def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._num_sources = num_sources
+
+    @property
+    def num_shown(self) -> int:
+        """Length of what is shown in training mode."""
+        return 2 + (2 * self._num_sources if self._num_sources > 1 else 0)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Runs the model and its loss on a micro-batch.
+
+        Returns:
+            The sum of the losses that is minimised, a scalar, and what is shown, detached: float64
+            [2], the sum of -log p(target) and the number of correct targets. For a mixture in
+            training mode also that sum for each source, then the targets of each.
+        """
+        found = self._loss(self.model, batch)
+        shown = torch.stack((found.nll_sum.double(), found.num_correct.double()))
+        if self.training and self._num_sources > 1:
+            shown = torch.cat((shown, sum_by_source(batch, found.nll_P, self._num_sources).flatten()))
+        return found.loss_sum, shown
+
+
+def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tensor:
+    """Returns loss and targets by source, float64 [2, sources]; 0 where `nll_P` is None."""
+    targets_BT = batch.targets_BT
+    sums = torch.zeros(2, num_sources, dtype=torch.float64, device=targets_BT.device)
+    if nll_P is None:
+        return sums
+    rows, width = targets_BT.shape
+    nll_B = torch.zeros(rows, dtype=torch.float64, device=targets_BT.device)
+    if batch.target_positions_P is None:
+        nll_B += nll_P.view(rows, width).sum(dim=1, dtype=torch.float64)
+    else:
+        nll_B.index_add_(0, batch.target_positions_P // width, nll_P.double())
+    counts_B = (targets_BT != IGNORE_INDEX).sum(dim=1).double()
+    ids = np.array(batch.sample_ids, dtype=np.int64)
+    sources_B = torch.from_numpy(source_of(ids)).to(sums.device)
+    return sums.index_add_(1, sources_B, torch.stack((nll_B, counts_B)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Sums over all ranks."""
+
+    loss_sum: float  # sum of -log p(target) over the ending step
+    num_correct: int  # targets of the ending step that are the model's most likely token
+    # For a mixture the sum of -log p(target) over each source, then the targets of each; else
+    # empty.
+    by_source: tuple[float, ...]
+    done: StepCounts  # counters of the ending step
+    coming: StepCounts | None  # counters of the coming step; None where a rank has none
+    num_written: int  # ranks whose part of the save in flight is written, or has failed
+    stop: bool  # whether any rank was asked to stop
+
+
+def start_exchange(
+    sums: Tensor, done: StepCounts, coming: StepCounts | None, *, stop: bool = False, is_written: bool = False
+) -> Callable[[], StepTotals]:
+    """Begins the all-reduce that gives `StepTotals`; returns the function that waits for it.
+    Collective.
+
+    Args:
+        sums: Sums of the engine over this rank's micro-batches: float64 [2 + 2 per source], on its
+            device; not read here, so that the host does not wait for the backward pass.
+        done: Counters of this rank's rows in the ending step.
+        coming: Counters of this rank's rows in the coming step; None where none comes.
+        stop: Whether this rank was asked to stop.
+        is_written: Whether this rank's part of the save in flight is written, or has failed.
+    """
+    flags = (float(coming is None), float(is_written), float(stop))
+    parts = [done.pack(), (coming or StepCounts()).pack(), flags]
+    host = torch.tensor([value for part in parts for value in part], dtype=torch.float64)
+    values = torch.cat([sums, host.to(sums.device, non_blocking=True)])
+    wait = dist.start_all_reduce_sum(values)
+
+    def finish() -> StepTotals:
+        wait()
+        totals = values.cpu().split([len(sums), *map(len, parts)])
+        (loss_sum, num_correct, *by_source), ending, following, flags = (part.tolist() for part in totals)
+        num_missing, num_written, num_stops = flags
+        return StepTotals(
+            loss_sum=loss_sum,
+            num_correct=int(num_correct),
+            by_source=tuple(by_source),
+            done=StepCounts.unpack(ending),
+            coming=None if num_missing else StepCounts.unpack(following),
+            num_written=int(num_written),
+            stop=num_stops > 0,
+        )
+
+    return finish
