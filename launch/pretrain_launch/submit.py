@@ -46,8 +46,16 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     site = spec.site
     stem = spec.name.rpartition("-")[0] or spec.name  # elements of an array are STEM-0, STEM-1, ...
     logs = spec.folder.logs if count == 1 else Path(spec.run).with_name(f"{stem}-%a") / "logs"
-    wanted: dict[str, object] = {
+    tasks = spec.ranks_per_node if spec.mode == "srun" else 1
+    cpus = site.cpus_per_node
+    nodes: dict[str, object] = {"nodes": spec.nodes, "ntasks-per-node": tasks}
+    nodes["cpus-per-task"] = cpus and max(1, cpus // tasks)
+    if spec.elastic and spec.nodes > 1:
+        # Of a range of nodes Slurm gives the fewest if the tasks of each are given.
+        nodes = {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
+    wanted = {
         "job-name": spec.name if count == 1 else stem,
+        **nodes,
         "time": format_time(spec.time_s),
         "signal": f"B:USR1@{spec.signal_s}",
         "output": str(logs / ("slurm-%j.out" if count == 1 else "slurm-%A_%a.out")),
@@ -62,14 +70,6 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         "array": f"0-{count - 1}" if count > 1 else None,
         "dependency": "singleton" if spec.singleton else None,
     }
-    tasks = spec.ranks_per_node if spec.mode == "srun" else 1
-    cpus = site.cpus_per_node
-    if spec.elastic and spec.nodes > 1:
-        # Of a range of nodes Slurm gives the fewest if the tasks of each are given.
-        wanted |= {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
-    else:
-        wanted |= {"nodes": spec.nodes, "ntasks-per-node": tasks}
-        wanted["cpus-per-task"] = cpus and max(1, cpus // tasks)
     if spec.gpus_per_node and site.gpus != "none":
         kind = f"{site.gpu_type}:" if site.gpu_type else ""
         prefix = "gpu:" if site.gpus == "gres" else ""
