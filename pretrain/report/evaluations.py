@@ -2,7 +2,7 @@
 
     evaluations.jsonl -> read_evaluations -> Evaluation: a row for each source, system, task -> evaluations_tables
 
-The file may hold anything: a line that is no such row is counted and left out.
+A line of any other content is counted and left out.
 """
 
 import json
@@ -11,46 +11,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.report.html import MAX_OPEN_ROWS, MAX_ROWS, fold, table
-
 LOSSES = "Losses"
 CLASSIFIERS = "Classifiers"
 TRANSLATIONS = "Translations"
 TASKS = "Tasks of lm-eval-harness"
 COMPARED = "Comparisons"
 ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
-_LABEL_SCORES = {"macro_f1": "macro F1", "matthews": "Matthews"}
+_LABEL_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews"}
 _MOST = 2**63
 _HASH = 8
 """Characters of a sha256 that are shown."""
 
+_Facts = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """A row of the table with the heading `table`: the data that were read, and cells by the heading of the column."""
+    """A row of the table with the heading `table`."""
 
     table: str
-    data: str
-    cells: dict[str, Any]
+    data: str  # that were read
+    cells: dict[str, Any]  # by the heading of the column
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One call of `pretrain evaluate`.
+    """One call of `pretrain evaluate`."""
 
-    Attributes:
-        at: Time, UTC.
-        step: Step of the checkpoint.
-        manifest: sha256 of the checkpoint's manifest.
-        rows: Results.
-        signatures: Signatures of scores, by name.
-    """
-
-    at: str
+    at: str  # UTC
     step: int
-    manifest: str
+    manifest: str  # sha256 of the checkpoint's manifest
     rows: list[EvaluationRow]
-    signatures: dict[str, str]
+    signatures: dict[str, str]  # by the name of the score
 
 
 def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
@@ -62,8 +54,9 @@ def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error.strerror}")
         return []
-    found, damaged = [], 0
-    for line in lines[:-1]:  # behind the last line feed there is nothing, or a row that is being written
+    found = []
+    damaged = 0
+    for line in lines[:-1]:  # the last line is empty, or a row that is being written
         try:
             found.append(_parse(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -74,26 +67,16 @@ def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
 
 
 def _parse(row: dict[str, Any]) -> Evaluation:
-    result, settings = row["result"], row["settings"]
-    data = {str(one["name"]): _named(one) for one in row["data"]}
-    kind, signatures = result["kind"], dict[str, str]()
-    if kind == "loss":
-        rows = list(_loss_rows(result, data, settings))
-    elif kind == "translation":
-        rows = list(_translation_rows(result, data, signatures))
-    elif kind == "tasks":
-        rows = list(_task_rows(result, data, settings))
-    else:
-        raise ValueError(kind)
+    data = {
+        str(one["name"]): f"{one['name'] if one['path'] is None else one['path']} ({str(one['sha256'])[:_HASH]})"
+        for one in row["data"]
+    }
+    signatures: dict[str, str] = {}
+    rows = list(_ROWS[row["result"]["kind"]](row["result"], data, row["settings"], signatures))
     return Evaluation(str(row["at"]), _count(row["step"]), str(row["manifest"]), rows, signatures)
 
 
-def _named(one: dict[str, Any]) -> str:
-    """Returns a folder or file with the beginning of its sha256."""
-    return f"{one['name'] if one['path'] is None else one['path']} ({str(one['sha256'])[:_HASH]})"
-
-
-def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[EvaluationRow]:
+def _loss_rows(result: _Facts, data: dict[str, str], settings: _Facts, _: dict[str, str]) -> Iterator[EvaluationRow]:
     part = "" if settings["max_tokens"] is None else f", first {_count(settings['max_tokens']):,} tokens"
     for source, facts in result["sources"].items():
         read = f"{data.get(source, ', '.join(data.values()))}, {result['split']}{part}"
@@ -101,15 +84,13 @@ def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str,
         cells = {"of": f"{result['objective']}, {source}", "loss": _number(facts["loss"])}
         if labels is None:
             bits = facts["bits_per_byte"]
-            cells |= {
-                "perplexity": _number(facts["perplexity"]),
-                "bits per byte": bits if bits is None else _number(bits),
-            }
-            cells |= {"accuracy": f"{_float(facts['accuracy']):.4f}", "targets": _count(facts["targets"])}
+            cells["perplexity"] = _number(facts["perplexity"])
+            cells["bits per byte"] = bits if bits is None else _float(bits)
+            cells["accuracy"] = f"{_float(facts['accuracy']):.4f}"
         else:
-            cells |= {"accuracy": _interval(labels["accuracy"])}
             cells |= {head: _interval(labels[name]) for name, head in _LABEL_SCORES.items()}
-            cells |= {"documents": _count(labels["documents"]), "targets": _count(facts["targets"])}
+            cells["documents"] = _count(labels["documents"])
+        cells["targets"] = _count(facts["targets"])
         yield EvaluationRow(LOSSES if labels is None else CLASSIFIERS, read, cells)
         for score, found in facts.get("differences", {}).items():
             yield _difference(read, result["baseline"], f"{source}: {score}", found)
@@ -117,19 +98,25 @@ def _loss_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str,
 
 def _difference(data: str, baseline: str, score: str, found: dict[str, Any]) -> EvaluationRow:
     """Returns the line of a paired bootstrap of our own."""
+    interval = f"{_signed(found['low'])} to {_signed(found['high'])}"
     drawn = f"{_count(found['num_units']):,} {found['unit']}, {_count(found['resamples']):,} draws"
-    return _pair(data, baseline, score, found["value"], f"{_signed(found['low'])} to {_signed(found['high'])}",
-                 found["p_value"], drawn)  # fmt: skip
+    return _pair(data, baseline, score, found["value"], interval, found["p_value"], drawn)
 
 
 def _pair(data: str, baseline: str, score: str, value: Any, interval: str, p_value: Any, drawn: str) -> EvaluationRow:
-    cells = {"against": str(baseline), "of": score, "difference": _signed(value), "95%": interval,
-             "p": f"{_float(p_value):.4f}", "drawn": drawn}  # fmt: skip
+    cells = {
+        "against": str(baseline),
+        "of": score,
+        "difference": _signed(value),
+        "95%": interval,
+        "p": f"{_float(p_value):.4f}",
+        "drawn": drawn,
+    }
     return EvaluationRow(COMPARED, data, cells)
 
 
 def _translation_rows(
-    result: dict[str, Any], data: dict[str, str], signatures: dict[str, str]
+    result: _Facts, data: dict[str, str], _: _Facts, signatures: dict[str, str]
 ) -> Iterator[EvaluationRow]:
     read = ", ".join(data.values())
     for system in result["systems"]:
@@ -147,12 +134,14 @@ def _translation_rows(
         yield _pair(read, pair["baseline"], score, pair["difference"], interval, pair["p_value"], "sentences")
 
 
-def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str, Any]) -> Iterator[EvaluationRow]:
-    shots, limit = settings["num_fewshot"], settings["limit"]
+def _task_rows(result: _Facts, data: dict[str, str], settings: _Facts, _: dict[str, str]) -> Iterator[EvaluationRow]:
+    shots = settings["num_fewshot"]
+    limit = settings["limit"]
     how = "" if shots is None else f", {_count(shots)} examples"
     how += "" if limit is None else f", first {_count(limit):,} documents"
     for score in result["scores"]:
-        task, stderr = str(score["task"]), score["stderr"]
+        task = str(score["task"])
+        stderr = score["stderr"]
         read = data.get(task, "all of it") + how
         value = f"{_float(score['value']):.4f}" + ("" if stderr is None else f" +- {_float(stderr):.4f}")
         documents = result["documents"].get(task)
@@ -160,6 +149,9 @@ def _task_rows(result: dict[str, Any], data: dict[str, str], settings: dict[str,
         yield EvaluationRow(TASKS, read, cells | {"documents": None if documents is None else _count(documents)})
         if score["difference"] is not None:
             yield _difference(read, result["baseline"], f"{task}: {score['metric']}", score["difference"])
+
+
+_ROWS = {"loss": _loss_rows, "translation": _translation_rows, "tasks": _task_rows}
 
 
 def _interval(score: dict[str, Any]) -> str:
@@ -184,15 +176,3 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST:
         raise TypeError(f"{value!r} is no count")
     return value
-
-
-def evaluation_rows(rows: list[dict[str, Any]]) -> str:
-    """Returns the newest rows, and more behind a fold."""
-    heads = list(dict.fromkeys(head for row in rows for head in row))
-    heads = [head for head in heads if any(row.get(head) is not None for row in rows)]
-    cells = [[row.get(head) for head in heads] for row in rows[:MAX_ROWS]]
-    shown = table(heads, cells[:MAX_OPEN_ROWS])
-    if len(rows) <= MAX_OPEN_ROWS:
-        return shown
-    words = f"all {len(rows):,} rows" if len(rows) <= MAX_ROWS else f"the newest {MAX_ROWS} of {len(rows):,} rows"
-    return shown + fold(words, table(heads, cells))

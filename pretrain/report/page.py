@@ -13,19 +13,26 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pretrain.report.charts import beyond, chart_style, draw_panel
-from pretrain.report.html import Html, figure, fold, folded, pick, section, swatch, table, without_empty
+from pretrain.report.charts import beyond, chart_style, draw_panel, draw_timeline
 from pretrain.report.panels import Line, Panel, choose_panels, color_of
 from pretrain.report.run_data import RunData
-from pretrain.report.start_timeline import draw_timeline
 from pretrain.report.tables import (
+    Html,
     evaluation_table,
     evaluations_tables,
+    figure,
+    fold,
+    folded,
     name_cell,
+    pick,
     rollbacks_table,
+    section,
     starts_table,
     summarize,
     summary_table,
+    swatch,
+    table,
+    without_empty,
 )
 from pretrain.utils.io import make_dir, write_file
 from pretrain.utils.units import count, size

@@ -28,23 +28,14 @@ MIN_GROUPS = 40
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Contents of a panel.
-
-    Attributes:
-        title: Title of the panel.
-        unit: Unit of the y axis.
-        names: Names of metrics, each with its word in the key; the first is solid, the others dashed.
-        scale: Factor of the values.
-        may_log: Use a logarithmic axis where few values are far above the others.
-        by_tokens: Draw it once more over tokens, both axes logarithmic.
-    """
+    """Contents of a panel."""
 
     title: str
     unit: str
-    names: dict[str, str]
+    names: dict[str, str]  # metrics, each with its word in the key; the first is solid, the others dashed
     scale: float = 1.0
-    may_log: bool = False
-    by_tokens: bool = False
+    may_log: bool = False  # a logarithmic axis where few values are far above the others
+    by_tokens: bool = False  # drawn once more over tokens, both axes logarithmic
 
 
 _LEARNING = (
@@ -82,9 +73,9 @@ _ALL_ZERO_HIDDEN = {"skipped_steps", "spikes"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve of a panel: number of its run, entry in the key, colour, line style, points."""
+    """One curve of a panel."""
 
-    run: int
+    run: int  # number of its run
     key: str
     color: str
     dash: str
@@ -93,25 +84,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        title: Title of the panel.
-        unit: Unit of the y axis.
-        lines: Curves.
-        restarts: x at which one of its runs was started again.
-        has_key: Colours or line styles mean something else than runs.
-        is_log: The y axis is logarithmic.
-        is_by_tokens: The x axis is tokens, logarithmic; else steps.
-    """
+    """One pair of axes."""
 
     title: str
     unit: str
     lines: list[Line]
-    restarts: list[float]
-    has_key: bool = False
+    restarts: list[float]  # x at which one of its runs was started again
+    has_key: bool = False  # colours or line styles mean something else than runs
     is_log: bool = False
-    is_by_tokens: bool = False
+    is_by_tokens: bool = False  # over tokens, logarithmic; else over steps
 
 
 def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:

@@ -14,6 +14,7 @@ which its Slurm jobs have records of too (launch/pretrain_launch/runs.py).
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,67 +34,40 @@ SAMPLES = "samples.jsonl"
 MAX_PICTURE_BYTES = 4 * 2**20
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HUGE = 2**1000
-"""Above, an int is no float."""
+"""Values from here on count as not finite: an int above is no float."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint that is on disk.
-
-    Attributes:
-        step: Step of the run.
-        tokens: Tokens trained on by then.
-        num_bytes: Size of all its files.
-        at: Time of its manifest, UTC.
-        written_by: Engine and ranks that wrote it.
-        manifest: sha256 of its manifest.
-    """
+    """A checkpoint that is on disk."""
 
     step: int
-    tokens: int
+    tokens: int  # trained on by then
     num_bytes: int
-    at: datetime
-    written_by: str
-    manifest: str
+    at: datetime  # time of its manifest, UTC
+    written_by: str  # engine and ranks
+    manifest: str  # sha256 of its manifest
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """One run.
-
-    Attributes:
-        path: Run folder.
-        label: Name in the report.
-        record: Content of run.json.
-        config: Values of config.yaml by dotted key.
-        config_text: Text of config.yaml; empty where there is none.
-        metrics: Columns of metrics.jsonl, (step, value) by name, in order; nan where a row has null.
-        last_step: Step of the last row.
-        course: Tokens and hours by step, a knot at each row.
-        samples: Texts of samples.jsonl: a step, and (prompt, text) pairs.
-        attention: Step and PNG of the newest picture of attention, if there is one.
-        evaluations: Results in evaluations.jsonl, oldest first.
-        starts: Starts as `pretrain_launch.runs` merges them, oldest first.
-        checkpoints: Checkpoints on disk, oldest first.
-        parameters: Parameters of the model; None without a checkpoint.
-        notes: Parts that could not be read.
-    """
+    """One run. Lists are in order, oldest first."""
 
     path: Path
-    label: str
-    record: dict[str, Any]
-    config: dict[str, Any]
-    config_text: str
-    metrics: dict[str, list[tuple[float, float]]]
+    label: str  # name in the report
+    record: dict[str, Any]  # run.json
+    config: dict[str, Any]  # config.yaml by dotted key
+    config_text: str  # empty where there is none
+    metrics: dict[str, list[tuple[float, float]]]  # columns of metrics.jsonl, (step, value); nan where a row has null
     last_step: int
-    course: ProgressCurve
-    samples: list[tuple[int, list[tuple[str, str]]]]
-    attention: tuple[int, bytes] | None
+    course: ProgressCurve  # a knot at each row
+    samples: list[tuple[int, list[tuple[str, str]]]]  # samples.jsonl: a step, and (prompt, text) pairs
+    attention: tuple[int, bytes] | None  # step and PNG of the newest picture
     evaluations: list[Evaluation]
-    starts: list[dict[str, Any]]
+    starts: list[dict[str, Any]]  # as `pretrain_launch.runs` merges them
     checkpoints: list[SavedCheckpoint]
-    parameters: int | None
-    notes: list[str]
+    parameters: int | None  # None without a checkpoint
+    notes: list[str]  # parts that could not be read
 
     def finite(self, name: str) -> list[tuple[float, float]]:
         """Returns (step, value) where a metric is finite."""
@@ -133,19 +107,17 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
 
 def label_runs(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     """Returns what to call runs: their names; where two have the same, name and path; where these too, a number."""
-    labels = [
-        name if list(names).count(name) == 1 else f"{name} ({path})" for name, path in zip(names, paths, strict=True)
-    ]
-    seen: dict[str, int] = {}
-    for place, label in enumerate(labels):
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:
-            labels[place] = f"{label} {seen[label]}"
+    labels: list[str] = []
+    seen = Counter[str]()
+    for name, path in zip(names, paths, strict=True):
+        label = name if names.count(name) == 1 else f"{name} ({path})"
+        seen[label] += 1
+        labels.append(label if seen[label] == 1 else f"{label} {seen[label]}")
     return labels
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) of nested dicts; a list of dicts is gone through too, by number."""
+    """Yields (dotted key, value) of nested dicts, and of lists of dicts by number."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
@@ -203,16 +175,10 @@ def split_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float,
     """Returns (step, value) by metric; nan where a value is null or not finite. What is no number is left out."""
     columns: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        step = row["step"]
         for name, value in row.items():
-            if value is None or type(value) is float:
-                finite = value if value is not None and math.isfinite(value) else math.nan
-            elif type(value) is int:
-                finite = float(value) if abs(value) < _HUGE else math.nan
-            else:
-                continue
-            columns.setdefault(name, []).append((step, finite))
-    columns.pop("step", None)
+            if name != "step" and type(value) in (int, float, type(None)):
+                is_finite = value is not None and abs(value) < _HUGE
+                columns.setdefault(name, []).append((row["step"], float(value) if is_finite else math.nan))
     return columns
 
 
@@ -253,21 +219,17 @@ def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[SavedCheckpoi
     for path in list_checkpoints(run.checkpoints):
         try:
             manifest = load_manifest(path)
-            written = (path / MANIFEST).stat().st_mtime
-            digest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-        except (CheckpointError, OSError) as error:
-            notes.append(f"{path.name}: {getattr(error, 'what', error)}")
-            continue
-        parameters = sum(math.prod(shape) for shape in manifest.shapes.values())
-        topology = manifest.topology
-        found.append(
-            SavedCheckpoint(
+            saved = SavedCheckpoint(
                 step=int(step_of(path) or 0),
                 tokens=int(manifest.state.get("tokens", 0)),
                 num_bytes=sum(record.num_bytes for record in manifest.files),
-                at=datetime.fromtimestamp(written, UTC),
-                written_by=str(topology.get("engine", topology)),
-                manifest=digest,
+                at=datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, UTC),
+                written_by=str(manifest.topology.get("engine", manifest.topology)),
+                manifest=hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
             )
-        )
+        except (CheckpointError, OSError) as error:
+            notes.append(f"{path.name}: {getattr(error, 'what', error)}")
+            continue
+        found.append(saved)
+        parameters = sum(math.prod(shape) for shape in manifest.shapes.values())
     return found, parameters

@@ -1,7 +1,7 @@
 """Curves of a bounded size from the rows of a run, and its progress in tokens and hours.
 
-A curve of a month is drawn a few hundred pixels wide. Taking every n-th row would lose the one row with the spike, so
-rows are grouped and each group keeps its extremes: the line is the mean, the band goes from smallest to largest.
+A curve of a month is drawn a few hundred pixels wide. Taking every n-th row would lose the one row with
+the spike, so rows are grouped and each group keeps its extremes.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 PARTS = ("data", "forward", "backward", "optimizer", "communication", "evaluation", "checkpoint", "other")
-"""Parts of a step's time, as `tracking/timeline.py` names them; `data_s` and so on in a row."""
+"""Parts of a step's time, as `tracking/meter.py` names them; `data_s` and so on in a row."""
 MAX_LOST_MARKS = 100
 MAX_VALUE = 1e150
 """Values beyond count as not finite: sums and axes would overflow."""
@@ -20,25 +20,15 @@ MAX_VALUE = 1e150
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over x, in groups of rows. Arrays are float64 [groups].
+    """A metric over x, in groups of rows. Arrays are float64 [groups]."""
 
-    Attributes:
-        xs: Mean x of each group.
-        means: Mean value of each group.
-        lows: Smallest value of each group.
-        highs: Largest value of each group.
-        lost: x of the rows whose value was not finite, at most `MAX_LOST_MARKS`.
-        num_rows: Rows with a finite value.
-        num_lost: Rows without one.
-    """
-
-    xs: np.ndarray
+    xs: np.ndarray  # means
     means: np.ndarray
     lows: np.ndarray
     highs: np.ndarray
-    lost: np.ndarray
-    num_rows: int
-    num_lost: int
+    lost: np.ndarray  # x of the rows whose value was not finite, at most `MAX_LOST_MARKS`
+    num_rows: int  # with a finite value
+    num_lost: int  # without one
 
     @property
     def is_grouped(self) -> bool:
@@ -49,45 +39,37 @@ class Curve:
 def make_curve(xs: np.ndarray, values: np.ndarray, max_groups: int) -> Curve:
     """Returns a curve of at most `max_groups` groups of equal width in x, which never falls."""
     is_finite = np.abs(values) < MAX_VALUE
-    lost, num_lost = xs[~is_finite][:MAX_LOST_MARKS], int((~is_finite).sum())
-    xs, values = xs[is_finite], values[is_finite]
-    if len(xs) <= max_groups:
-        return Curve(xs, values, values, values, lost, len(xs), num_lost)
-    width = (xs[-1] - xs[0]) / max_groups or 1.0
-    groups = np.minimum((xs - xs[0]) // width, max_groups - 1)
-    first = np.flatnonzero(np.diff(groups, prepend=-1))
-    counts = np.diff(first, append=len(xs))
-    return Curve(
-        xs=np.add.reduceat(xs, first) / counts,
-        means=np.add.reduceat(values, first) / counts,
-        lows=np.minimum.reduceat(values, first),
-        highs=np.maximum.reduceat(values, first),
-        lost=lost,
-        num_rows=len(xs),
-        num_lost=num_lost,
-    )
+    lost = xs[~is_finite]
+    xs = xs[is_finite]
+    values = values[is_finite]
+    num_rows = len(xs)
+    means = lows = highs = values
+    if num_rows > max_groups:
+        width = (xs[-1] - xs[0]) / max_groups or 1.0
+        groups = np.minimum((xs - xs[0]) // width, max_groups - 1)
+        first = np.flatnonzero(np.diff(groups, prepend=-1))
+        counts = np.diff(first, append=num_rows)
+        xs = np.add.reduceat(xs, first) / counts
+        means = np.add.reduceat(values, first) / counts
+        lows = np.minimum.reduceat(values, first)
+        highs = np.maximum.reduceat(values, first)
+    return Curve(xs, means, lows, highs, lost[:MAX_LOST_MARKS], num_rows, len(lost))
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressCurve:
-    """Progress of a run by step: knots, with straight lines between them.
-
-    Attributes:
-        steps: Steps of the knots, rising.
-        tokens: Tokens trained on by then.
-        hours: Hours in the training loop by then, without start-up and work lost in a crash.
-    """
+    """Progress of a run by step: knots, straight lines between them, and outside the value of the nearest end."""
 
     steps: list[float]
     tokens: list[float]
-    hours: list[float]
+    hours: list[float]  # in the training loop, without start-up and work lost in a crash
 
     def hours_at(self, steps: Any) -> Any:
-        """Returns the hours at a step or an array of steps; outside the knots those of the nearest end."""
+        """Returns the hours at a step or an array of steps."""
         return np.interp(steps, self.steps, self.hours)
 
     def tokens_at(self, steps: Any) -> Any:
-        """Returns the tokens at a step or an array of steps, likewise."""
+        """Returns the tokens at a step or an array of steps."""
         return np.interp(steps, self.steps, self.tokens)
 
 

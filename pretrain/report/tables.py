@@ -1,17 +1,19 @@
-"""Tables of a report on the course of runs: summary, starts, rollbacks, evaluations."""
+"""Tables of a report, and the pieces of HTML that pages are made of.
+
+Every text of a run is escaped here: it may contain anything.
+"""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
-from pretrain.report.evaluations import ORDER, Evaluation, evaluation_rows
-from pretrain.report.html import LONG_CHARACTERS, Html, figure, folded, swatch, table, without_empty
+from pretrain.report.charts import instant
+from pretrain.report.evaluations import ORDER, Evaluation
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData
-from pretrain.report.start_timeline import instant
 from pretrain.utils.units import count, percent, size, span
 
 _VALIDATION = {
@@ -24,12 +26,96 @@ _VALIDATION = {
 _STATES = {EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
 
 
+MAX_ROWS = 200
+"""Rows of a table; of more, an even choice, and the table says so."""
+MAX_OPEN_ROWS = 12
+LONG_CHARACTERS = 48
+"""Cells of more break into lines."""
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def cell(value: Any) -> str:
+    """Returns a cell with an escaped value; None is an empty one."""
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    text = "" if value is None else figure(value) if numeric else str(value)
+    kind = " class=number" if numeric else " class=long" if len(text) > LONG_CHARACTERS else ""
+    return f"<td{kind}>{escape(text)}</td>"
+
+
+def figure(value: float) -> str:
+    """Returns a number with five significant digits."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table that scrolls where it is too wide. A value of type Html is a cell already."""
+    cells = [[_as_cell(value) for value in row] for row in rows]
+    numeric = [any(row[place].startswith("<td class=number") for row in cells) for place in range(len(heads))]
+    head = "".join(
+        f"<th{' class=number' if is_numeric else ''}>{escape(text)}</th>"
+        for text, is_numeric in zip(heads, numeric, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _as_cell(value: Any) -> str:
+    return value if isinstance(value, Html) else cell(value)
+
+
+def swatch(color: str, dash: str = "solid") -> str:
+    """Returns a short piece of line in a colour and a line style of CSS."""
+    return f'<i class="swatch" style="border-top-style: {dash}; border-color: {escape(color)}"></i>'
+
+
+def without_empty(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Returns heads and rows without the columns that hold None only."""
+    shown = [place for place in range(len(heads)) if any(row[place] is not None for row in rows)]
+    return [heads[place] for place in shown], [[row[place] for place in shown] for row in rows]
+
+
+def pick(total: int, most: int, keep: Collection[int] = ()) -> list[int]:
+    """Returns up to `most` places, evenly from first to last, and those of `keep` beside them."""
+    if total <= most:
+        return list(range(total))
+    return sorted({round(number * (total - 1) / (most - 1)) for number in range(most)} | set(keep))
+
+
+def folded(heads: Sequence[str], rows: Sequence[Sequence[Any]], keep: Collection[int] = ()) -> str:
+    """Returns a table of a few rows, among them those at `keep`, and all of them behind a fold where there are more."""
+    if len(rows) <= MAX_OPEN_ROWS:
+        return table(heads, rows)
+    few = table(heads, [rows[place] for place in pick(len(rows), MAX_OPEN_ROWS, keep)])
+    all_places = pick(len(rows), MAX_ROWS, keep)
+    words = f"all {len(rows):,} rows" if len(all_places) == len(rows) else f"{len(all_places)} of {len(rows):,} rows"
+    return few + fold(words, table(heads, [rows[place] for place in all_places]))
+
+
+def fold(title: str, content: str, is_open: bool = False) -> str:
+    """Returns HTML behind a title that opens it."""
+    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
+
+
+def section(title: str, *content: str) -> str:
+    """Returns a section with a heading; nothing where all content, which is HTML, is empty."""
+    return f"<section><h2>{escape(title)}</h2>{''.join(content)}</section>" if any(content) else ""
+
+
 def summarize(run: RunData) -> dict[str, Any]:
     """Returns the figures of a run for the summary and for JSON; None where unknown."""
     last = run.starts[-1] if run.starts else {}
     code = last.get("exit_code")
-    losses, validation = run.finite("loss"), run.finite("val_loss")
-    best = min(validation, key=lambda point: point[1], default=None)
+    losses = run.finite("loss")
+    best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)
+    medians = {
+        f"median_{name}": statistics.median_high(values) if (values := _values(run, name)) else None
+        for name in ("tokens_per_s", "mfu", "data_wait")
+    }
     return {
         "name": run.label,
         "path": str(run.path),
@@ -44,9 +130,7 @@ def summarize(run: RunData) -> dict[str, Any]:
         "loss": losses[-1][1] if losses else None,
         "best_val_loss": best[1] if best else None,
         "best_val_step": int(best[0]) if best else None,
-        "median_tokens_per_s": _median(_values(run, "tokens_per_s")),
-        "median_mfu": _median(_values(run, "mfu")),
-        "median_data_wait": _median(_values(run, "data_wait")),
+        **medians,
         "peak_memory_bytes": max(_values(run, "memory_bytes"), default=None),
         "parameters": run.parameters,
         "checkpoints": len(run.checkpoints),
@@ -57,10 +141,6 @@ def summarize(run: RunData) -> dict[str, Any]:
 
 def _values(run: RunData, name: str) -> list[float]:
     return [value for _, value in run.finite(name)]
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median_high(values) if values else None
 
 
 def name_cell(number: int, run: RunData) -> Html:
@@ -86,7 +166,7 @@ def summary_table(runs: Sequence[RunData]) -> str:
     return table(*without_empty(heads, rows))
 
 
-def _known(value: float | None, form: Any) -> str | None:
+def _known(value: float | None, form: Callable[[float], str]) -> str | None:
     return None if value is None else form(value)
 
 
@@ -99,20 +179,16 @@ def starts_table(run: RunData) -> str:
         restart = start.get("restart")
         job = f"{start.get('job') or ''}{f', restart {restart}' if restart else ''}"
         nodes = ", ".join(str(node) for node in start.get("nodes") or [])
+        reason = start.get("reason")
+        if not reason and start.get("exit_code") is None:
+            is_last = number == len(run.starts)
+            reason = "running, or killed" if is_last else "no end recorded: killed, or its node was lost"
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
-            start.get("from_step"), start.get("exit_code"),
-            start.get("reason") or _open_reason(start, number == len(run.starts)),
+            start.get("from_step"), start.get("exit_code"), reason or None,
         ])  # fmt: skip
     heads = ("start", "Slurm job", "began", "lasted", "nodes", "ranks", "from step", "exit code", "how it ended")
     return table(*without_empty(heads, rows))
-
-
-def _open_reason(start: dict[str, Any], is_last: bool) -> str | None:
-    """Returns the reason that stands for the missing one of a start without an end."""
-    if start.get("exit_code") is not None:
-        return None
-    return "running, or killed" if is_last else "no end recorded: killed, or its node was lost"
 
 
 def _lasted(seconds: float) -> str:
@@ -122,17 +198,13 @@ def _lasted(seconds: float) -> str:
 def rollbacks_table(run: RunData) -> str:
     """Returns the rollbacks of a run; empty where there was none."""
     how = {True: "automatic, after a spike", False: "pretrain rollback"}
-    rows = [
-        [entry.get("at"), entry.get("to"), how[bool(entry.get("automatic"))], _samples(entry)]
-        for entry in run.record.get("rollbacks") or []
-        if isinstance(entry, dict)
-    ]
+    rows = []
+    for entry in run.record.get("rollbacks") or []:
+        if isinstance(entry, dict):
+            first, end = entry.get("first"), entry.get("end")
+            num_samples = end - first if isinstance(first, int) and isinstance(end, int) else None
+            rows.append([entry.get("at"), entry.get("to"), how[bool(entry.get("automatic"))], num_samples])
     return table(("rolled back at", "to step", "how", "samples left out"), rows) if rows else ""
-
-
-def _samples(entry: dict[str, Any]) -> int | None:
-    first, end = entry.get("first"), entry.get("end")
-    return end - first if isinstance(first, int) and isinstance(end, int) else None
 
 
 def evaluation_table(runs: Sequence[RunData]) -> str:
@@ -142,7 +214,8 @@ def evaluation_table(runs: Sequence[RunData]) -> str:
     rows: list[list[Any]] = []
     keep: list[int] = []
     for number, run in enumerate(runs):
-        columns, best = {name: dict(run.metrics.get(name, [])) for name in shown}, summarize(run)["best_val_step"]
+        columns = {name: dict(run.metrics.get(name, [])) for name in shown}
+        best = summarize(run)["best_val_step"]
         for step, _ in run.metrics.get("val_loss", []):
             mark: Any = int(step)
             if step == best:
@@ -174,7 +247,7 @@ def evaluations_tables(runs: Sequence[RunData]) -> str:
             {
                 "run": name_cell(number, runs[number]),
                 "step": _step_cell(found, runs[number]),
-                "at, UTC": _minute(found.at),
+                "at, UTC": found.at.replace("T", " ")[:16],
                 "data": row.data,
             }
             | row.cells
@@ -183,7 +256,7 @@ def evaluations_tables(runs: Sequence[RunData]) -> str:
             if row.table == title
         ]
         if rows:
-            parts.append(f"<h3>{escape(title)}, by pretrain evaluate</h3>{evaluation_rows(rows)}")
+            parts.append(f"<h3>{escape(title)}, by pretrain evaluate</h3>{_newest_rows(rows)}")
     signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
     parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
     if kept:
@@ -193,8 +266,15 @@ def evaluations_tables(runs: Sequence[RunData]) -> str:
     return "".join(parts)
 
 
-def _minute(at: str) -> str:
-    return at.replace("T", " ")[:16]
+def _newest_rows(rows: list[dict[str, Any]]) -> str:
+    """Returns a table of the first rows, and of more behind a fold."""
+    names = list(dict.fromkeys(head for row in rows for head in row))
+    heads, cells = without_empty(names, [[row.get(name) for name in names] for row in rows])
+    shown = table(heads, cells[:MAX_OPEN_ROWS])
+    if len(rows) <= MAX_OPEN_ROWS:
+        return shown
+    words = f"all {len(rows):,} rows" if len(rows) <= MAX_ROWS else f"the newest {MAX_ROWS} of {len(rows):,} rows"
+    return shown + fold(words, table(heads, cells[:MAX_ROWS]))
 
 
 def _step_cell(found: Evaluation, run: RunData) -> Any:

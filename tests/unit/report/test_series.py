@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.report.series import PARTS, make_course, make_curve, seconds_of_step
-from pretrain.tracking import timeline
+from pretrain.tracking import meter
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300)
 
@@ -19,7 +19,7 @@ def curve_of(points, max_groups):
 
 
 def test_the_parts_of_a_step_are_those_of_the_tracker():
-    assert PARTS == timeline.PARTS
+    assert PARTS == meter.PARTS
 
 
 def test_a_curve_of_few_rows_is_the_rows():

@@ -2,9 +2,8 @@
 
 import math
 
-from pretrain.report.charts import chart_style
+from pretrain.report.charts import chart_style, draw_timeline, instant, place_points, place_starts
 from pretrain.report.series import make_course
-from pretrain.report.start_timeline import draw_timeline, instant, place_points, place_starts
 from tests.unit.report.run_folders import attempt, metric_row, write_run
 from tests.unit.report.test_page import read
 
