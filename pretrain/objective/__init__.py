@@ -1,14 +1,26 @@
-"""Training objectives by name. To add one: a file that makes its rows, and a line here and in `NEEDS`."""
+"""Training objectives by name. To add one: a file with its row maker, and a line here and in `NEEDS`."""
 
-from pretrain.config.objective import ObjectiveConfig
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pretrain.config.objective import ObjectiveConfig, TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.causal import build_causal, build_prefix, build_supervised
-from pretrain.objective.contract import Loss, LossOutput, ObjectiveKind, RowContext, RowMaker
 from pretrain.objective.fim import build_fim
+from pretrain.objective.loss import Loss, LossOutput, token_loss
 from pretrain.objective.masked import build_labels, build_masked
 from pretrain.objective.mixed import build_ul2, mix
+from pretrain.objective.row_maker import RowContext, RowMaker
 from pretrain.objective.seq2seq import build_seq2seq
 from pretrain.objective.span import build_span
+
+
+class ObjectiveKind(NamedTuple):
+    """An entry of the registry; `build_rows` raises ConfigError if the tokenizer lacks a token."""
+
+    build_rows: Callable[[TaskConfig, RowContext], RowMaker]
+    build_loss: Callable[[ObjectiveConfig], Loss] = token_loss
+
 
 OBJECTIVES: dict[str, ObjectiveKind] = {
     "causal": ObjectiveKind(build_causal),
@@ -33,10 +45,12 @@ def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
     if len({OBJECTIVES[task.kind].build_loss for task in config.tasks}) > 1:
         kinds = ", ".join(dict.fromkeys(task.kind for task in config.tasks))
         raise ConfigError(
-            f"objective.mixture: {kinds} have different losses, and a run has one", fix="mix those that share a loss"
+            f"objective.mixture: {kinds} have different losses, and a run has one",
+            fix="mix those that share a loss",
         )
     makers = [OBJECTIVES[task.kind].build_rows(task, context) for task in config.tasks]
-    return mix(makers, config.weights, "objective", context.seed, context.lengths, context.vocabulary.eos)
+    fill = context.vocabulary.eos
+    return mix(makers, config.weights, "objective", context.seed, context.lengths, fill)
 
 
 def build_loss(config: ObjectiveConfig) -> Loss:

@@ -1,10 +1,11 @@
 """Next-token prediction (Radford et al. 2019) on texts or records, and prefix language modelling.
 
     tokens [B, T+1]  ->  inputs = tokens[:, :-1], targets = tokens[:, 1:]
-    document starts  ->  number of each token's document in its row, position within it, and no loss across the border
+    document starts  ->  document number and position of each token, and no loss across the border
 
-A row that starts inside a document starts at position 0 too. If no document starts inside a row, documents and
-positions are None, which is equivalent and selects the dense path of every attention backend.
+A row that starts inside a document starts at position 0 too. If no document starts inside a row,
+documents and positions are None, which is equivalent and selects the dense path of every attention
+backend.
 """
 
 from functools import partial
@@ -12,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from pretrain.config.objective import TaskConfig
-from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import count_padding, number_documents, real_tokens
+from pretrain.objective.row_maker import RowContext, RowMaker, count_padding, number_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows
 from pretrain.utils.rng import draw_uniform
 
@@ -31,10 +31,8 @@ def build_supervised(config: TaskConfig, context: RowContext) -> RowMaker:
 def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: bool = True) -> ModelRows:
     """Makes inputs, targets, positions and document numbers of raw rows; about 2 ns a token.
 
-    Args:
-        rows: Raw rows of the stream.
-        document_mask: Documents neither attend to nor predict each other. Off: the row is one text.
-        use_loss_mask: Tokens outside the loss mask of the rows are no targets.
+    Without `document_mask` a row is one text. With `use_loss_mask`, only tokens in the loss mask of
+    the rows are targets.
     """
     assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
     num_rows, width = rows.tokens.shape
@@ -81,32 +79,25 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: 
 
 def build_prefix(config: TaskConfig, context: RowContext) -> RowMaker:
     """Each document of a row has a prefix without loss."""
-
-    def make(rows: TokenRows | PairRows) -> ModelRows:
-        assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
-        return prefix_rows(rows, context.seed, context.document_mask)
-
-    return make
+    return partial(prefix_rows, seed=context.seed, document_mask=context.document_mask)
 
 
-def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
-    """Makes rows whose documents begin with a prefix that has no loss.
-
-    Args:
-        rows: Raw rows of the stream.
-        seed: Seed of the run.
-        document_mask: Documents do not see each other.
-    """
+def prefix_rows(rows: TokenRows | PairRows, seed: int, document_mask: bool) -> ModelRows:
+    """Makes rows whose documents begin with a prefix that has no loss; `seed` is that of the run."""
+    assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
     whole = causal_rows(rows, document_mask)
     num_rows, seq_len = whole.inputs.shape
     columns = np.arange(seq_len)
-    positions = np.broadcast_to(columns, whole.inputs.shape) if whole.positions is None else whole.positions
+    positions = whole.positions
+    if positions is None:
+        positions = np.broadcast_to(columns, whole.inputs.shape)
     first = columns - positions
     real = real_tokens(rows, seq_len)
     # Lengths of documents, at their first column: the largest position plus 1.
     lengths = np.zeros((num_rows, seq_len), dtype=np.int64)
     row = np.repeat(np.arange(num_rows), seq_len)
-    np.maximum.at(lengths, (row, first.ravel()), (positions + 1 if real is None else (positions + 1) * real).ravel())
+    reached = positions + 1 if real is None else (positions + 1) * real
+    np.maximum.at(lengths, (row, first.ravel()), reached.ravel())
     number = draw_uniform("prefix", seed, rows.sample_ids, seq_len)
     at_first = np.minimum(1 + (number * (lengths - 1)).astype(np.int64), lengths - 1)
     prefix = positions < np.take_along_axis(at_first, first, axis=1)

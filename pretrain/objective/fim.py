@@ -1,27 +1,26 @@
-"""Fill in the middle (Bavarian et al. 2022): documents are cut in three parts, and the middle is moved to the end.
+"""Fill in the middle (Bavarian et al. 2022): documents are cut in three, and the middle is moved to the end.
 
-    PSM   <prefix> prefix <suffix> suffix <middle> middle        the paper's joint form of 3.1, on tokens
+    PSM   <prefix> prefix <suffix> suffix <middle> middle        joint form of the paper's 3.1
     SPM   <prefix> <suffix> suffix <middle> prefix middle
 
-Documents, not rows, are rearranged, each with probability `rate`; the end-of-document token stays at the end. A raw row
-is shorter than a model row by the special tokens of `max_documents` documents (config/lengths.py): nothing is cropped,
-and unused room is padding.
+Documents, not rows, are rearranged, each with probability `rate`; the end-of-document token stays at
+the end. A raw row is shorter than a model row by the special tokens of `max_documents` documents
+(config/lengths.py): nothing is cropped, and unused room is padding.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from pretrain.config.objective import FimConfig, TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.causal import causal_rows
-from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import inner_starts
+from pretrain.objective.row_maker import RowContext, RowMaker, inner_starts
 from pretrain.rows import ModelRows, PairRows, TokenRows
 from pretrain.utils.rng import draw_uniform
 
 LEAST_TOKENS = 3
-"""Least length of a rearranged document, without its end: one token each for prefix, middle and suffix."""
+"""Shortest rearranged document, without its end: one token each for prefix, middle and suffix."""
 
 
 def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -41,15 +40,11 @@ def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
     return make
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Parts of documents within a row, in order; the last column, target of the row's last token, is its own piece.
+class _Pieces(NamedTuple):
+    """Row, first column and size of each part of a document in a row, int64 [pieces], in order.
 
-    Attributes:
-        row: int64 [pieces]: row of the piece.
-        first: int64 [pieces]: first column.
-        size: int64 [pieces]: number of tokens.
-        begins: bool [pieces]: the piece is the beginning of a document.
+    The last column, target of the row's last token, is a piece of its own. `begins`: the piece is
+    the beginning of a document.
     """
 
     row: np.ndarray
@@ -57,19 +52,15 @@ class _Pieces:
     size: np.ndarray
     begins: np.ndarray
 
-    def select(self, chosen: np.ndarray) -> "_Pieces":
-        return _Pieces(self.row[chosen], self.first[chosen], self.size[chosen], self.begins[chosen])
 
-
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """Rearrangement of each piece.
+class _Moves(NamedTuple):
+    """Rearrangement of each piece; all but `moved` are offsets within the piece.
 
     Attributes:
         moved: bool [pieces]: the piece is rearranged.
-        cuts: int64 [3, pieces]: offsets at which middle, suffix and end begin.
-        shifts: int64 [4, pieces]: how far prefix, middle, suffix and end move within the piece.
-        marks: int64 [3, pieces]: offsets of the three special tokens.
+        cuts: int64 [3, pieces]: begin of middle, suffix and end.
+        shifts: int64 [4, pieces]: shift of prefix, middle, suffix and end.
+        marks: int64 [3, pieces]: places of the three special tokens.
     """
 
     moved: np.ndarray
@@ -77,26 +68,28 @@ class _Moves:
     shifts: np.ndarray
     marks: np.ndarray
 
-    def select(self, chosen: np.ndarray) -> "_Moves":
-        return _Moves(self.moved[chosen], self.cuts[:, chosen], self.shifts[:, chosen], self.marks[:, chosen])
+
+_Arrays = TypeVar("_Arrays", _Pieces, _Moves)
+
+
+def _select(arrays: _Arrays, chosen: np.ndarray) -> _Arrays:
+    """Returns some pieces, or their moves."""
+    return type(arrays)(*(values[..., chosen] for values in arrays))
 
 
 def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: RowContext) -> TokenRows:
     """Returns rows that are wider by three tokens for each of `config.max_documents`.
 
-    The last column stays the target of the row's last token, unless the last document was rearranged.
-
-    Args:
-        rows: Raw rows of the stream, `context.lengths.row` + 1 tokens wide.
-        config: Rates.
-        marks: Ids that begin prefix, suffix and middle, [3].
-        context: Seed, lengths, end-of-document token.
+    The last column stays the target of the row's last token, unless the last document was
+    rearranged. `marks` are the ids that begin prefix, suffix and middle.
     """
-    num_rows, width = len(rows.tokens), context.lengths.row + 3 * config.max_documents + 1
-    pieces = _find_pieces(rows, context.lengths.row)
+    row_len = context.lengths.row
+    num_rows, width = len(rows.tokens), row_len + 3 * config.max_documents + 1
+    pieces = _find_pieces(rows, row_len)
     moves = _draw_moves(pieces, rows, config, context)
-    is_needed = ~((pieces.first == context.lengths.row) & np.append(False, moves.moved[:-1]))
-    pieces, moves = pieces.select(is_needed), moves.select(is_needed)
+    is_needed = ~((pieces.first == row_len) & np.append(False, moves.moved[:-1]))
+    pieces = _select(pieces, is_needed)
+    moves = _select(moves, is_needed)
 
     # Each piece is shifted by the special tokens of the pieces before it in its row.
     base = pieces.row * width + pieces.first + 3 * _sum_before(moves.moved, pieces.row)
@@ -104,9 +97,8 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     offset = _sum_before(np.ones_like(piece), piece)
     part = (offset >= moves.cuts[:, piece]).sum(axis=0)
     result = np.full(num_rows * width, context.vocabulary.eos, dtype=np.int64)
-    result[base[piece] + offset + moves.shifts[part, piece]] = rows.tokens[
-        pieces.row[piece], pieces.first[piece] + offset
-    ]
+    place = base[piece] + offset + moves.shifts[part, piece]
+    result[place] = rows.tokens[pieces.row[piece], pieces.first[piece] + offset]
     result[(base + moves.marks)[:, moves.moved]] = marks[:, None]
 
     filled = np.bincount(pieces.row, pieces.size + 3 * moves.moved, num_rows).astype(np.int64)
@@ -119,9 +111,10 @@ def _find_pieces(rows: TokenRows, row_len: int) -> _Pieces:
     num_rows, width = rows.tokens.shape
     assert width == row_len + 1, "rows as they are read"
     real = np.full(num_rows, width) if rows.num_tokens is None else rows.num_tokens
+    every = np.arange(num_rows)
     inner_row, inner_column = inner_starts(rows, row_len)
-    row = np.concatenate((np.arange(num_rows), inner_row, np.arange(num_rows)))
-    column = np.concatenate((np.zeros(num_rows, dtype=np.int64), inner_column, np.full(num_rows, row_len)))
+    row = np.concatenate((every, inner_row, every))
+    column = np.concatenate((np.zeros_like(every), inner_column, np.full(num_rows, row_len)))
     borders = np.sort((row * width + column)[column < real[row]])
     row, first = np.divmod(borders, width)
     is_last = np.diff(row, append=-1) != 0
@@ -144,7 +137,10 @@ def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: Ro
     other += other >= one
     low = np.minimum(one, other) + 1
     high = np.maximum(one, other) + 1
-    num_suffix, zero, three = movable - high, np.zeros_like(low), np.full_like(low, 3)
+    num_suffix = movable - high
+    zero = np.zeros_like(low)
+    three = np.full_like(low, 3)
+    # Shifts and marks of each form.
     psm = (zero + 1, num_suffix + 3, 2 - (high - low), three), (zero, low + 1, low + num_suffix + 2)
     spm = (num_suffix + 3, num_suffix + 3, 2 - high, three), (zero, zero + 1, num_suffix + 2)
     shifts, marks = (np.where(which < config.spm_rate, spm[k], psm[k]) for k in (0, 1))
@@ -152,7 +148,7 @@ def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: Ro
 
 
 def _sum_before(values: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Returns, for each value, the sum of the values before it in its row. `row`: ascending, as long as `values`."""
+    """Returns, for each value, the sum of the values before it in its row; `row` is ascending."""
     before = np.cumsum(values) - values
     (first,) = np.nonzero(np.diff(row, prepend=-1))
     return before - np.repeat(before[first], np.diff(first, append=len(row)))

@@ -1,43 +1,129 @@
-"""Cross-entropy of a linear head, chunk by chunk, with its gradient computed in the forward pass.
+"""The loss of all objectives here: cross-entropy of a linear head at the positions that have a target.
+
+    Model, Batch  --Loss-->  LossOutput     inside the module that the engine wraps
 
     z = cap tanh(logits / cap), or the logits        log Z = logsumexp(z)
     loss = (1 - s) (log Z - z_target) + s mean(log Z - z) + c (log Z)^2
     d loss / d z = (1 + 2 c log Z) softmax(z) - (1 - s) [target] - s / V
 
-with label smoothing s (Szegedy et al. 2016, section 7), the coefficient c of the z-loss (Chowdhery et al. 2022, section
-5) and the cap of Gemma 2 (Gemma Team 2024, section 2). The mean and V are of the real vocabulary: padding has no part.
+with label smoothing s (Szegedy et al. 2016, section 7), the coefficient c of the z-loss (Chowdhery et al. 2022,
+section 5) and the cap of Gemma 2 (Gemma Team 2024, section 2). The mean and V are of the real
+vocabulary, without padding.
+
+The head runs without materialising all logits:
+
+    for each chunk of tokens:  logits = h W^T  ->  losses, d loss / d logits
+                               ->  d loss / d h, d loss / d W summed
+    backward:                  both, times the gradient of the sum
+
+Gradients are computed in the forward pass, while the logits of a chunk exist: the same three matrix
+products as with materialised logits, none recomputed. Saved for the backward pass are two tensors of
+the shapes of h and W. Computing them in the backward pass would take one more product without
+lowering the peak: the head's backward pass comes first, when all activations still exist, and W is
+not gathered there (ZeRO stage 3). Without gradients (evaluation) only the losses are computed.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pretrain.types import IGNORE_INDEX
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
+
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits of one chunk, by device: 64 and 256 MiB in fp32. Changing it changes the order of summation.
+
+Larger on a GPU: adding to the gradient of W is bound by memory, and small chunks by kernel launches.
+"""
+
+
+class Model(Protocol):
+    """A model that an objective can train.
+
+    `head(hidden_BTD, loss)` returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside of the
+    head's forward: only there are the head's weights gathered under ZeRO stage 3.
+    `head.num_scores` is the number of rows of the weight, without padding.
+    """
+
+    head: Any
+
+    def __call__(self, batch: Batch, *, logits: bool) -> ModelOutput:
+        """Runs a batch; with `logits=False` returns hidden states only."""
+
+
+class LossOutput(NamedTuple):
+    """Loss of one micro-batch, summed: dividing by the targets of the global batch comes later.
+
+    Attributes:
+        loss_sum: Scalar, fp32 (fp64 for fp64 inputs), differentiable once: the minimised loss.
+        nll_sum: Scalar, the same dtype, detached: -log p(target), the loss of logs and evaluations.
+        num_correct: Scalar int64: targets with the largest score; among equal scores the first.
+        nll_P: Detached summands of `nll_sum`, at `Batch.target_positions_P` or at every position; 0
+            without a target. None: not available, and then no loss by source is logged.
+    """
+
+    loss_sum: Tensor
+    nll_sum: Tensor
+    num_correct: Tensor
+    nll_P: Tensor | None = None
+
+
+Loss = Callable[[Model, Batch], LossOutput]
+
+
+def token_loss(config: ObjectiveConfig) -> Loss:
+    """Returns the cross-entropy loss with the label smoothing and the z-loss of a config."""
+
+    def loss(model: Model, batch: Batch) -> LossOutput:
+        return sum_token_loss(model, batch, config.label_smoothing, config.z_loss)
+
+    return loss
+
+
+def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossOutput:
+    """Sums the cross-entropy of every target. Positions without one (IGNORE_INDEX) add nothing.
+
+    If `batch.target_positions_P` lists the few positions with a target, the head reads only these.
+    """
+    hidden_BTD = model(batch, logits=False).hidden_BTD
+    targets_BT = batch.targets_BT
+    if batch.target_positions_P is not None:
+        hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
+        targets_BT = targets_BT.flatten().index_select(0, batch.target_positions_P)
+
+    def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
+        return linear_cross_entropy(
+            hidden,
+            weight,
+            targets_BT,
+            vocab_size=model.head.num_scores,
+            bias_V=bias,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            soft_cap=model.head.soft_cap,
+        )
+
+    # The hooks of ZeRO stage 3 may return a plain tuple.
+    return LossOutput(*model.head(hidden_BTD, head_loss))
 
 
 class CrossEntropy(NamedTuple):
     """Terms of the loss; attributes as in `linear_cross_entropy`."""
 
     vocab_size: int
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    soft_cap: float | None = None
+    label_smoothing: float
+    z_loss: float
+    soft_cap: float | None
 
 
 class ChunkLoss(NamedTuple):
     """Sums over the targets of P tokens, and intermediate values for the gradient of their logits.
 
-    Attributes:
-        loss: Scalar: sum of the minimised loss.
-        nll_P1: -log p(target) alone, 0 where there is no target.
-        nll: Scalar: sum of `nll_P1`.
-        num_correct: Scalar int64.
-        exp_PV: exp(z - largest z), in fp32 or fp64.
-        total_P1: Sum of `exp_PV` over V.
-        log_total_P1: log Z.
-        cap_grad_PV: Derivative of the soft cap; None without a cap or without `needs_grad`.
+    `exp_PV` is exp(z - largest z) in fp32 or fp64, `total_P1` its sum, `log_total_P1` log Z, and
+    `cap_grad_PV` the derivative of the soft cap; None without a cap or without `needs_grad`.
     """
 
     loss: Tensor
@@ -60,7 +146,7 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs
     logits_PV[:, form.vocab_size :] = -torch.inf
     at_target_P1 = logits_PV.gather(1, targets_P1.clamp(min=0))
     mean_P1 = logits_PV[:, : form.vocab_size].mean(dim=1, keepdim=True) if form.label_smoothing else None
-    # The index too: among equal scores only the first counts as correct, or a head of zeros would always be right.
+    # The index too: among equal scores only the first is correct, else a head of zeros is always right.
     largest_P1, first_P1 = logits_PV.max(dim=1, keepdim=True)
     exp_PV = logits_PV.sub_(largest_P1).exp_()
     total_P1 = exp_PV.sum(dim=1, keepdim=True)
@@ -103,40 +189,6 @@ def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtyp
     return torch.mul(grad_PV, scale_P1, out=out_PV)
 
 
-# The linear head, without materialising all logits.
-#
-#     for each chunk of tokens:  logits = h W^T  ->  losses, d loss / d logits  ->  d loss / d h, d loss / d W summed
-#     backward:                  both, times the gradient of the sum
-#
-# Gradients are computed in the forward pass, while a chunk's logits exist: the same three matrix products as with
-# materialised logits, none recomputed. Saved for the backward pass are two tensors of the shapes of h and W.
-# Computing them in the backward pass would take one more product without lowering the peak: the head's backward pass
-# comes first, when all activations still exist, and W is not gathered there (ZeRO stage 3). Without gradients
-# (evaluation) only the losses are computed.
-
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
-"""Logits of one chunk, by device: 64 and 256 MiB in fp32. Changing it changes the order of summation.
-
-Larger on a GPU: adding to the gradient of W is bound by memory, and small chunks by kernel launches.
-"""
-
-
-class TokenLoss(NamedTuple):
-    """Sums over the targets of a batch.
-
-    Attributes:
-        loss_sum: Scalar, fp32 (fp64 for fp64 inputs): the minimised loss, differentiable once.
-        nll_sum: Scalar, the same dtype, detached: -log p(target), without smoothing and z-loss.
-        num_correct: Scalar int64, detached: targets with the largest score; among equal scores the first.
-        nll_P: Summands of `nll_sum`, detached: one value a token, 0 where it has no target.
-    """
-
-    loss_sum: Tensor
-    nll_sum: Tensor
-    num_correct: Tensor
-    nll_P: Tensor
-
-
 def linear_cross_entropy(
     hidden_BTD: Tensor,
     weight_VD: Tensor,
@@ -147,32 +199,33 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
-) -> TokenLoss:
+) -> LossOutput:
     """Sums the cross-entropy of `softmax(hidden weight^T + bias)` over the targets.
+
+    The sums are the same with gradients on and off; the softmax has their precision.
 
     Args:
         hidden_BTD: Floating point, or [P, D]; matrix products run in its dtype, or in autocast's.
-        weight_VD: Head weight. Rows from `vocab_size` on are padding and take no part in the softmax.
+        weight_VD: Head weight. Rows from `vocab_size` on are padding, outside of the softmax.
         targets_BT: int64, or [P]; IGNORE_INDEX where there is no loss.
         vocab_size: Real rows of the weight.
         bias_V: Head bias; None: 0.
-        label_smoothing: Share of the target's probability that is spread evenly over the real vocabulary.
+        label_smoothing: Share of the target's probability, spread evenly over the real vocabulary.
         z_loss: Coefficient of the squared log of the softmax's denominator.
         soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
-
-    Returns:
-        The sums, the same with gradients on and off. The softmax is computed in the precision of the sums.
     """
-    hidden, targets = hidden_BTD.flatten(0, -2), targets_BT.flatten()
+    hidden = hidden_BTD.flatten(0, -2)
+    targets = targets_BT.flatten()
     form = CrossEntropy(vocab_size, label_smoothing, z_loss, soft_cap)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        hidden, weight_VD = hidden.to(dtype), weight_VD.to(dtype)
+        hidden = hidden.to(dtype)
+        weight_VD = weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return TokenLoss(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled()))
+        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled()))
 
 
 class _Sums(torch.autograd.Function):
@@ -196,7 +249,8 @@ class _Sums(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=exact) if bias_V is not None and for_bias else None
-        size = _chunk_tokens(weight_VD)
+        chunk_logits = CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"])
+        size = max(1, chunk_logits // weight_VD.shape[0])
         for start in range(0, hidden_PD.shape[0], size):
             hidden = hidden_PD[start : start + size]
             targets_P1 = targets_P[start : start + size, None]
@@ -211,8 +265,10 @@ class _Sums(torch.autograd.Function):
             grad_PV = grad_of_chunk(chunk, targets_P1, form, hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad_PV, weight_VD, out=grad_hidden[start : start + size])
-            if grad_weight is not None:
-                _add_product(grad_weight, grad_PV, hidden)
+            if grad_weight is not None and grad_weight.dtype == hidden.dtype:
+                grad_weight.addmm_(grad_PV.t(), hidden)
+            elif grad_weight is not None:
+                grad_weight.add_(grad_PV.t() @ hidden)
             if grad_bias is not None:
                 grad_bias += grad_PV.sum(dim=0, dtype=exact)
         if needs_grad:
@@ -225,28 +281,14 @@ class _Sums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        # In place: copying the weight's gradient would cost a tenth of its product. Autograd therefore refuses a second
-        # backward pass through the same graph.
+        # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
+        # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
         return *scaled, None, None, None
 
 
-def _chunk_tokens(weight_VD: Tensor) -> int:
-    """Returns the number of tokens of a chunk."""
-    return max(1, CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"]) // weight_VD.shape[0])
-
-
-def _add_product(sum_VD: Tensor, grad_PV: Tensor, hidden_PD: Tensor) -> None:
-    """Adds `grad^T hidden` to a sum that may have a higher precision."""
-    if sum_VD.dtype == hidden_PD.dtype:
-        sum_VD.addmm_(grad_PV.t(), hidden_PD)
-    else:
-        sum_VD.add_(grad_PV.t() @ hidden_PD)
-
-
 def _round_like(grad: Tensor, parameter: Tensor) -> Tensor:
-    """Returns a gradient in the precision of its parameter, except fp16.
-
-    A sum over many tokens may overflow fp16 before the backward pass applies the loss scale; autograd rounds it then.
-    """
+    """Returns a gradient in the precision of its parameter; of fp16 parameters as it is."""
+    # A sum over many tokens may overflow fp16 before the backward pass applies the loss scale;
+    # autograd rounds it after that.
     return grad if parameter.dtype == torch.float16 else grad.to(parameter.dtype)

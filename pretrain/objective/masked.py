@@ -2,8 +2,8 @@
 
     ordinary tokens  --drawn, by token or by word-->  targets  -->  mask token, random token, or unchanged
 
-The draw is independent for each token (or word): the rate is exact on average only. The head is computed at the target
-positions only.
+The draw is independent for each token (or word): the rate is exact on average only. The head is
+computed at the target positions only.
 """
 
 from functools import partial
@@ -12,8 +12,7 @@ import numpy as np
 
 from pretrain.config.objective import MaskedConfig, TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import count_padding, inner_starts, place_documents, real_tokens
+from pretrain.objective.row_maker import RowContext, RowMaker, count_padding, inner_starts, place_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary
 from pretrain.utils.rng import draw_uniform
 
@@ -36,22 +35,19 @@ def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
 def masked_rows(
     rows: TokenRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
 ) -> ModelRows:
-    """Masks tokens of raw rows.
+    """Masks tokens of raw rows, whose last column belongs to other rows and is not read.
 
-    Args:
-        rows: Raw rows of the stream; their last column belongs to other rows and is not read.
-        config: Rate and replacements.
-        vocabulary: With `mask`; for whole words with `find_words`.
-        seed: Seed of the run.
-        document_mask: Documents do not attend to each other.
+    The vocabulary has `mask`, and for whole words `find_words`; `seed` is that of the run.
     """
     seq_len = rows.tokens.shape[1] - 1
     tokens = rows.tokens[:, :-1].astype(np.int64)
     chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)
     target_positions = np.flatnonzero(chosen)
     (ordinary,) = np.nonzero(~vocabulary.special)
-    fate, other = (draw_uniform(f"masked {name}", seed, rows.sample_ids, seq_len)[chosen] for name in ("fate", "other"))
-    replaced = np.where(fate < config.random, ordinary[(other * len(ordinary)).astype(np.int64)], vocabulary.mask)
+    fate = draw_uniform("masked fate", seed, rows.sample_ids, seq_len)[chosen]
+    other = draw_uniform("masked other", seed, rows.sample_ids, seq_len)[chosen]
+    random_ids = ordinary[(other * len(ordinary)).astype(np.int64)]
+    replaced = np.where(fate < config.random, random_ids, vocabulary.mask)
     inputs = tokens.copy()
     inputs[chosen] = np.where(fate >= 1 - config.keep, tokens[chosen], replaced)
     positions, documents = place_documents(rows, document_mask)
@@ -101,12 +97,7 @@ def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def label_rows(rows: TokenRows | PairRows, document_mask: bool) -> ModelRows:
-    """Makes inputs and targets of labelled rows.
-
-    Args:
-        rows: Raw rows of the stream, with labels.
-        document_mask: Documents do not attend to each other.
-    """
+    """Makes inputs and targets of labelled rows; with the mask, documents do not attend to each other."""
     assert isinstance(rows, TokenRows) and rows.labels is not None, "the data are labelled"
     seq_len = rows.tokens.shape[1] - 1
     targets = rows.labels[:, :-1].astype(np.int64)

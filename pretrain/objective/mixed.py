@@ -7,7 +7,7 @@ import numpy as np
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import DenoiserConfig, TaskConfig
-from pretrain.objective.contract import RowContext, RowMaker
+from pretrain.objective.row_maker import RowContext, RowMaker
 from pretrain.objective.seq2seq import start_of
 from pretrain.objective.span import CorruptedRows, check_tokens, corrupt, for_two_stacks
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows, select_rows
@@ -19,13 +19,8 @@ def mix(
 ) -> RowMaker:
     """Returns a row maker that assigns each row to one of `makers`.
 
-    Args:
-        makers: Row makers of the objectives.
-        weights: Weights of the makers, in any scale.
-        purpose: Name of the random draw (`draw_uniform`).
-        seed: Seed of the run.
-        lengths: Lengths of the result; shorter rows are padded.
-        fill: Token id of padding.
+    Weights have any scale. `purpose` and `seed` are those of `draw_uniform`; rows shorter than
+    `lengths` are padded with the token id `fill`.
     """
     if len(makers) == 1:
         return makers[0]
@@ -52,81 +47,64 @@ def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fi
     """Concatenates rows, padded to the same length, and reorders them by `order`."""
     sources = [part.source for part in parts if part.source is not None]
     assert len(sources) in (0, len(parts)), "objectives of one run need the same stacks"
-    shape = [part.inputs.shape for part in parts]
-    targets = _stack([part.targets for part in parts], lengths.target, IGNORE_INDEX)[order]
-    prefix = None
+    targets = _join([part.targets for part in parts], order, lengths.target, IGNORE_INDEX)
+    prefix = target_positions = source = None
     if any(part.prefix is not None for part in parts):
-        prefixes = [
-            np.zeros(size, dtype=bool) if part.prefix is None else part.prefix
-            for part, size in zip(parts, shape, strict=True)
-        ]
-        prefix = _stack(prefixes, lengths.target, False)[order]
-    positions, documents = _merge_documents(
-        [(part.positions, part.documents) for part in parts], shape, lengths.target, order
-    )
-    source = None
+        prefixes = [np.zeros_like(x.inputs, dtype=bool) if x.prefix is None else x.prefix for x in parts]
+        prefix = _join(prefixes, order, lengths.target, False)
+    if all(part.target_positions is not None for part in parts):
+        target_positions = np.flatnonzero(targets != IGNORE_INDEX)
+    placed = [(part.inputs, part.positions, part.documents) for part in parts]
+    inputs, positions, documents = _join_placed(placed, order, lengths.target, fill)
+    num_padding = inputs.size + sum(part.num_padding - part.inputs.size for part in parts)
     if sources:
         assert lengths.source is not None
-        of_source = [(part.positions, part.documents) for part in sources]
-        of_shape = [part.tokens.shape for part in sources]
-        tokens = _stack([part.tokens for part in sources], lengths.source, fill)[order]
-        source = SourceRows(tokens, *_merge_documents(of_source, of_shape, lengths.source, order))
+        placed = [(part.tokens, part.positions, part.documents) for part in sources]
+        source = SourceRows(*_join_placed(placed, order, lengths.source, fill))
+        num_padding += source.tokens.size - sum(part.tokens.size for part in sources)
     return ModelRows(
-        inputs=_stack([part.inputs for part in parts], lengths.target, fill)[order],
+        inputs=inputs,
         targets=targets,
         num_targets=sum(part.num_targets for part in parts),
         sample_ids=np.concatenate([part.sample_ids for part in parts])[order],
         positions=positions,
         documents=documents,
         prefix=prefix,
-        target_positions=(
-            None if any(part.target_positions is None for part in parts) else np.flatnonzero(targets != IGNORE_INDEX)
-        ),
+        target_positions=target_positions,
         source=source,
-        num_padding=sum(_num_added(part, lengths) + part.num_padding for part in parts),
+        num_padding=num_padding,
     )
 
 
-def _num_added(part: ModelRows, lengths: RowLengths) -> int:
-    """Returns the number of padding positions that `merge` adds."""
-    added = lengths.target - part.inputs.shape[1]
-    if part.source is not None and lengths.source is not None:
-        added += lengths.source - part.source.tokens.shape[1]
-    return len(part.inputs) * added
+_Placed = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+"""Tokens, positions and document numbers."""
 
 
-def _merge_documents(
-    parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]],
-    shapes: Sequence[tuple[int, ...]],
-    length: int,
-    order: np.ndarray,
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns positions and documents of all rows; (None, None) if all rows are single documents without padding."""
-    if all(documents is None and shape[1] == length for (_, documents), shape in zip(parts, shapes, strict=True)):
-        return None, None
-    positions = [
-        np.broadcast_to(np.arange(shape[1]), shape) if part is None else part
-        for (part, _), shape in zip(parts, shapes, strict=True)
-    ]
-    documents = [
-        np.zeros(shape, dtype=np.int32) if part is None else part
-        for (_, part), shape in zip(parts, shapes, strict=True)
-    ]
-    return _stack(positions, length, 0)[order], _stack(documents, length, -1)[order]
+def _join_placed(parts: Sequence[_Placed], order: np.ndarray, length: int, fill: int) -> _Placed:
+    """Joins tokens, positions and documents; (tokens, None, None) if all rows are single documents."""
+    joined = _join([tokens for tokens, _, _ in parts], order, length, fill)
+    if all(documents is None and tokens.shape[1] == length for tokens, _, documents in parts):
+        return joined, None, None
+    positions = [np.indices(x.shape)[1] if found is None else found for x, found, _ in parts]
+    documents = [np.zeros(x.shape, dtype=np.int32) if found is None else found for x, _, found in parts]
+    return joined, _join(positions, order, length, 0), _join(documents, order, length, -1)
 
 
-def _stack(arrays: Sequence[np.ndarray], length: int, fill: int) -> np.ndarray:
+def _join(arrays: Sequence[np.ndarray], order: np.ndarray, length: int, fill: int) -> np.ndarray:
+    """Pads rows to a length, concatenates and reorders them."""
     padded = [np.pad(a, ((0, 0), (0, length - a.shape[1])), constant_values=fill) for a in arrays]
-    return np.concatenate(padded)
+    return np.concatenate(padded)[order]
 
 
 # UL2: a mixture of denoisers, each marked by a mode token (Tay et al. 2023, 3.1).
 #
-#     R  short spans, few tokens       X  long spans or many tokens       S  the end of the row, from its beginning
+#     R  short spans, few tokens
+#     X  long spans or many tokens
+#     S  the end of the row, from its beginning
 #
-# With two stacks, source and target of a denoiser go to encoder and decoder; with one stack they are concatenated, and
-# the source is bidirectional. Rows of different denoisers differ in length: shorter ones end with padding, as a
-# document of its own. A denoiser treats a row as one text.
+# With two stacks, source and target of a denoiser go to encoder and decoder; with one stack they are
+# concatenated, and the source is bidirectional. Rows of different denoisers differ in length: shorter
+# ones end with padding, as a document of its own. A denoiser treats a row as one text.
 
 
 def build_ul2(config: TaskConfig, context: RowContext) -> RowMaker:

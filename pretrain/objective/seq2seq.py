@@ -1,7 +1,8 @@
 """Sequence to sequence: a decoder predicts each target of a pair after reading its source (Sutskever et al. 2014).
 
     source tokens [B, S+1]  ->  encoder inputs, the last column dropped
-    target tokens [B, T+1]  ->  targets; inputs are the targets shifted by one after a start token (teacher forcing)
+    target tokens [B, T+1]  ->  targets; inputs are the targets shifted by one after a start token
+                                (teacher forcing)
 
 Document n of a target row attends to document n of its source row only.
 """
@@ -12,8 +13,7 @@ import numpy as np
 
 from pretrain.config.objective import TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import count_padding, inner_starts, number_documents
+from pretrain.objective.row_maker import RowContext, RowMaker, count_padding, inner_starts, number_documents
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
 
 
@@ -33,20 +33,12 @@ def start_of(context: RowContext) -> int:
 
 
 def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
-    """Makes rows of an encoder-decoder.
-
-    Args:
-        rows: Raw pairs of the stream.
-        start_id: Decoder start token, before the first token of each target.
-
-    Returns:
-        Rows with `start_id` and all tokens of a document but the last as inputs, and all its tokens as targets; padding
-        has no target.
-    """
+    """Makes rows of an encoder-decoder: each target begins with `start_id`; padding has no target."""
     assert isinstance(rows, PairRows), "texts have no source"
     tokens = rows.target.tokens
     num_rows, width = tokens.shape
     seq_len = width - 1
+    source_len = rows.source.tokens.shape[1] - 1
     targets = tokens[:, :-1].astype(np.int64)
     inputs = np.empty_like(targets)
     inputs[:, 1:] = targets[:, :-1]
@@ -57,6 +49,10 @@ def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
     assert rows.target.num_tokens is not None, "rows of pairs are padded"
     targets[np.arange(seq_len) >= rows.target.num_tokens[:, None]] = IGNORE_INDEX
     positions, documents = number_documents(*inner_starts(rows.target, seq_len), num_rows, seq_len)
+    source = SourceRows(rows.source.tokens[:, :-1].astype(np.int64))
+    source_starts = inner_starts(rows.source, source_len)
+    if len(source_starts[0]):
+        source = SourceRows(source.tokens, *number_documents(*source_starts, num_rows, source_len))
     return ModelRows(
         inputs=inputs,
         targets=targets,
@@ -64,15 +60,6 @@ def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
         sample_ids=rows.target.sample_ids,
         positions=positions,
         documents=documents,
-        source=_source_rows(rows.source),
-        num_padding=count_padding(rows.target, seq_len) + count_padding(rows.source, rows.source.tokens.shape[1] - 1),
+        source=source,
+        num_padding=count_padding(rows.target, seq_len) + count_padding(rows.source, source_len),
     )
-
-
-def _source_rows(rows: TokenRows) -> SourceRows:
-    source_len = rows.tokens.shape[1] - 1
-    row, column = inner_starts(rows, source_len)
-    positions = documents = None
-    if len(row):
-        positions, documents = number_documents(row, column, len(rows.tokens), source_len)
-    return SourceRows(rows.tokens[:, :-1].astype(np.int64), positions, documents)

@@ -4,12 +4,13 @@
     source   Thank you <X> me to your party <Y> </s>             the kept tokens, a sentinel for each span
     target   <X> for inviting <Y> last week </s>                 the spans, each after its sentinel
 
-All rows of a run have the same lengths (config/lengths.py), without padding or cropping. A denoiser that is a prefix
-language model removes the end of a row, without a sentinel.
+All rows of a run have the same lengths (config/lengths.py), without padding or cropping. A denoiser
+that is a prefix language model removes the end of a row, without a sentinel.
 
-With a document mask, source and target of a document attend to each other only, and sentinels restart in each document.
-A span across a border belongs to the first document, and its tokens of the next document have no loss. Rows that are
-not full (the last of a validation split, damaged ones) end with a document of padding, number -1.
+With a document mask, source and target of a document attend to each other only, and sentinels
+restart in each document. A span across a border belongs to the first document, and its tokens of the
+next document have no loss. Rows that are not full (the last of a validation split, damaged ones) end
+with a document of padding, number -1.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ import numpy as np
 from pretrain.config.lengths import Corruption, corruption_of
 from pretrain.config.objective import DenoiserConfig, SpanConfig, TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.contract import RowContext, RowMaker
-from pretrain.objective.documents import inner_starts, number_documents, real_tokens
+from pretrain.objective.row_maker import RowContext, RowMaker, inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
 from pretrain.utils.rng import draw_uniform
@@ -29,8 +29,8 @@ from pretrain.utils.rng import draw_uniform
 def draw_noise(found: Corruption, row_len: int, seed: int, sample_ids: np.ndarray) -> np.ndarray:
     """Draws the tokens to remove, bool [B, row_len]: exactly `num_noise` a row, in `num_spans` spans.
 
-    As `random_spans_noise_mask` of Raffel et al. 2020, for many rows: kept, noise, kept, noise, ..., at least one token
-    each, lengths uniform among all such partitions.
+    `random_spans_noise_mask` of Raffel et al. 2020, for many rows: kept, noise, kept, noise, ..., at
+    least one token each, lengths uniform among all such partitions.
     """
     kept = _cut(row_len - found.num_noise, found.num_spans, "kept spans", seed, sample_ids)
     noise = _cut(found.num_noise, found.num_spans, "noise spans", seed, sample_ids)
@@ -49,13 +49,13 @@ def _cut(count: int, parts: int, purpose: str, seed: int, sample_ids: np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class CorruptedRows:
-    """Rows with spans removed.
+    """Rows with spans removed; documents are int32, -1 for padding.
 
     Attributes:
         source: int64 [B, S]: kept tokens and sentinels.
         target: int64 [B, T]: removed spans, each after its sentinel.
-        source_documents: int32 [B, S]: number of each token's document in its row; -1: padding.
-        target_documents: int32 [B, T]: document of each token's span.
+        source_documents: Document of each token.
+        target_documents: Document of each token's span.
         lost: bool [B, T]: tokens without loss: padding, and tokens of another document than their span.
     """
 
@@ -64,11 +64,6 @@ class CorruptedRows:
     source_documents: np.ndarray
     target_documents: np.ndarray
     lost: np.ndarray
-
-    @property
-    def num_padding(self) -> int:
-        """Number of padding tokens in source and target."""
-        return int((self.source_documents < 0).sum()) + int((self.target_documents < 0).sum())
 
 
 def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -91,8 +86,8 @@ def check_tokens(span: SpanConfig, context: RowContext) -> None:
         raise ConfigError(
             f"rows of {context.lengths.row} tokens lose {needed} spans (density={span.density}, "
             f"mean_length={span.mean_length}), and the tokenizer has {available} sentinels",
-            fix=f"prepare with tokenizer.roles=t5 and tokenizer.sentinels={needed} or more, raise mean_length, or "
-            f"lower batch.seq_len",
+            fix=f"prepare with tokenizer.roles=t5 and tokenizer.sentinels={needed} or more, "
+            f"raise mean_length, or lower batch.seq_len",
         )
     if isinstance(span, DenoiserConfig) and span.mode is not None and span.mode not in context.vocabulary.named:
         raise ConfigError(
@@ -115,10 +110,16 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
         noise = np.tile(np.arange(row_len) >= row_len - found.num_noise, (num_rows, 1))
     else:
         noise = draw_noise(found, row_len, context.seed, rows.sample_ids)
-    begin = np.nonzero(noise & ~np.roll(noise, 1, axis=1))[1].reshape(num_rows, -1)  # a row begins with a kept token
+    # A row begins with a kept token: no span begins in column 0.
+    begin = np.nonzero(noise & ~np.roll(noise, 1, axis=1))[1].reshape(num_rows, -1)
     of_span = _at(documents, begin)
-    marked = begin[:, :0] if _is_prefix(span) else begin
-    marks = _sentinels(of_span, context.vocabulary.sentinels)[:, : marked.shape[1]]
+    sentinels = np.array(context.vocabulary.sentinels)
+    marked = begin[:, :0]
+    marks = np.empty((num_rows, 0), dtype=np.int64)
+    if not _is_prefix(span):
+        # Sentinels count within the document of their span.
+        marked = begin
+        marks = sentinels[np.minimum(_positions(of_span), len(sentinels) - 1)]
 
     # A sentinel takes the place of the first token of its span in the source.
     left = ~noise
@@ -127,16 +128,17 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
     np.put_along_axis(left_tokens, marked, marks, axis=1)
     out, out_documents, own = _taken(tokens, documents, noise, marked, marks, of_span)
 
-    mode = np.full((num_rows, _num_modes(span)), -1)
+    mode = np.empty((num_rows, 0), dtype=np.int64)
     if isinstance(span, DenoiserConfig) and span.mode is not None:
-        mode[:] = context.vocabulary.named[span.mode]
-    end, first, last = np.full((num_rows, 1), context.vocabulary.eos), documents[:, :1], documents[:, -1:]
+        mode = np.full((num_rows, 1), context.vocabulary.named[span.mode])
+    source = [mode, left_tokens[left].reshape(num_rows, -1)]
+    source_documents = [documents[:, : mode.shape[1]], documents[left].reshape(num_rows, -1)]
+    end = np.full((num_rows, 1), context.vocabulary.eos)
+    last = documents[:, -1:]
     return CorruptedRows(
-        source=np.concatenate((mode, left_tokens[left].reshape(num_rows, -1), end), axis=1),
+        source=np.concatenate((*source, end), axis=1),
         target=np.concatenate((out, end), axis=1),
-        source_documents=np.concatenate(
-            (first[:, : mode.shape[1]], documents[left].reshape(num_rows, -1), last), axis=1
-        ),
+        source_documents=np.concatenate((*source_documents, last), axis=1),
         target_documents=np.concatenate((out_documents, of_span[:, -1:]), axis=1),
         lost=np.concatenate(((own != out_documents) | (own < 0), last < 0), axis=1),
     )
@@ -149,9 +151,10 @@ def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) 
     inputs[_begins(found.target_documents)] = start_id
     positions = documents = None
     source = SourceRows(found.source)
-    # The end token of a source belongs to the last document: if a row has several documents, its source has, too.
+    # The end token of a source belongs to the last document: if a row has several, its source has too.
     if found.source_documents.any():
-        positions, documents = _positions(found.target_documents), found.target_documents
+        documents = found.target_documents
+        positions = _positions(documents)
         source = SourceRows(found.source, _positions(found.source_documents), found.source_documents)
     return ModelRows(
         inputs=inputs,
@@ -161,16 +164,12 @@ def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) 
         positions=positions,
         documents=documents,
         source=source,
-        num_padding=found.num_padding,
+        num_padding=int((found.source_documents < 0).sum() + (found.target_documents < 0).sum()),
     )
 
 
 def _is_prefix(span: SpanConfig) -> bool:
     return isinstance(span, DenoiserConfig) and span.prefix
-
-
-def _num_modes(span: SpanConfig) -> int:
-    return int(isinstance(span, DenoiserConfig) and span.mode is not None)
 
 
 def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
@@ -182,13 +181,6 @@ def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
     return documents if real is None else np.where(real, documents, np.int32(-1))
 
 
-def _sentinels(of_span: np.ndarray, sentinels: tuple[int, ...]) -> np.ndarray:
-    """Returns the sentinel of each span, counted within its document. `of_span`: int32 [B, spans], ascending."""
-    if not sentinels:
-        return np.empty((len(of_span), 0), dtype=np.int64)
-    return np.array(sentinels)[np.minimum(_positions(of_span), len(sentinels) - 1)]
-
-
 def _taken(
     tokens: np.ndarray,
     documents: np.ndarray,
@@ -197,22 +189,14 @@ def _taken(
     marks: np.ndarray,
     of_span: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the removed tokens with sentinels, the document of each token's span, and the document of each token.
-
-    Args:
-        tokens: int64 [B, W]: the row.
-        documents: int32 [B, W]: document of each token.
-        noise: bool [B, W]: tokens to remove.
-        marked: Columns of spans that have a sentinel.
-        marks: Sentinels of these spans.
-        of_span: Document of each span.
-    """
+    """Returns the removed tokens with sentinels, the document of their span, and their own document."""
     num_rows, num_marks = marked.shape
     before = _at(np.cumsum(noise, axis=1), marked) - 1
     is_mark = np.zeros((num_rows, int(noise[0].sum()) + num_marks), dtype=bool)
     np.put_along_axis(is_mark, before + np.arange(num_marks), True, axis=1)
     out = np.empty(is_mark.shape, dtype=np.int64)
-    out[is_mark], out[~is_mark] = marks.ravel(), tokens[noise]
+    out[is_mark] = marks.ravel()
+    out[~is_mark] = tokens[noise]
     out_documents = _at(of_span, np.maximum(np.cumsum(is_mark, axis=1) - 1, 0))
     own = out_documents.copy()
     own[~is_mark] = documents[noise]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.model import KVCache
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip

@@ -13,7 +13,7 @@ from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release import open_release
 from pretrain.model.attention import KVCache
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch, SourceBatch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pretrain.interop.release import open_release
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import build_imported, check_gradients, lend
 from tests.parity.exchange import check_round_trip

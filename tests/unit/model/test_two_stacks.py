@@ -7,7 +7,7 @@ import torch
 
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.model import KVCache
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
     build,

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from pretrain.config.model import HeadConfig
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.model.tiny import build, random_batch, tiny_config
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pretrain.objective import loss as loss_module
-from pretrain.objective.loss import TokenLoss, linear_cross_entropy
+from pretrain.objective.loss import LossOutput, linear_cross_entropy
 from pretrain.types import IGNORE_INDEX
 
 
@@ -56,13 +56,13 @@ def case(
     return Case(hidden, weight, added, targets, vocab).to(dtype)
 
 
-def chunked(case: Case, **options: Any) -> TokenLoss:
+def chunked(case: Case, **options: Any) -> LossOutput:
     return linear_cross_entropy(
         case.hidden, case.weight, case.targets, vocab_size=case.vocab, bias_V=case.bias, **options
     )
 
 
-def plain(case: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None) -> TokenLoss:
+def plain(case: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None) -> LossOutput:
     bias = None if case.bias is None else case.bias[: case.vocab]
     logits = functional.linear(case.hidden, case.weight[: case.vocab], bias).flatten(0, -2)
     if soft_cap is not None:
@@ -70,7 +70,7 @@ def plain(case: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_ca
     targets = case.targets.flatten()
     sums = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
     squares = logits.logsumexp(-1).square()[targets != IGNORE_INDEX].sum()
-    return TokenLoss(
+    return LossOutput(
         functional.cross_entropy(logits, targets, label_smoothing=label_smoothing, **sums) + z_loss * squares,
         functional.cross_entropy(logits, targets, **sums).detach(),
         (logits.argmax(-1) == targets).sum(),
@@ -78,7 +78,7 @@ def plain(case: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_ca
     )
 
 
-def values_of(sums: TokenLoss, case: Case, factor: float = 0.3) -> list[Tensor]:
+def values_of(sums: LossOutput, case: Case, factor: float = 0.3) -> list[Tensor]:
     """Returns both losses, and the gradients of `factor` times the one that is minimised."""
     gradients = torch.autograd.grad(sums.loss_sum * factor, case.inputs)
     return [sums.loss_sum.detach(), sums.nll_sum, *gradients]

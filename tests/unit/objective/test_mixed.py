@@ -7,7 +7,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
 from pretrain.objective import OBJECTIVES, ObjectiveKind, RowContext, build_rows
-from pretrain.objective.contract import token_loss
+from pretrain.objective.loss import token_loss
 from pretrain.objective.mixed import merge, mix
 from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, TokenRows, select_rows
 from pretrain.utils.rng import draw_uniform

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.objective.causal import prefix_rows
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
 from pretrain.types import Batch
 from pretrain.utils.rng import draw_uniform

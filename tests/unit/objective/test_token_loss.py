@@ -9,7 +9,7 @@ from torch import Tensor
 from pretrain.config.model import HeadConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective import build_loss
-from pretrain.objective.contract import sum_token_loss
+from pretrain.objective.loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.model.tiny import build, encoder_config, random_batch
 

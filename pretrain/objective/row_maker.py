@@ -1,21 +1,45 @@
-"""Document numbers, positions and padding of rows."""
+"""Interface of row makers, and their common parts: document numbers, positions and padding of rows.
+
+TokenRows or PairRows  --RowMaker-->  ModelRows     numpy, in the loader's threads, a pure function
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.rows import TokenRows
+from pretrain.config.lengths import RowLengths
+from pretrain.rows import ModelRows, PairRows, TokenRows, Vocabulary
+
+RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """Settings of a row maker.
+
+    Attributes:
+        seed: Seed of the run; corruption depends on it and on the sample id of a row only.
+        vocabulary: Special tokens and size of the tokenizer.
+        lengths: Lengths of raw rows and of model rows.
+        num_stacks: Stacks of the model: 1 or 2.
+        document_mask: Documents of a row neither attend to nor predict each other.
+    """
+
+    seed: int
+    vocabulary: Vocabulary
+    lengths: RowLengths
+    num_stacks: int = 1
+    document_mask: bool = True
 
 
 def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns positions (int64) and document numbers (int32) [num_rows, seq_len].
+    """Returns positions (int64) and document numbers (int32), [num_rows, seq_len].
 
-    Args:
-        row: Row of each document start inside a row, ascending with its column.
-        column: Column of each document start, in [1, seq_len).
-        num_rows: Number of rows B.
-        seq_len: Length of a row T.
+    `row` and `column` of each document start inside a row, ascending; columns are in [1, seq_len).
     """
-    # Both are cumulative sums over the flattened rows. Positions step by 1 and documents by 0, except where a row or a
-    # document starts: no temporaries of the size of the batch.
+    # Both are cumulative sums over the flattened rows. Positions step by 1 and documents by 0, except
+    # where a row or a document starts: no temporaries of the size of the batch.
     row_starts = np.arange(num_rows) * seq_len
     borders = row * seq_len + column
     starts = np.sort(np.concatenate((row_starts, borders)), kind="stable")
@@ -31,7 +55,7 @@ def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len
 
 
 def inner_starts(rows: TokenRows, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns row and column of documents that start in columns 1 .. seq_len - 1."""
+    """Returns row and column of the documents that start in columns 1 .. seq_len - 1."""
     row, column = np.divmod(rows.starts, rows.tokens.shape[1])
     inner = (column > 0) & (column < seq_len)
     return row[inner], column[inner]
@@ -43,12 +67,12 @@ def count_padding(rows: TokenRows, seq_len: int) -> int:
 
 
 def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
-    """Returns the mask of real tokens in the first `seq_len` columns, bool [B, seq_len]; None: no padding."""
+    """Returns the real tokens in the first `seq_len` columns, bool [B, seq_len]; None: no padding."""
     return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]
 
 
 def place_documents(rows: TokenRows, document_mask: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns positions and document numbers of rows for bidirectional attention, where padding must be masked.
+    """Returns positions and document numbers for bidirectional attention, which must mask padding.
 
     (None, None) if each row is one document without padding.
     """
