@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfig
 from pretrain.objective import build_rows
-from pretrain.objective.contract import RowContext
+from pretrain.objective.row_maker import RowContext
 from pretrain.objective.mixed import draw_parts
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary, select_rows
 from pretrain.tokenizer import display_tokens
