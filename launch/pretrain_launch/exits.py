@@ -82,14 +82,9 @@ def last_error(output: Path) -> str:
 
 
 def note_outcome(run: RunDir, main_pid: int, code: int, reason: str, *, is_known: bool) -> None:
-    """Writes the end of the attempt of process `main_pid` (rank 0) into run.json.
+    """Writes the end of the attempt of process `main_pid`, rank 0, into run.json.
 
-    Args:
-        run: The run folder.
-        main_pid: Rank 0's process: attempts of other processes are left alone.
-        code: The job's exit code.
-        reason: Cause in one line.
-        is_known: Whether an entry of rank 0 stays; else it only knew that another rank was gone.
+    With `is_known`, an entry of rank 0 stays; else it only knew that another rank was gone.
     """
     with contextlib.suppress(PretrainError):
         attempt = run.read_record()["attempts"][-1]

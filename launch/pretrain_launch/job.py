@@ -125,13 +125,7 @@ def say(text: str) -> None:
 
 
 class Driver:
-    """One start of a job.
-
-    Args:
-        spec: The job.
-        start: This start of it.
-        signals: Signals to this process, the first first; grows.
-    """
+    """One start of a job; `signals` grows with each signal to this process."""
 
     def __init__(self, spec: LaunchSpec, start: JobStart, signals: list[int]) -> None:
         self._spec = spec
@@ -204,8 +198,8 @@ class Driver:
         command = [
             *step_command(spec, nodes, tasks),
             *("--unbuffered", "--kill-on-bad-exit=1", f"--wait={END_WAIT_S}"),
-            *(spec.python, "-m", "pretrain_launch.node", str(spec.path)),
-            *("--meeting", json.dumps(asdict(meeting)), "--exits", str(exits)),
+            *(spec.python, "-m", "pretrain_launch.node"),
+            *(str(spec.path), json.dumps(asdict(meeting)), str(exits)),
         ]
         try:
             return read_ending(exits, self._wait(command, exits, len(nodes) * tasks))

@@ -34,13 +34,7 @@ class Finding:
 
 
 def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Finding | None:
-    """Runs the doctor on every node; returns the first problem that prevents training (a timeout does not).
-
-    Args:
-        spec: The job.
-        step: Arguments of srun, up to the program that runs once per node.
-        world_size: Ranks of all nodes.
-    """
+    """Runs the doctor on every node by srun (`step`); returns the first problem; a timeout is none."""
     folder = spec.folder.launch
     doctor = [spec.python, "-m", "pretrain", "doctor"]
     own_files = (f"--output={folder}/doctor-%t.out", "--open-mode=truncate", "--error=all")
@@ -176,14 +170,7 @@ def step_command(spec: LaunchSpec, nodes: Sequence[str], tasks: int) -> list[str
 
 
 def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str) -> str:
-    """Writes the end of this start into run.json, if rank 0 could not, or knew less; returns the reason.
-
-    Args:
-        spec: The job.
-        start: This start; attempts of other starts are left alone.
-        code: Exit code of the job.
-        reason: Cause known to the launcher, or empty.
-    """
+    """Writes the end of this start into run.json, if rank 0 could not, or knew less; returns the reason."""
     with contextlib.suppress(PretrainError):
         attempt = spec.folder.read_record()["attempts"][-1]
         slurm = attempt.get("slurm") or {}

@@ -63,12 +63,9 @@ def append_row(run: RunDir, row: dict[str, Any]) -> None:
 
 
 def count_idle_restarts(rows: list[dict[str, Any]], chain: str, step: int) -> int:
-    """Returns the number of restarts in a row, the last start included, without a new checkpoint.
+    """Returns the restarts of a chain in a row without a new checkpoint, of which `step` is the newest.
 
-    Args:
-        rows: Rows of the journal.
-        chain: Chain to count; its first start is no restart.
-        step: Step of the newest checkpoint now.
+    The last start counts; the first one of a chain is no restart.
     """
     starts = [row for row in rows if row["event"] == "start" and row.get("chain") == chain]
     steps = [int(row["step"]) for row in starts]

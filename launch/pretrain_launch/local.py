@@ -28,6 +28,7 @@ from pretrain.utils.io import make_dir
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import die_with
 from pretrain_launch.exits import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
+from pretrain_launch.modes import Meeting, rank_variables
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_S = 0.05
@@ -57,16 +58,12 @@ def rank_environment(
         threads: CPU threads a rank, unless OMP_NUM_THREADS is set. None: an even share of the cores.
     """
     share = threads or max(1, (os.cpu_count() or 1) // world_size)
+    meeting = Meeting("127.0.0.1", port, ("localhost",), world_size, "local")
     return {
         "OMP_NUM_THREADS": str(share),
         "PYTHONFAULTHANDLER": "1",  # a crash in native code prints the Python stacks
         **base,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        **rank_variables(meeting, 0, rank),
     }
 
 
@@ -254,14 +251,7 @@ def _noting_signals(signals: list[int]) -> Iterator[None]:
 
 
 def launch_local(config: str, overrides: Sequence[str], num_ranks: int, port: int | None, logs: Path) -> int:
-    """Trains `config` on `num_ranks` processes of this machine; returns the job's exit code.
-
-    Args:
-        config: Path or built-in name of the config, already checked.
-        overrides: `a.b=c` items.
-        num_ranks: Processes; with GPUs, one for each.
-        port: Rendezvous port; None: a free port.
-        logs: Folder for the output of ranks other than 0.
+    """Trains `config`, already checked, on processes of this machine; returns the job's exit code.
 
     Raises:
         LaunchError: The port is in use.

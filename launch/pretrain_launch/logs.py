@@ -48,19 +48,15 @@ def _whole_characters(content: bytes) -> bytes:
 
 
 def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yields new output of a log, and of those that replace it, until the run is over.
+    """Yields output of a log from an offset on, and of those that replace it, until the run is over.
 
-    Args:
-        find: Returns the file to show now: another job writes another one.
-        start: The file that was shown so far.
-        offset: Bytes of it that were shown. A file that has become shorter is shown from its start.
-        is_over: Whether the run is over.
+    `find` returns the file to show now: another job writes another one.
     """
     path = start
     while True:
         over = is_over()  # before the last read, which shows all that was written until then
         newest = find()
-        if newest != path or newest.stat().st_size < offset:
+        if newest != path or newest.stat().st_size < offset:  # another file, or a shorter one
             path = newest
             offset = 0
         with path.open("rb") as file:

@@ -50,15 +50,7 @@ def rank_variables(meeting: Meeting, node_rank: int, local_rank: int) -> dict[st
 
 
 def launcher_command(mode: str, meeting: Meeting, node_rank: int, own_address: str, hostfile: Path) -> list[str]:
-    """Returns the command line that starts the ranks of a node, up to the module that each runs.
-
-    Args:
-        mode: `torchrun`, `accelerate` or `deepspeed`.
-        meeting: Rendezvous of all nodes.
-        node_rank: Place of this node in it.
-        own_address: Address of this node in the network of the rendezvous.
-        hostfile: The nodes, for `deepspeed`.
-    """
+    """Returns the command line that starts the ranks of a node, up to the module that each runs."""
     if mode == "torchrun":
         # torch would guess the node of the store by names, which several interfaces have.
         settings = f"is_host={int(node_rank == 0)},join_timeout={JOIN_S},last_call_timeout=5"

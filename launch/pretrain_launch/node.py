@@ -6,7 +6,6 @@ Signals are blocked from here on: Slurm sends SIGUSR1 to every process of a step
 die of it. Ranks take them as soon as they can answer.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -62,17 +61,13 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
 
 
 def main() -> None:
-    """Runs `python -m pretrain_launch.node SPEC --meeting JSON --exits DIR`."""
+    """Runs `python -m pretrain_launch.node SPEC MEETING EXITS`."""
     guard_streams()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--meeting", required=True)
-    parser.add_argument("--exits", type=Path, required=True)
-    arguments = parser.parse_args()
-    values = json.loads(arguments.meeting)
+    spec, text, exits = sys.argv[1:]
+    values = json.loads(text)
     meeting = Meeting(**{**values, "nodes": tuple(values["nodes"])})
     try:
-        sys.exit(run_node(load_spec(arguments.spec), meeting, arguments.exits))
+        sys.exit(run_node(load_spec(Path(spec)), meeting, Path(exits)))
     except PretrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

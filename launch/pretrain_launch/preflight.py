@@ -100,15 +100,7 @@ def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: boo
 def plan_job(
     config: RunConfig, request: LaunchRequest, site: SiteConfig, run: str, cwd: str, python: str
 ) -> tuple[LaunchSpec, list[Problem]]:
-    """Returns the job of a run, and its problems that `--force` overrides.
-
-    Args:
-        config: The run.
-        request: Options of the command.
-        site: The cluster.
-        run: The run folder.
-        cwd: Base of relative paths in the config.
-        python: Interpreter, unless the site names one.
+    """Returns the job of a run in folder `run`, and its problems that `--force` overrides.
 
     Raises:
         ConfigError: The time limit is no time, or leaves none to train.

@@ -7,7 +7,6 @@
 A rank that was stopped with all saved (75) is no failure: the exit code is 0, or the launcher would end its peers.
 """
 
-import argparse
 import os
 import signal
 import socket
@@ -32,13 +31,7 @@ def _prepare_rank(parent: int) -> None:
 
 
 def run_rank(config: str, logs: Path, exits: Path) -> int:
-    """Trains as one rank, in a process of its own; returns the exit code for the launcher.
-
-    Args:
-        config: The resolved config.
-        logs: Folder for the output of ranks other than 0, which prints into the job's output.
-        exits: Folder of the exit codes.
-    """
+    """Trains as one rank, in a process of its own; returns the exit code for the launcher."""
     rank = int(os.environ["RANK"])
     parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {*BLOCKED, signal.SIGCHLD})
@@ -66,15 +59,11 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
 
 
 def main() -> None:
-    """Runs `python -m pretrain_launch.rank CONFIG LOGS EXITS`; `deepspeed` adds --local_rank."""
+    """Runs `python -m pretrain_launch.rank CONFIG LOGS EXITS`; `deepspeed` adds --local_rank=N."""
     guard_streams()
-    parser = argparse.ArgumentParser()
-    for name in ("config", "logs", "exits"):
-        parser.add_argument(name)
-    parser.add_argument("--local_rank", "--local-rank")
-    arguments = parser.parse_args()
+    config, logs, exits = (text for text in sys.argv[1:] if not text.startswith("--local"))
     die_with(os.getppid())
-    sys.exit(run_rank(arguments.config, Path(arguments.logs), Path(arguments.exits)))
+    sys.exit(run_rank(config, Path(logs), Path(exits)))
 
 
 if __name__ == "__main__":

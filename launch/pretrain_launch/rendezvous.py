@@ -89,14 +89,7 @@ def open_port(job: str, attempt: int) -> socket.socket:
 def choose_address(
     first: str, nodes: Sequence[str], port: int, addresses: Sequence[str], answers: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Returns the first address that every node has reached. Pure.
-
-    Args:
-        first: Host name of the first node, which has the addresses.
-        nodes: Nodes that must reach it.
-        port: Port that was tried.
-        addresses: Addresses in order of preference.
-        answers: Error of each node at each address; empty text: reached.
+    """Returns the first of the first node's addresses without an error in the answers of any node.
 
     Raises:
         LaunchError: No address was reached by all; names node, address and error.
@@ -133,9 +126,6 @@ def find_meeting_point(
         nodes: All nodes, this one included.
         interface: Network interface to use; None: any.
         step: Arguments of srun, up to the program that runs once per node.
-
-    Raises:
-        LaunchError: No port is free, or no address is reached by all.
     """
     with open_port(job, attempt) as listener:
         port = int(listener.getsockname()[1])

@@ -128,14 +128,12 @@ def read_runs(folders: list[Path]) -> list[RunFacts]:
 
     Files are read after Slurm has answered: they tell the end of a job that it no longer knows.
     """
-    jobs = {job for folder in folders for job in _jobs_in(read_journal(RunDir(folder)))}
     while True:
-        asked = jobs
+        asked = _jobs_in(folders)
         queue = find_jobs(asked)
-        read = [_RunFiles(RunDir(folder)) for folder in folders]
-        jobs = {job for run in read for job in run.jobs}
-        if jobs <= asked:  # else one was submitted meanwhile
-            return [run.facts(queue) for run in read]
+        found = [_read_facts(RunDir(folder), queue) for folder in folders]
+        if _jobs_in(folders) <= asked:  # else one was submitted meanwhile
+            return found
 
 
 def read_run(folder: Path) -> RunFacts:
@@ -143,78 +141,73 @@ def read_run(folder: Path) -> RunFacts:
     return read_runs([folder])[0]
 
 
-def _jobs_in(journal: list[dict[str, Any]]) -> list[str]:
+def _jobs_in(folders: list[Path]) -> set[str]:
+    return {job for folder in folders for job in _jobs_of(read_journal(RunDir(folder)))}
+
+
+def _jobs_of(journal: list[dict[str, Any]]) -> list[str]:
     """Returns the jobs of a run, each once, in the order of their submissions."""
     begun = [row for row in journal if row.get("event") in ("submit", "start")]
     return list(dict.fromkeys(job for row in begun if (job := job_of(row))))
 
 
-class _RunFiles:
-    """Contents of the files of a run."""
+def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
+    """Combines the files of a run with the answer of Slurm; None without one."""
+    record = _read_json(run.record)
+    journal = read_journal(run)
+    starts = merge_starts(record.get("attempts", []), journal)
+    jobs = _jobs_of(journal)
+    known = queue or {}
+    queued = sorted((known[job] for job in jobs if job in known), key=lambda job: job.is_waiting)
+    job = queued[0] if queued else None
+    owner = live_owner(run)
+    is_ours = owner is not None and owner.job.partition("@")[0] in {str(row.get("job")) for row in journal}
+    if is_ours and queue is not None and all(other.is_waiting for other in queued):
+        owner = None  # its job is over, and has not released the run: it was killed
+    ends = [start for start in starts if start["exit_code"] is not None]
+    ended = ends[-1] if ends else {}
+    metrics = _last_values(run.metrics, "step", "loss", "tokens_per_s")
+    audit = _last_values(run.audit, "step")
+    checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
+    steps = (metrics.get("step"), audit.get("step"), checkpoint_step)
+    name = record.get("name") or _read_json(run.launch / "spec.json").get("name") or run.path.name
+    state = "running" if owner else "queued" if job else _state_of_end(run, starts, jobs, is_known=queue is not None)
+    if job is not None and not job.is_waiting:
+        state = "ending" if job.state == "COMPLETING" else "running"
+    return RunFacts(
+        path=run.path,
+        name=str(name),
+        state=state,
+        step=max((step for step in steps if isinstance(step, int)), default=0),
+        total_steps=_total_steps(run),
+        loss=_number(metrics.get("loss")),
+        tokens_per_s=_number(metrics.get("tokens_per_s")),
+        checkpoint_step=checkpoint_step,
+        checkpoint_age_s=checkpoint_age_s,
+        best=_best_checkpoint(run),
+        job=job.element if job else jobs[-1] if jobs else None,
+        queue=queued,
+        slurm_answers=queue is not None,
+        restarts=max(0, len(starts) - 1),
+        exit_code=ended.get("exit_code"),
+        reason=ended.get("reason"),
+        owner=str(owner) if owner else None,
+        starts=starts,
+    )
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self.record = _read_json(run.record)
-        self.journal = read_journal(run)
-        self.spec = _read_json(run.launch / "spec.json")
-        self.starts = merge_starts(self.record.get("attempts", []), self.journal)
-        self.jobs = _jobs_in(self.journal)
 
-    def facts(self, queue: dict[str, SlurmJob] | None) -> RunFacts:
-        """Combines the files with the answer of Slurm; None without one."""
-        known = queue or {}
-        queued = sorted((known[job] for job in self.jobs if job in known), key=lambda job: job.is_waiting)
-        job = queued[0] if queued else None
-        owner = live_owner(self.run)
-        own_jobs = {str(row.get("job")) for row in self.journal}
-        is_ours = owner is not None and owner.job.partition("@")[0] in own_jobs
-        if is_ours and queue is not None and all(other.is_waiting for other in queued):
-            owner = None  # its job is over, and has not released the run: it was killed
-        ends = [start for start in self.starts if start["exit_code"] is not None]
-        ended = ends[-1] if ends else {}
-        metrics = _last_values(self.run.metrics, "step", "loss", "tokens_per_s")
-        audit = _last_values(self.run.audit, "step")
-        checkpoint_step, checkpoint_age_s = _newest_checkpoint(self.run)
-        steps = (metrics.get("step"), audit.get("step"), checkpoint_step)
-        last_job = self.jobs[-1] if self.jobs else None
-        return RunFacts(
-            path=self.run.path,
-            name=str(self.record.get("name") or self.spec.get("name") or self.run.path.name),
-            state=self._state(job, owner, is_known=queue is not None),
-            step=max((step for step in steps if isinstance(step, int)), default=0),
-            total_steps=_total_steps(self.run),
-            loss=_number(metrics.get("loss")),
-            tokens_per_s=_number(metrics.get("tokens_per_s")),
-            checkpoint_step=checkpoint_step,
-            checkpoint_age_s=checkpoint_age_s,
-            best=_best_checkpoint(self.run),
-            job=job.element if job else last_job,
-            queue=queued,
-            slurm_answers=queue is not None,
-            restarts=max(0, len(self.starts) - 1),
-            exit_code=ended.get("exit_code"),
-            reason=ended.get("reason"),
-            owner=str(owner) if owner else None,
-            starts=self.starts,
-        )
-
-    def _state(self, job: SlurmJob | None, owner: Owner | None, *, is_known: bool) -> str:
-        last = self.starts[-1] if self.starts else None
-        if job is not None and not job.is_waiting:
-            return "ending" if job.state == "COMPLETING" else "running"
-        if owner is not None:
-            return "running"
-        if job is not None:
-            return "queued"
-        if last is not None and last["exit_code"] == EXIT_OK:
-            return "done"
-        if mark_of_cancel(self.run).exists() or str(last and last["reason"]).startswith("cancelled"):
-            return "cancelled"
-        if last is None:
-            return "queued" if self.jobs and not is_known else "lost" if self.jobs else "new"
-        if last["exit_code"] is None:
-            return "lost"
-        return "stopped" if last["exit_code"] == EXIT_RESUME_ME else "failed"
+def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *, is_known: bool) -> str:
+    """Returns the state of a run on which no process works, without a job in the queue."""
+    last = starts[-1] if starts else {"exit_code": None, "reason": None}
+    if last["exit_code"] == EXIT_OK:
+        return "done"
+    if mark_of_cancel(run).exists() or str(last["reason"]).startswith("cancelled"):
+        return "cancelled"
+    if not starts:
+        return "queued" if jobs and not is_known else "lost" if jobs else "new"
+    if last["exit_code"] is None:
+        return "lost"
+    return "stopped" if last["exit_code"] == EXIT_RESUME_ME else "failed"
 
 
 def last_save_s(run: RunDir) -> float | None:

@@ -139,13 +139,9 @@ _FORMAT = "%A|%i|%T|%r|%N|%M|%l|%S"
 
 
 def find_jobs(jobs: Iterable[str]) -> dict[str, SlurmJob] | None:
-    """Asks Slurm for jobs and elements of arrays, in one call; returns those that have not ended.
+    """Asks Slurm for jobs (`123`) and elements of arrays (`123_4`), in one call.
 
-    Args:
-        jobs: Ids, `123` or `123_4`.
-
-    Returns:
-        Jobs by both their ids; None if Slurm is not installed or does not answer.
+    Returns those that have not ended, by both their ids; None if Slurm is not installed or does not answer.
     """
     asked = sorted(set(jobs))
     if not asked:

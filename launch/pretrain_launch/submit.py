@@ -36,12 +36,9 @@ def format_time(seconds: int) -> str:
 
 
 def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
-    """Returns the argument list that submits a job. Pure.
+    """Returns the argument list that submits a job, or an array of `count` jobs like the first. Pure.
 
-    Args:
-        spec: The job; of an array its first element.
-        target: The file that the job reads: the spec, or the list of those of an array.
-        count: Elements of an array; 1: no array.
+    `target` is the file that the job reads: the spec, or the list of those of an array.
     """
     site = spec.site
     stem = spec.name.rpartition("-")[0] or spec.name  # elements of an array are STEM-0, STEM-1, ...
@@ -115,12 +112,7 @@ def array_path(first: RunDir) -> Path:
 
 
 def cancel(run: Path, grace_s: float, say: Callable[[str], None]) -> None:
-    """Cancels every job of a run.
-
-    Args:
-        run: The run folder.
-        grace_s: Seconds for a running job to commit and end; 0: it is ended at once.
-        say: Receives lines for the user.
+    """Cancels every job of a run; a running one has `grace_s` to commit and end.
 
     Raises:
         LaunchError: The run has no Slurm job, or Slurm does not answer; its job will not come back even so.

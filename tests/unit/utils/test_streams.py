@@ -74,7 +74,7 @@ def test_an_error_that_nobody_can_be_told_of_keeps_its_code_and_does_not_come_am
     ("program", "environment", "code"),
     [
         (["pretrain_launch.job", "none.json"], {}, 69),
-        (["pretrain_launch.node", "none.json", "--exits", "none", "--meeting", MEETING], {}, 64),
+        (["pretrain_launch.node", "none.json", MEETING, "none"], {}, 64),
         (["pretrain_launch.rank", "none.yaml", "logs", "exits"], {"RANK": "0"}, 64),
         (["pretrain_launch.rendezvous", "nonce", "1"], {}, 0),
         (["pretrain", "train", "none.yaml"], {}, 64),
