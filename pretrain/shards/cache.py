@@ -1,20 +1,86 @@
-"""Cache of fetched shards on a local disk: entries, locks, fills and evictions."""
+"""Cache of fetched shards on a local disk, shared by the processes, runs and data folders of a machine.
+
+    DIR/shards/SHA256.tar              a whole, verified shard, for all data folders that have it
+    DIR/shards/SHA256.CRC32.idx.npy    its sidecar, there before the tar is
+    DIR/shards/SHA256.lock             shared: in use; exclusive: being fetched or evicted; contains
+                                       the process id and the bytes promised to a download
+    DIR/shards/SHA256.soon             shared: will be used soon
+    DIR/folders/HASH/                  index, tokenizer, lengths and bins of an address
+    DIR/folders/HASH.lock              shared: the address is open; exclusive: being evicted
+    DIR/.lock                          exclusive: room is being made
+    DIR/.room                          touched by a process that finds no room
+
+All locks are flocks, which end with their process: the files that a killed one leaves count for
+nothing, and the next process removes them. The owner of an exclusive lock may remove its file;
+processes that waited for it notice, and take the lock of the new one. Entries in use are never
+evicted; entries needed soon only for a shard that is needed now, the last to be needed first; the
+rest by least recent use.
+"""
 
 import enum
 import fcntl
+import math
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pretrain.errors import DataError
-from pretrain.shards.cache_locks import LockSet, lock, try_lock
+from pretrain.errors import DataError, DiskError
 from pretrain.shards.index import ShardIndex
-from pretrain.utils.io import make_dir
+from pretrain.utils.io import make_dir, take_flock
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def lock(path: Path, operation: int = fcntl.LOCK_EX) -> int:
+    """Waits for the lock of a file, made if need be; closing the descriptor releases it.
+
+    Raises:
+        DiskError: The disk refused, or has no locks.
+    """
+    descriptor = try_lock(path, operation, wait_s=math.inf)
+    assert descriptor is not None
+    return descriptor
+
+
+def try_lock(path: Path, operation: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> int | None:
+    """As `lock`; returns None where another process has it after `wait_s` seconds."""
+    while True:
+        descriptor = None
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if not take_flock(descriptor, operation, wait_s):
+                os.close(descriptor)
+                return None
+            # The owner may have removed the file meanwhile: then this lock guards nothing.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+            os.close(descriptor)
+        except OSError as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise DiskError(
+                f"cannot lock here: {error.strerror or error}",
+                where=str(path),
+                fix="set data.cache_dir to a folder on a disk of this machine",
+            ) from error
+
+
+def lock_all(locked: ExitStack, paths: list[Path]) -> bool:
+    """Locks all of some files, until `locked` is closed, or none; returns whether it did."""
+    with ExitStack() as taken:
+        for path in paths:
+            descriptor = try_lock(path)
+            if descriptor is None:
+                return False
+            taken.callback(os.close, descriptor)
+        locked.push(taken.pop_all())
+    return True
 
 
 @dataclass(slots=True)
@@ -26,8 +92,8 @@ class Entry:
         soon: Lock file; shared lock while the entry will be used soon.
         paths: Files of the shard, or the folder.
         num_bytes: Size of these.
-        used_at: When it was last used, ns.
-        expected_at: When somebody last said that it will be used soon.
+        used_at: Time of the last use, ns.
+        expected_at: Time of the last announcement that it will be used soon, ns.
         promised: Bytes that are promised to a download.
     """
 
@@ -54,16 +120,17 @@ def scan_shards(shards: Path) -> dict[str, Entry]:
     suspects = set()
     for item in os.scandir(shards):
         key, _, kind = item.name.partition(".")
-        # Only the lock of a shard stays as long as room is made: that of a file goes with who fetches it again.
+        # Only the lock of a shard stays while room is made: that of a file goes with its download.
         if ".tmp-" in kind or (kind == "lock" and item.stat().st_size):
             suspects.add(key)
     promised = {key: _promised(shards, key) for key in suspects}
     entries: dict[str, Entry] = {}
-    # Only now: a download that ends meanwhile is counted as a promise, as files, or as both, but not as nothing.
+    # Only now: a download that ends meanwhile counts as a promise, as files, or as both.
     for item in os.scandir(shards):
         key = item.name.partition(".")[0]
         if key not in entries:
-            entries[key] = Entry(shards / f"{key}.lock", shards / f"{key}.soon", promised=promised.pop(key, 0))
+            soon = shards / f"{key}.soon"
+            entries[key] = Entry(shards / f"{key}.lock", soon, promised=promised.pop(key, 0))
         entry = entries[key]
         if item.name.endswith((".tar", ".npy")):
             entry.paths.append(Path(item.path))
@@ -79,9 +146,10 @@ def scan_folders(folders: Path) -> dict[str, Entry]:
     entries = {}
     for item in os.scandir(folders):
         if item.is_dir(follow_symlinks=False):
-            lock = folders / f"{item.name}.lock"
-            used_at = (lock if lock.exists() else Path(item.path)).stat().st_mtime_ns
-            entries[item.name] = Entry(lock, paths=[Path(item.path)], num_bytes=tree_bytes(item.path), used_at=used_at)
+            path = Path(item.path)
+            lock_path = folders / f"{item.name}.lock"
+            used_at = (lock_path if lock_path.exists() else path).stat().st_mtime_ns
+            entries[item.name] = Entry(lock_path, paths=[path], num_bytes=tree_bytes(path), used_at=used_at)
     return entries
 
 
@@ -101,34 +169,14 @@ def tree_bytes(folder: Path | str) -> int:
 def _promised(shards: Path, key: str) -> int:
     """Returns how many bytes are promised to a download; cleans up where there is none any more."""
     path = shards / f"{key}.lock"
-    with LockSet() as locked:
-        if locked.add(key, [path]):
+    with ExitStack() as locked:
+        if lock_all(locked, [path]):
             for leftover in shards.glob(f"{key}.*.tmp-*"):
                 leftover.unlink(missing_ok=True)
             os.truncate(path, 0)
             return 0
     content = path.read_text().split()
     return int(content[1]) if len(content) == 2 else 0
-
-
-# Layout of the cache, which processes, runs and data folders of a machine share:
-#
-#     DIR/shards/SHA256.tar              a whole, verified shard; two data folders that share it share this file
-#     DIR/shards/SHA256.CRC32.idx.npy    its sidecar, there before the tar is
-#     DIR/shards/SHA256.lock             shared: in use; exclusive: being fetched or evicted; contains the process id
-#                                        and the bytes promised to a download
-#     DIR/shards/SHA256.soon             shared: will be used soon
-#     DIR/folders/HASH/                  index, tokenizer, lengths and bins of an address
-#     DIR/folders/HASH.lock              shared: the address is open; exclusive: being evicted
-#     DIR/.lock                          exclusive: room is being made
-#     DIR/.room                          touched by a process that finds no room
-#
-# All locks are flocks, which end with their process: the files that a killed one leaves count for
-# nothing, and the next process removes them. Entries in use are never evicted; entries needed soon
-# only for a shard that is needed now, the last to be needed first; the rest by least recent use.
-
-
-_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Fill(enum.Enum):
@@ -142,7 +190,7 @@ class Fill(enum.Enum):
 class ShardCache:
     """Shards by the hash of their content, and what lies beside them; in all at most `limit_bytes`.
 
-    What is written into the folder of an address counts from then on. Safe to use from threads and processes.
+    Files in the folder of an address count too. Safe to use from threads and processes.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -156,17 +204,13 @@ class ShardCache:
     def paths(self, shard: ShardIndex) -> tuple[Path, Path]:
         """Returns the paths of a shard and its sidecar. Raises: DataError: Its hash is none."""
         if not _SHA256.fullmatch(shard.sha256):
-            raise DataError(
-                f"its sha256 in the index is none: {shard.sha256[:80]!r}",
-                where=shard.name,
-                fix="run `pretrain prepare` again",
-            )
+            what = f"its sha256 in the index is none: {shard.sha256[:80]!r}"
+            raise DataError(what, where=shard.name, fix="run `pretrain prepare` again")
         tar = self._shards / f"{shard.sha256}.tar"
         return tar, self._shards / f"{shard.sha256}.{shard.table.crc32:08x}.idx.npy"
 
     def has(self, shard: ShardIndex) -> bool:
-        """Returns whether a shard and its sidecar are there: two `stat`, nothing is read. Files of
-        a wrong size, which somebody else must have written, are not."""
+        """Returns whether a shard and its sidecar are there with their sizes: two `stat`."""
         wanted = zip(self.paths(shard), (shard.num_bytes, shard.table_bytes), strict=True)
         try:
             return all(path.stat().st_size == size for path, size in wanted)
@@ -186,8 +230,7 @@ class ShardCache:
         return descriptor
 
     def hold_folder(self, key: str) -> tuple[Path, int]:
-        """Returns the folder of an address, made if need be: it stays until the descriptor that
-        comes with it is closed."""
+        """Returns the folder of an address, made if need be, kept until the descriptor is closed."""
         descriptor = lock(self._folders / f"{key}.lock", fcntl.LOCK_SH)
         stamp(descriptor)
         return make_dir(self._folders / key), descriptor
@@ -195,7 +238,7 @@ class ShardCache:
     def expect(self, shard: ShardIndex) -> int | None:
         """Marks a shard, there or not, as used soon until the returned descriptor is closed.
 
-        Returns None for the moment in which another process evicts it. What is expected last is needed last.
+        Returns None while another process evicts it. The last one expected is needed last.
         """
         descriptor = try_lock(self._lock_path(shard).with_suffix(".soon"), fcntl.LOCK_SH)
         if descriptor is not None:
@@ -205,16 +248,11 @@ class ShardCache:
     def fill(self, shard: ShardIndex, fetch: Callable[[Path, Path], None], *, urgent: bool) -> Fill:
         """Brings a shard in, unless it is there or another process is at it.
 
-        Args:
-            shard: Which.
-            fetch: Called with the paths of the sidecar and of the tar; makes both.
-            urgent: It is needed now: room may be taken from what is expected.
-
-        Raises:
-            Exception: The one that `fetch` raises.
+        `fetch` makes both files, the sidecar and the tar; its errors are raised. For an `urgent`
+        shard, room may be taken from what is expected.
         """
         lock_path = self._lock_path(shard)
-        descriptor = None if self.has(shard) else try_lock(lock_path, fcntl.LOCK_EX)
+        descriptor = None if self.has(shard) else try_lock(lock_path)
         if descriptor is None:
             return Fill.THERE if self.has(shard) else Fill.BUSY
         try:
@@ -232,7 +270,7 @@ class ShardCache:
             os.close(descriptor)
 
     def fetched_by(self, shard: ShardIndex) -> str:
-        """Returns the id of the process that fetches a shard now, as far as one can see."""
+        """Returns the id of the process that fetches a shard now; "?" where it is unknown."""
         with suppress(OSError):
             return self._lock_path(shard).read_text().partition(" ")[0] or "?"
         return "?"
@@ -242,7 +280,7 @@ class ShardCache:
         (self.folder / ".room").touch()
 
     def asked_at(self) -> int:
-        """Returns when it was last asked for room, as a number that grows."""
+        """Returns the time of the last `ask_for_room`, ns; 0: never."""
         with suppress(FileNotFoundError):
             return (self.folder / ".room").stat().st_mtime_ns
         return 0
@@ -251,9 +289,9 @@ class ShardCache:
         """Returns the bytes that cannot be evicted now: shards in use, and promised room."""
         total = 0
         with self._alone():
-            for key, entry in self._scan().items():
-                with LockSet() as locked:
-                    if entry.promised or not locked.add(key, entry.locks(with_soon=False)):
+            for entry in self._scan().values():
+                with ExitStack() as locked:
+                    if entry.promised or not lock_all(locked, entry.locks(with_soon=False)):
                         total += entry.taken
         return total
 
@@ -291,19 +329,23 @@ class ShardCache:
         there = [key for key, entry in entries.items() if entry.paths]
         by_use = sorted(there, key=lambda key: entries[key].used_at)
         by_need = sorted(there, key=lambda key: -entries[key].expected_at)
-        with LockSet() as victims:
+        victims: dict[str, list[Path]] = {}
+        with ExitStack() as locked:
             # First the entries that no process expects, then, for an urgent shard, the others.
             for with_soon, keys in ((True, by_use), (False, by_need if urgent else [])):
                 for key in keys:
                     if excess <= 0:
                         break
-                    if key not in victims.paths and victims.add(key, entries[key].locks(with_soon=with_soon)):
+                    locks = entries[key].locks(with_soon=with_soon)
+                    if key not in victims and lock_all(locked, locks):
+                        victims[key] = locks
                         excess -= entries[key].num_bytes
             if excess > 0:
                 return False
-            for key, lock_paths in victims.paths.items():
-                # The tar first: a sidecar alone is nothing that `has` would believe. The locks last.
-                for path in (*sorted(entries[key].paths, key=lambda path: path.suffix != ".tar"), *lock_paths):
+            for key, locks in victims.items():
+                # The tar first: `has` does not believe a sidecar alone. The locks last.
+                files = sorted(entries[key].paths, key=lambda path: path.suffix != ".tar")
+                for path in (*files, *locks):
                     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         return True
 

@@ -1,6 +1,6 @@
 """The training data of a run: a shard folder or a mixture, found and checked, not opened.
 
-Needs neither torch nor numpy, so that the launcher refuses bad data on a login node. Deliberately
+Imports neither torch nor numpy, so that the launcher refuses bad data on a login node. Deliberately
 not here: the order of samples (data/), and anything that opens a shard.
 """
 
@@ -19,14 +19,7 @@ ONLY = "data"
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """A shard folder.
-
-    Attributes:
-        name: Name in the mixture of the config.
-        folder: The shard folder.
-        index: Index of the folder.
-        repeats: Starts over after it has been read once.
-    """
+    """A shard folder, with its name in the mixture; one that `repeats` starts over at its end."""
 
     name: str
     folder: Path
@@ -36,17 +29,13 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All sources of a run, in the order of the config.
-
-    Attributes:
-        sources: At least one; of one tokenizer, kind, dtype and list of labels.
-    """
+    """All sources of a run, in the order of the config: of one tokenizer, kind, dtype and labels."""
 
     sources: tuple[DataSource, ...]
 
     @property
     def index(self) -> DataIndex:
-        """Tells what is the same for all sources: tokenizer, vocabulary, dtype, end of document, kind, labels."""
+        """The first index: all have its tokenizer, vocabulary, dtype, end of document, kind, labels."""
         return self.sources[0].index
 
     @property
@@ -56,49 +45,46 @@ class Dataset:
 
     @property
     def sha256(self) -> str:
-        """Identity of the data, hex; that of the folder where there is one."""
-        hashes = [data_hash(source.index) for source in self.sources]
-        return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+        """Identity of the data, hex: the hash of one folder, or of the hashes of several."""
+        first, *others = (data_hash(source.index) for source in self.sources)
+        return hashlib.sha256("\n".join([first, *others]).encode()).hexdigest() if others else first
 
 
 def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) -> Dataset:
     """Reads the index of every source, and checks that all sources go together.
 
-    Args:
-        config: Names the sources.
-        folder_of: Returns the folder of a path: of an address, where its index and tokenizer have been fetched to.
+    `folder_of` returns the folder of a path: of an address, that of its fetched index and tokenizer.
 
     Raises:
-        DataError: A folder or an index is missing or damaged; or sources of different tokenizers or kinds.
+        DataError: A folder or an index is missing or damaged, or tokenizers or kinds differ.
     """
     if config.path is not None:
-        return Dataset((_open(ONLY, folder_of(config.path), True),))
-    sources = tuple(_open(source.name, folder_of(source.path), source.repeat) for source in config.mixture)
-    first = sources[0]
-    for source in sources[1:]:
+        folder = folder_of(config.path)
+        return Dataset((DataSource(ONLY, folder, load_index(folder)),))
+    folders = [folder_of(source.path) for source in config.mixture]
+    sources = [
+        DataSource(source.name, folder, load_index(folder), source.repeat)
+        for source, folder in zip(config.mixture, folders, strict=True)
+    ]
+    first, *others = sources
+    for source in others:
+        where = str(source.folder)
         for what in ("tokenizer_sha256", "kind", "dtype"):
-            mine, other = getattr(first.index, what), getattr(source.index, what)
+            mine = getattr(first.index, what)
+            other = getattr(source.index, what)
             if mine != other:
-                raise DataError(
-                    f"data.mixture: {what} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}",
-                    where=str(source.folder),
-                    fix="prepare all sources with one tokenizer",
-                )
+                both = f"{what} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}"
+                fix = "prepare all sources with one tokenizer"
+                raise DataError(f"data.mixture: {both}", where=where, fix=fix)
         if source.index.labels != first.index.labels:
-            raise DataError(
-                f"data.mixture: the labels of {source.name!r} are not those of {first.name!r}, in their order",
-                where=str(source.folder),
-                fix="prepare all sources with one list of labels",
-            )
-    return Dataset(sources)
+            both = f"the labels of {source.name!r} are not those of {first.name!r}, in their order"
+            fix = "prepare all sources with one list of labels"
+            raise DataError(f"data.mixture: {both}", where=where, fix=fix)
+    return Dataset(tuple(sources))
 
 
 def check_local(config: DataConfig) -> None:
-    """Checks the sources that are folders of this machine, and that their files are there: what a launcher can know.
-
-    Raises:
-        DataError: A folder, an index or a file is missing or damaged.
-    """
+    """Checks the files of the sources that are folders of this machine. Raises: DataError."""
     for path in config.paths:
         if "://" not in path:
             index = load_index(Path(path))
@@ -107,25 +93,17 @@ def check_local(config: DataConfig) -> None:
 
 
 def check_tokenizers(dataset: Dataset) -> None:
-    """Checks that the tokenizer of each source is the one that made its shards: what a run keeps, and decodes with.
-
-    Raises:
-        DataError: One is missing, or another.
-    """
+    """Checks that the tokenizer in each source's folder made its shards. Raises: DataError."""
     for source in dataset.sources:
         _check_tokenizer(source.folder / "tokenizer.json", source.index)
 
 
 def _check_tokenizer(path: Path, index: DataIndex) -> None:
-    wanted = index.tokenizer_sha256
     fix = "copy it again or run `pretrain prepare` again"
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    if found != wanted:
-        raise DataError(f"sha256 is {found[:12]}, the index says {wanted[:12]}", where=str(path), fix=fix)
-
-
-def _open(name: str, folder: Path, repeats: bool) -> DataSource:
-    return DataSource(name, folder, load_index(folder), repeats)
+    if found != index.tokenizer_sha256:
+        what = f"sha256 is {found[:12]}, the index says {index.tokenizer_sha256[:12]}"
+        raise DataError(what, where=str(path), fix=fix)

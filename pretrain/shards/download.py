@@ -1,13 +1,12 @@
 """Downloads of single files: resumed, verified, and visible only when they are whole.
 
-    attempt -> pieces -> hash and AtomicWriter        broken off: wait, continue by range (utils/remote.py)
-            -> the hash is that of the index: fsync, rename            it is not: thrown away, fetched once more
+    attempt -> pieces -> hash and AtomicWriter    broken off: wait, continue by range (utils/remote.py)
+            -> the hash is that of the index: fsync, rename     otherwise: removed, fetched once more
 
 Threads and their order are in fetch.py, the target folder in cache.py.
 """
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -17,10 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from pretrain.errors import DataError
-from pretrain.shards.cache_locks import try_lock
+from pretrain.shards.cache import try_lock
+from pretrain.shards.index import ShardFile
 from pretrain.shards.store import Patience, UnavailableError
 from pretrain.utils.io import AtomicWriter
 from pretrain.utils.remote import PIECE_BYTES, POLL_S, AbandonedError, RemoteAttempts, call_remote, open_url
@@ -28,28 +28,9 @@ from pretrain.utils.remote import PIECE_BYTES, POLL_S, AbandonedError, RemoteAtt
 RANGE_BYTES = 2**23
 """Bytes that one request of s3 or gs asks for."""
 MAX_SMALL_BYTES = 2**28
-"""Of a file whose size is not known beforehand: an index or a tokenizer."""
+"""Limit of a file whose size is not known beforehand: an index or a tokenizer."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteShardFile:
-    """A file as the index describes it.
-
-    Attributes:
-        name: Relative to the remote folder.
-        num_bytes: Size of the file.
-        digest: Hex: the SHA-256 (64 digits), or the CRC32 (8 digits).
-    """
-
-    name: str
-    num_bytes: int
-    digest: str
-
-    def hasher(self) -> "_Hasher":
-        """Returns what makes such a digest."""
-        return hashlib.sha256() if len(self.digest) == 64 else _Crc32()
 
 
 @dataclass(slots=True)
@@ -65,15 +46,10 @@ class DownloadProgress:
         return f"{text}, {self.trouble}" if self.trouble else text
 
 
-def download_once(
-    url: str, file: RemoteShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
-) -> None:
-    """Fetches a file unless its bytes are right; of several processes, one fetches.
-
-    Args and errors: as of `download`.
-    """
+def download_once(url: str, file: ShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]) -> None:
+    """Fetches a file unless its bytes are right, in one process of several. See `download`."""
     lock_path = path.with_name(f"{path.name}.lock")
-    while (descriptor := try_lock(lock_path, fcntl.LOCK_EX)) is None:
+    while (descriptor := try_lock(lock_path)) is None:
         if abandoned():
             raise AbandonedError
         time.sleep(POLL_S)
@@ -87,9 +63,9 @@ def download_once(
         os.close(descriptor)
 
 
-def _is_whole(path: Path, file: RemoteShardFile) -> bool:
+def _is_whole(path: Path, file: ShardFile) -> bool:
     """Returns whether a file has the size and the hash that the index says."""
-    hasher = file.hasher()
+    hasher = _hasher(file)
     try:
         if path.stat().st_size != file.num_bytes:
             return False
@@ -101,10 +77,8 @@ def _is_whole(path: Path, file: RemoteShardFile) -> bool:
     return hasher.hexdigest() == file.digest
 
 
-class _Hasher(Protocol):
-    def update(self, piece: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
+def _hasher(file: ShardFile) -> Any:
+    return hashlib.sha256() if len(file.digest) == 64 else _Crc32()
 
 
 class _Crc32:
@@ -122,28 +96,22 @@ class _Crc32:
 
 def download(
     url: str,
-    file: RemoteShardFile,
+    file: ShardFile,
     path: Path,
     *,
     patience: Patience,
     progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> None:
-    """Fetches a file; its name appears when its bytes are those of the index and durable.
+    """Fetches a file; it appears as `path` when its bytes are those of the index, and durable.
 
-    Args:
-        url: Address of the remote folder.
-        file: The file to fetch.
-        path: Where to; what is there is replaced.
-        patience: See there.
-        progress: Kept up to date.
-        abandoned: Looked at between pieces and while waiting.
+    `abandoned` is asked between pieces and while waiting; `progress` is kept up to date.
 
     Raises:
         DataError: The server has another file, or not this one.
         UnavailableError: The server has been away for too long, or forbids it.
         DiskError: The disk refused.
-        AbandonedError: It was.
+        AbandonedError: `abandoned` said so.
     """
     source = f"{url}/{file.name}"
     for is_last in (False, True):
@@ -157,24 +125,21 @@ def download(
         finally:
             writer.discard()
         if is_last:
-            raise DataError(
-                f"is not the file of the index: {wrong}, twice",
-                where=source,
-                fix="upload this file again, or the index",
-            )
+            what = f"is not the file of the index: {wrong}, twice"
+            raise DataError(what, where=source, fix="upload this file again, or the index")
         _log.warning("%s is not the file of the index: %s; fetching it again", source, wrong)
 
 
 def _receive(
     source: str,
-    file: RemoteShardFile,
+    file: ShardFile,
     writer: AtomicWriter,
     patience: Patience,
     progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> str:
     """Downloads in as many attempts as it takes; returns what is wrong, or nothing."""
-    hasher = file.hasher()
+    hasher = _hasher(file)
     attempts = RemoteAttempts(source, patience, abandoned)
     progress.num_bytes = file.num_bytes
     progress.received = 0
@@ -203,12 +168,7 @@ def _receive(
 
 
 def read_small(url: str, *, patience: Patience, abandoned: Callable[[], bool]) -> bytes:
-    """Fetches a file of unknown size into memory.
-
-    Raises:
-        DataError: The server failed, or the file has more than `MAX_SMALL_BYTES`.
-        AbandonedError: The wait was abandoned.
-    """
+    """Fetches a file of up to `MAX_SMALL_BYTES` into memory. Raises: DataError, AbandonedError."""
     with data_errors():
         return call_remote(url, lambda: _read_limited(url), patience, abandoned)
 
@@ -230,6 +190,7 @@ def data_errors() -> Iterator[None]:
         yield
     except OSError as error:
         kind = DataError if isinstance(error, FileNotFoundError) else UnavailableError
-        is_away = error.errno == errno.EIO
-        fix = "start again when the server is back" if is_away else "correct data.path, or give access to it"
+        fix = "correct data.path, or give access to it"
+        if error.errno == errno.EIO:
+            fix = "start again when the server is back"
         raise kind(f"cannot be fetched: {error.strerror}", where=str(error.filename), fix=fix) from None

@@ -1,8 +1,8 @@
 """Background downloads into the cache: shards needed now first, then upcoming ones.
 
-    set_order(names)   fetched in that order, a few at a time, as far as there is room not needed sooner
-    demand(name)       goes before all that, and may take the room of what is needed later
-    wait(name)         sleeps until something has changed; says how far it is
+    set_order(names)   fetched in that order, a few at a time, as far as there is room
+    demand(name)       precedes all of these, and may take the room of what is needed later
+    wait(name)         sleeps until something has changed; returns the progress
 
 A shard that could not be fetched ahead is no error until it is demanded; then it is retried once.
 Files and locks are in cache.py, attempts and hashes in download.py.
@@ -20,35 +20,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from pretrain.errors import DataError
 from pretrain.shards.cache import Fill, ShardCache
-from pretrain.shards.download import DownloadProgress, data_errors, read_small
-from pretrain.shards.index import INDEX_NAME, ShardIndex, load_index
+from pretrain.shards.download import DownloadProgress, data_errors, download, read_small
+from pretrain.shards.index import INDEX_NAME, DataIndex, ShardIndex, load_index
 from pretrain.shards.store import Patience, UnavailableError
 from pretrain.utils.io import write_file
 from pretrain.utils.remote import POLL_S, AbandonedError, call_remote, stat_url
 
 PARALLEL = 4
-
 """Downloads ahead at a time; one more thread serves what is demanded."""
-
 LISTEN_S = 1.0
-
-"""How often it is looked at whether there is room now, and whether another process needs some."""
-
+"""Interval of looking for room, and for processes that need some."""
 JOIN_S = 2.0
 
 _log = logging.getLogger(__name__)
-
-
-class Fetch(Protocol):
-    """Makes the files of a shard."""
-
-    def __call__(
-        self, shard: ShardIndex, table: Path, tar: Path, progress: DownloadProgress, abandoned: Callable[[], bool]
-    ) -> None: ...
 
 
 class Fetcher:
@@ -56,26 +43,26 @@ class Fetcher:
 
     def __init__(
         self,
+        url: str,
         shards: Mapping[str, ShardIndex],
         cache: ShardCache,
-        fetch: Fetch,
         let_go: Callable[[], None],
-        room_s: float,
+        patience: Patience,
     ) -> None:
         """Starts nothing yet.
 
         Args:
-            shards: Shards of the remote folder, by name.
+            url: The remote folder.
+            shards: Its shards, by name.
             cache: Cache to fill.
-            fetch: Downloads one shard; called in the threads.
             let_go: Releases unused shards; called in the threads when a process lacks room.
-            room_s: Time limit of a demand while all of the cache is in use.
+            patience: Time limits.
         """
+        self._url = url
         self._shards = shards
         self._cache = cache
-        self._fetch = fetch
         self._let_go = let_go
-        self._room_s = room_s
+        self._patience = patience
         self._asked_at = cache.asked_at()
         self._changed = threading.Condition()
         self._orders: dict[str, tuple[str, ...]] = {}
@@ -83,13 +70,13 @@ class Fetcher:
         self._active: dict[str, DownloadProgress] = {}
         self._failed: dict[str, Exception] = {}
         self._kept: dict[str, int] = {}
-        """Descriptors that keep what was brought in and is still wanted."""
+        """Descriptors that keep the shards that were brought in and are still wanted."""
         self._full_until = 0.0
         self._threads: list[threading.Thread] = []
         self.closed = False
 
     def set_order(self, reader: str, names: Sequence[str]) -> None:
-        """Replaces what a reader will need; its order goes before those of others."""
+        """Replaces the shards that a reader will need; its order precedes those of others."""
         with self._changed:
             others = {other: order for other, order in self._orders.items() if other != reader}
             self._orders = {reader: tuple(names), **others}
@@ -119,11 +106,7 @@ class Fetcher:
                 self._drop_unwanted(name)
 
     def wait(self, name: str) -> DownloadProgress | None:
-        """Waits for a moment or for a change; returns the progress of a shard, if any.
-
-        Raises:
-            DataError: It could not be brought in; so do other errors of `fetch` and of the cache.
-        """
+        """Waits for a moment or a change; returns a shard's progress, if any. Raises: its error."""
         with self._changed:
             if name in self._failed:
                 raise self._failed[name]
@@ -151,7 +134,8 @@ class Fetcher:
 
     def _unwanted(self, name: str) -> bool:
         """Returns whether a shard is no longer asked for. Lock-free: reads replaced objects."""
-        return self.closed or not (name in self._demanded or any(name in order for order in self._orders.values()))
+        wanted = name in self._demanded or any(name in order for order in self._orders.values())
+        return self.closed or not wanted
 
     def _drop_unwanted(self, name: str) -> None:
         if name in self._kept and self._unwanted(name):
@@ -193,7 +177,8 @@ class Fetcher:
                     if name not in self._demanded:
                         _log.warning("could not fetch ahead: %s", error)
                 if kept is not None:
-                    os.close(self._kept.pop(name)) if name in self._kept else None
+                    if name in self._kept:
+                        os.close(self._kept.pop(name))
                     self._kept[name] = kept
                     self._drop_unwanted(name)
                 self._changed.notify_all()
@@ -209,7 +194,16 @@ class Fetcher:
         """Fetches a shard; returns the descriptor that keeps it, None if no room or unwanted."""
 
         def fetch(table: Path, tar: Path) -> None:
-            self._fetch(shard, table, tar, progress, lambda: self._unwanted(shard.name))
+            # The tar last: with it the shard is there.
+            for file, path in ((shard.files[1], table), (shard.files[0], tar)):
+                download(
+                    self._url,
+                    file,
+                    path,
+                    patience=self._patience,
+                    progress=progress,
+                    abandoned=lambda: self._unwanted(shard.name),
+                )
 
         full_since: float | None = None
         kept = None
@@ -219,7 +213,8 @@ class Fetcher:
                 demanded = shard.name in self._demanded
                 outcome = self._cache.fill(shard, fetch, urgent=demanded)
                 if outcome is Fill.THERE and kept is not None:
-                    result, kept = kept, None
+                    result = kept
+                    kept = None
                     return result
                 if outcome is Fill.FULL and not demanded:
                     self._full_until = time.monotonic() + LISTEN_S
@@ -231,7 +226,7 @@ class Fetcher:
                     if full_since is None:
                         full_since = time.monotonic()
                         continue  # we may have been the ones
-                    if time.monotonic() - full_since > self._room_s:
+                    if time.monotonic() - full_since > self._patience.room_s:
                         raise self._full_error(shard)
                 time.sleep(POLL_S)
             return None
@@ -240,7 +235,8 @@ class Fetcher:
                 os.close(kept)
 
     def _full_error(self, shard: ShardIndex) -> UnavailableError:
-        size, used = shard.num_bytes + shard.table_bytes, self._cache.bytes_in_use()
+        size = shard.num_bytes + shard.table_bytes
+        used = self._cache.bytes_in_use()
         return UnavailableError(
             f"the cache is full of shards in use, {gib(used)} of {gib(self._cache.limit_bytes)} GiB, and "
             f"{shard.name} needs {gib(size)} GiB",
@@ -256,18 +252,12 @@ def gib(num_bytes: int) -> str:
 
 # Files of a remote folder that are fetched before any shard:
 #
-#     URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json; tokenizer.json and prepare.json beside it
+#     URL/index.json -> CACHE/folders/HASH OF ITS BYTES/index.json, and tokenizer.json, prepare.json
 #
 # The index of a cached folder never changes: a replaced index has another hash, so another folder.
 # Links to its shards, the lengths of their documents and bins are in the same folder.
 
-
-TOKENIZER_NAME = "tokenizer.json"
-
-IDENTITY_NAME = "prepare.json"
-
 QUESTIONS = 16
-
 """Files that the server is asked about at a time."""
 
 
@@ -275,7 +265,7 @@ def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable
     """Fetches index, tokenizer and prepare.json; returns their folder and its descriptor.
 
     Raises:
-        DataError: They are not there, or not what they should be; or the server has been away for too long.
+        DataError: They are missing or damaged; or the server has been away for too long.
         DiskError: The disk refused.
         AbandonedError: `stop` said so.
     """
@@ -284,51 +274,46 @@ def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable
     try:
         # Written at every start, so that it is whole even after a crash.
         write_file(folder / INDEX_NAME, content)
-        _fetch_tokenizer(url, folder, patience, stop)
-        _fetch_identity(url, folder, patience, stop)
+        try:
+            index = load_index(folder)
+        except DataError as error:
+            raise DataError(error.what, where=f"{url}/{INDEX_NAME}", fix=error.fix) from None
+        if not (folder / "tokenizer.json").is_file():
+            write_file(folder / "tokenizer.json", _read_tokenizer(url, index, patience, stop))
+        if not (folder / "prepare.json").is_file():
+            _fetch_identity(url, folder / "prepare.json", patience, stop)
     except BaseException:
         os.close(descriptor)
         raise
     return folder, descriptor
 
 
-def _fetch_tokenizer(url: str, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
-    try:
-        index = load_index(folder)
-    except DataError as error:
-        raise DataError(error.what, where=f"{url}/{INDEX_NAME}", fix=error.fix) from None
-    tokenizer = folder / TOKENIZER_NAME
-    if tokenizer.is_file():
-        return
-    content = read_small(f"{url}/{TOKENIZER_NAME}", patience=patience, abandoned=stop)
+def _read_tokenizer(url: str, index: DataIndex, patience: Patience, stop: Callable[[], bool]) -> bytes:
+    content = read_small(f"{url}/tokenizer.json", patience=patience, abandoned=stop)
     found = hashlib.sha256(content).hexdigest()
     if found != index.tokenizer_sha256:
         raise DataError(
             f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
-            where=f"{url}/{TOKENIZER_NAME}",
+            where=f"{url}/tokenizer.json",
             fix="upload the tokenizer that the shards were made with",
         )
-    write_file(tokenizer, content)
+    return content
 
 
-def _fetch_identity(url: str, folder: Path, patience: Patience, stop: Callable[[], bool]) -> None:
+def _fetch_identity(url: str, path: Path, patience: Patience, stop: Callable[[], bool]) -> None:
     """Fetches prepare.json, the record of the normalisation; optional."""
-    if (folder / IDENTITY_NAME).is_file():
-        return
     try:
-        content = read_small(f"{url}/{IDENTITY_NAME}", patience=patience, abandoned=stop)
+        write_file(path, read_small(f"{url}/{path.name}", patience=patience, abandoned=stop))
     except DataError as error:
         # Where files may not be listed, S3 says of one that is missing that it is forbidden.
         _log.info("how the text was normalised is not known: %s", error)
-        return
-    write_file(folder / IDENTITY_NAME, content)
 
 
 def check_remote(url: str, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]) -> None:
-    """Asks for the size of files, given by name and the size that they should have.
+    """Asks for the size of files, by name and expected size.
 
     Raises:
-        DataError: Some are not there or have another size; one line that lists all of them.
+        DataError: Some are missing or have another size; one line that lists all of them.
         AbandonedError: `stop` said so.
     """
 
@@ -339,7 +324,8 @@ def check_remote(url: str, sizes: Iterable[tuple[str, int]], patience: Patience,
         try:
             found = call_remote(f"{url}/{name}", lambda: stat_url(f"{url}/{name}")["size"], patience, stop)
         except OSError as error:
-            if error.errno == errno.EIO:  # the server is away: nothing is known of the other files either
+            # The server is away: nothing is known of the other files either.
+            if error.errno == errno.EIO:
                 raise
             return f"{name} cannot be fetched: {error.strerror}"
         return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"

@@ -3,11 +3,11 @@
     DIR/index.json               read and written here; small even for terabytes
     DIR/tokenizer.json           the tokenizer that made the shards
     DIR/SPLIT/NAME.tar           webdataset shards            (writer.py)
-    DIR/SPLIT/NAME.idx.npy       offsets inside one shard     (sidecars.py)
-    DIR/SPLIT/NAME.lengths.npy   lengths of its documents     (sidecars.py)
+    DIR/SPLIT/NAME.idx.npy       offsets inside one shard
+    DIR/SPLIT/NAME.lengths.npy   lengths of its documents
 
-Needs neither torch nor numpy, so that `plan` and the launcher can count tokens on a login node in
-milliseconds. No shard is opened here.
+Imports neither torch nor numpy: `plan` and the launcher count tokens on a login node. No shard is
+opened here.
 """
 
 import hashlib
@@ -15,7 +15,9 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from pretrain.errors import DataError
 from pretrain.utils.io import write_json
@@ -28,7 +30,7 @@ TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8}
 """Columns of a shard's table, by the kind of data (see writer.py)."""
 
 LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1}
-"""Columns of the lengths of its documents; of pairs, the target's and the source's."""
+"""Columns of the lengths of its documents: of pairs, the target's and the source's."""
 
 LABELLED = ("classes", "tags")
 """Kinds whose documents have labels, which the index names: one a document, or one a word."""
@@ -40,73 +42,91 @@ _MAX_NAME_BYTES = 255
 _REBUILD = "run `pretrain prepare` again"
 
 
+def _check_name(name: str) -> str:
+    """Returns a relative path that stays inside the folder. Raises: ValueError."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise ValueError(f"leaves the shard folder: {name!r}")
+    if any(len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in path.parts):
+        raise ValueError(f"is no file name: {name[:40]!r}...")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_check_name)]
+"""Path relative to the shard folder, with `/`."""
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """An array beside a shard: its name, relative to the shard folder, the CRC32 of its bytes, its columns."""
+    """An array beside a shard: its name, the CRC32 of its bytes, its columns."""
+
+    name: FileName
+    crc32: Count
+    num_columns: Count
+
+
+class ShardFile(NamedTuple):
+    """A file of a shard; its digest, hex, is a SHA-256 (64 digits) or a CRC32 (8 digits)."""
 
     name: str
-    crc32: int
-    num_columns: int
+    num_bytes: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """One shard.
+    """One shard: name, size and SHA-256 (hex) of its tar, and its sidecars.
 
-    Attributes:
-        name: Path of the tar, relative to the shard folder, with `/`.
-        num_bytes: Size of the tar.
-        sha256: SHA-256 of the tar, hex.
-        num_tokens: Tokens in all its members; of pairs, those of the targets.
-        num_documents: Documents in all its members.
-        num_members: Members; each is one run of whole documents.
-        table: The offset of every member.
-        lengths: The tokens of every document: known without the tar.
+    A member is one run of whole documents; tokens of pairs are those of the targets. The table has
+    the offset of every member, the lengths the tokens of every document, known without the tar.
     """
 
-    name: str
-    num_bytes: int
+    name: FileName
+    num_bytes: Count
     sha256: str
-    num_tokens: int
-    num_documents: int
-    num_members: int
+    num_tokens: Count
+    num_documents: Count
+    num_members: Count
     table: Sidecar
     lengths: Sidecar
 
     @property
     def table_bytes(self) -> int:
-        """Size that the table must have."""
+        """Size of the table."""
         return NPY_HEADER_BYTES + self.num_members * self.table.num_columns * 8
 
     @property
     def lengths_bytes(self) -> int:
-        """Size that the lengths must have."""
+        """Size of the lengths."""
         return NPY_HEADER_BYTES + self.num_documents * self.lengths.num_columns * LENGTH_BYTES
+
+    @property
+    def files(self) -> tuple[ShardFile, ShardFile, ShardFile]:
+        """The tar, its table, and the lengths of its documents."""
+        return (
+            ShardFile(self.name, self.num_bytes, self.sha256),
+            ShardFile(self.table.name, self.table_bytes, f"{self.table.crc32:08x}"),
+            ShardFile(self.lengths.name, self.lengths_bytes, f"{self.lengths.crc32:08x}"),
+        )
 
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each of its files, by name."""
-        return {
-            self.name: self.num_bytes,
-            self.table.name: self.table_bytes,
-            self.lengths.name: self.lengths_bytes,
-        }
+        return {file.name: file.num_bytes for file in self.files}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitIndex:
-    """The shards of one split, in their fixed order.
+    """The shards of one split, in the order of part and number.
 
-    Attributes:
-        num_tokens: Tokens of the split.
-        num_documents: Documents of the split.
-        num_bytes_text: UTF-8 bytes of the source text, the denominator of bits per byte.
-        shards: In the order of part and number.
+    `num_bytes_text` are the UTF-8 bytes of the source text, the denominator of bits per byte.
     """
 
-    num_tokens: int
-    num_documents: int
-    num_bytes_text: int
+    num_tokens: Count
+    num_documents: Count
+    num_bytes_text: Count
     shards: tuple[ShardIndex, ...]
 
 
@@ -133,9 +153,9 @@ class DataIndex:
     """
 
     tokenizer_sha256: str
-    vocab_size: int
+    vocab_size: Count
     dtype: str
-    eos_id: int
+    eos_id: Count
     splits: dict[str, SplitIndex]
     kind: str = "text"
     labels: tuple[str, ...] = ()
@@ -149,7 +169,7 @@ class DataIndex:
 
 
 def write_index(folder: Path, index: DataIndex) -> None:
-    """Writes DIR/index.json atomically: the commit point of `pretrain prepare`. Raises: DiskError."""
+    """Writes DIR/index.json: the commit point of `pretrain prepare`. Raises: DiskError."""
     fields = {name: value for name, value in asdict(index).items() if name != "labels" or value}
     write_json(folder / INDEX_NAME, {"version": INDEX_VERSION, **fields})
 
@@ -158,192 +178,119 @@ def load_index(folder: Path) -> DataIndex:
     """Reads and validates DIR/index.json; opens no shard.
 
     Raises:
-        DataError: No folder, no index, not JSON, of another version, a field that is missing or of
-            the wrong type, totals that do not add up, a name that stands twice or leaves the
-            folder.
+        DataError: No folder, no index, not JSON, another version, a field that is missing or of the
+            wrong type, totals that do not add up, a name that stands twice or leaves the folder.
     """
     path = folder / INDEX_NAME
     if not folder.is_dir():
-        raise DataError("no such shard folder", where=str(folder), fix="run `pretrain prepare` or correct data.path")
+        fix = "run `pretrain prepare` or correct data.path"
+        raise DataError("no such shard folder", where=str(folder), fix=fix)
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(
-            f"holds no {INDEX_NAME}", where=str(folder), fix="run `pretrain prepare` to the end, or correct data.path"
-        ) from None
+        fix = "run `pretrain prepare` to the end, or correct data.path"
+        raise DataError(f"holds no {INDEX_NAME}", where=str(folder), fix=fix) from None
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix="check its permissions") from None
+        fix = "check its permissions"
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", where=str(path), fix=_REBUILD) from None
-    top = _Fields(raw, str(path), "")
-    version = top.integer("version")
+    try:
+        version = _version_of(raw)
+        if version == INDEX_VERSION:
+            return _checked(_INDEX.validate_python(raw))
+    except ValueError as error:
+        what = _describe(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(what, where=str(path), fix=_REBUILD) from None
     if version > INDEX_VERSION:
-        raise DataError(
-            f"index version {version} is newer than {INDEX_VERSION}, the newest this release reads",
-            where=str(path),
-            fix="upgrade pretrain",
-        )
-    if version < INDEX_VERSION:
-        raise DataError(
-            f"index version {version} is older than {INDEX_VERSION}, the only one this release reads",
-            where=str(path),
-            fix=f"{_REBUILD} into a new folder",
-        )
-    return _parse_index(top)
+        what = f"newer than {INDEX_VERSION}, the newest this release reads"
+        fix = "upgrade pretrain"
+    else:
+        what = f"older than {INDEX_VERSION}, the only one this release reads"
+        fix = f"{_REBUILD} into a new folder"
+    raise DataError(f"index version {version} is {what}", where=str(path), fix=fix)
+
+
+_INDEX = TypeAdapter(DataIndex)
+
+
+def _version_of(raw: Any) -> int:
+    if not isinstance(raw, dict):
+        raise ValueError("the top level must be a JSON object")
+    for field in ("version", "kind"):
+        if field not in raw:
+            raise ValueError(f"field {field!r} is missing")
+    if type(raw["version"]) is not int:
+        raise ValueError(f"field 'version' must be an integer, not {raw['version']!r}"[:200])
+    return raw["version"]
+
+
+def _describe(error: ValidationError) -> str:
+    """Returns the first problem of an index, with the dotted name of its field."""
+    first = error.errors(include_url=False)[0]
+    field = f"field '{'.'.join(map(str, first['loc']))}'"
+    if first["type"] == "missing":
+        return f"{field} is missing"
+    if first["type"] == "value_error":
+        return f"{field} {first['ctx']['error']}"
+    return f"{field}: {first['msg']}, not {first['input']!r}"[:200]
+
+
+def _checked(index: DataIndex) -> DataIndex:
+    """Returns an index whose fields agree. Raises: ValueError."""
+    if index.kind not in TABLE_COLUMNS:
+        raise ValueError(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")
+    if index.dtype not in TOKEN_BYTES:
+        raise ValueError(f"field 'dtype' must be one of {', '.join(TOKEN_BYTES)}, not {index.dtype!r}")
+    if index.kind in LABELLED and not 0 < len(index.labels) == len(set(index.labels)):
+        raise ValueError("field 'labels' must list different texts")
+    if not index.eos_id < index.vocab_size <= 2 ** (8 * TOKEN_BYTES[index.dtype]):
+        ids = f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype}"
+        raise ValueError(f"{ids} contradict each other")
+    if "train" not in index.splits:
+        raise ValueError("there is no split 'train'")
+    names: Counter[str] = Counter()
+    columns = (TABLE_COLUMNS[index.kind], LENGTH_COLUMNS[index.kind])
+    for name, split in index.splits.items():
+        for field in ("num_tokens", "num_documents"):
+            total = sum(getattr(shard, field) for shard in split.shards)
+            stated = getattr(split, field)
+            if total != stated:
+                raise ValueError(f"field 'splits.{name}.{field}' is {stated}, but its shards have {total}")
+        for shard in split.shards:
+            if (shard.table.num_columns, shard.lengths.num_columns) != columns:
+                raise ValueError(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
+            names.update(file.name for file in shard.files)
+    twice = sorted(name for name, count in names.items() if count > 1)
+    if twice:
+        raise ValueError(f"listed twice: {', '.join(twice)}")
+    return index
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:
-    """Checks that shards and sidecars exist with their sizes: one `stat` a file.
-
-    Args:
-        folder: The shard folder.
-        index: Index of the folder.
-        split: Only this split. None: all.
+    """Checks the sizes of shards and sidecars of a split (None: all): one `stat` a file.
 
     Raises:
         DataError: Some are not; one line that lists all of them.
     """
     splits = index.splits.values() if split is None else [index.split(split)]
-    bad: list[str] = []
-    for part in splits:
-        for shard in part.shards:
-            for name, size in shard.sizes.items():
-                path = folder / name
-                if not path.is_file():
-                    bad.append(f"{name} is missing")
-                elif path.stat().st_size != size:
-                    bad.append(f"{name} has {path.stat().st_size} bytes, not {size}")
+    files = [file for part in splits for shard in part.shards for file in shard.files]
+    bad = []
+    for file in files:
+        path = folder / file.name
+        if not path.is_file():
+            bad.append(f"{file.name} is missing")
+        elif path.stat().st_size != file.num_bytes:
+            bad.append(f"{file.name} has {path.stat().st_size} bytes, not {file.num_bytes}")
     if bad:
         raise DataError(", ".join(bad), where=str(folder), fix=f"copy these files again or {_REBUILD}")
 
 
 def data_hash(index: DataIndex) -> str:
-    """Returns the SHA-256 (hex) of tokenizer, dtype, labels and every split's shards.
-
-    File names are not part of it: a moved or renamed folder is the same data.
-    """
+    """Returns the SHA-256 (hex) of tokenizer, dtype, labels and shards; files may be renamed."""
     parts = [index.tokenizer_sha256, str(index.vocab_size), index.dtype, str(index.eos_id)]
     parts += [index.kind] if index.kind != "text" else []
     parts += [json.dumps(index.labels)] if index.labels else []
     for name in sorted(index.splits):
         parts += [name, *(shard.sha256 for shard in index.splits[name].shards)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-class _Fields:
-    """Typed access to the fields of one JSON object; every complaint names the file and the dotted field."""
-
-    def __init__(self, value: Any, where: str, prefix: str) -> None:
-        self.where = where
-        self.prefix = prefix
-        if not isinstance(value, dict):
-            raise DataError(f"{prefix or 'the top level'} must be a JSON object", where=where, fix=_REBUILD)
-        self.values: dict[str, Any] = value
-
-    def _get(self, name: str, kind: type, noun: str) -> Any:
-        field = f"{self.prefix}{name}"
-        if name not in self.values:
-            raise self.error(f"field {field!r} is missing")
-        value = self.values[name]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.error(f"field {field!r} must be {noun}, not {value!r}"[:200])
-        return value
-
-    def error(self, what: str) -> DataError:
-        return DataError(what, where=self.where, fix=_REBUILD)
-
-    def integer(self, name: str) -> int:
-        value: int = self._get(name, int, "an integer")
-        if value < 0:
-            raise self.error(f"field '{self.prefix}{name}' must not be negative: {value}")
-        return value
-
-    def text(self, name: str) -> str:
-        value: str = self._get(name, str, "text")
-        return value
-
-    def path(self, name: str) -> str:
-        """A relative path that stays inside the folder."""
-        value = self.text(name)
-        path = PurePosixPath(value)
-        if not value or path.is_absolute() or ".." in path.parts or "\\" in value or "\0" in value:
-            raise self.error(f"field '{self.prefix}{name}' leaves the shard folder: {value!r}")
-        if any(len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in path.parts):
-            raise self.error(f"field '{self.prefix}{name}' is no file name: {value[:40]!r}...")
-        return value
-
-    def object(self, name: str) -> "_Fields":
-        return _Fields(self._get(name, dict, "a JSON object"), self.where, f"{self.prefix}{name}.")
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of different texts, at least one."""
-        values = self._get(name, list, "a list")
-        if not values or not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
-            raise self.error(f"field '{self.prefix}{name}' must list different texts")
-        return tuple(values)
-
-    def objects(self, name: str) -> list["_Fields"]:
-        values = self._get(name, list, "a list")
-        return [_Fields(item, self.where, f"{self.prefix}{name}.{i}.") for i, item in enumerate(values)]
-
-
-def _parse_index(top: _Fields) -> DataIndex:
-    splits = top.object("splits")
-    index = DataIndex(
-        tokenizer_sha256=top.text("tokenizer_sha256"),
-        vocab_size=top.integer("vocab_size"),
-        dtype=top.text("dtype"),
-        eos_id=top.integer("eos_id"),
-        splits={name: _parse_split(splits.object(name)) for name in splits.values},
-        kind=top.text("kind"),
-        labels=top.texts("labels") if top.text("kind") in LABELLED else (),
-    )
-    if index.kind not in TABLE_COLUMNS:
-        raise top.error(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")
-    if index.dtype not in TOKEN_BYTES:
-        raise top.error(f"field 'dtype' must be one of {', '.join(TOKEN_BYTES)}, not {index.dtype!r}")
-    largest = 2 ** (8 * TOKEN_BYTES[index.dtype])
-    if not index.eos_id < index.vocab_size <= largest:
-        raise top.error(
-            f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype} contradict each other"
-        )
-    if "train" not in index.splits:
-        raise top.error("there is no split 'train'")
-    shards = [shard for split in index.splits.values() for shard in split.shards]
-    columns = TABLE_COLUMNS[index.kind], LENGTH_COLUMNS[index.kind]
-    for shard in shards:
-        if (shard.table.num_columns, shard.lengths.num_columns) != columns:
-            raise top.error(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
-    names = [name for shard in shards for name in (shard.name, shard.table.name, shard.lengths.name)]
-    if len(set(names)) < len(names):
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        raise top.error(f"listed twice: {', '.join(twice)}")
-    return index
-
-
-def _parse_split(fields: _Fields) -> SplitIndex:
-    shards = [_parse_shard(item) for item in fields.objects("shards")]
-    split = build_split(shards, fields.integer("num_bytes_text"))
-    for name in ("num_tokens", "num_documents"):
-        total = getattr(split, name)
-        stated = fields.integer(name)
-        if total != stated:
-            raise fields.error(f"field '{fields.prefix}{name}' is {stated}, but its shards have {total}")
-    return split
-
-
-def _parse_shard(fields: _Fields) -> ShardIndex:
-    return ShardIndex(
-        name=fields.path("name"),
-        num_bytes=fields.integer("num_bytes"),
-        sha256=fields.text("sha256"),
-        num_tokens=fields.integer("num_tokens"),
-        num_documents=fields.integer("num_documents"),
-        num_members=fields.integer("num_members"),
-        table=_parse_sidecar(fields.object("table")),
-        lengths=_parse_sidecar(fields.object("lengths")),
-    )
-
-
-def _parse_sidecar(fields: _Fields) -> Sidecar:
-    return Sidecar(fields.path("name"), fields.integer("crc32"), fields.integer("num_columns"))

@@ -1,10 +1,11 @@
-"""Random access to one token shard, whose format is in writer.py.
+"""Random access to token shards, whose format is in writer.py.
 
-    ShardReader.member(i)  -> views into the mapped tar, their CRC32s checked once; source(i), loss(i), labels(i) too
-    ShardReader.locate(n)  -> member, offset and length of document n
-    a CRC32 that is wrong  -> the file is renewed once, where it came through a cache; else an error
-
-The tar is never parsed: the table says where each array's bytes are.
+ShardSet.reader(n)         -> ShardReader of a split's shard, a few hundred kept open
+ShardSet.lengths(n, side)  -> tokens of each of its documents: from a sidecar, without the shard
+ShardReader.member(i)      -> views into the mapped tar, their CRC32s checked once; source(i),
+                              loss(i), labels(i) too
+ShardReader.locate(n)      -> member, offset and length of document n
+a wrong CRC32              -> the file is renewed once, where it came through a cache; else an error
 """
 
 import mmap
@@ -21,32 +22,29 @@ from weakref import finalize
 import numpy as np
 
 from pretrain.errors import DataError
-from pretrain.shards.index import DataIndex, ShardIndex
-from pretrain.shards.sidecars import load_lengths, load_renewed, load_table
+from pretrain.shards.index import TABLE_COLUMNS, DataIndex, ShardIndex, Sidecar
 from pretrain.shards.store import LocalStore, ShardStore, UnavailableError
-from pretrain.shards.writer import LABEL_DTYPE, RAGGED
+from pretrain.shards.writer import LABEL_DTYPE, RAGGED, npy_header
 
 _T = TypeVar("_T")
+
+MAX_OPEN_SHARDS = 256
+
+_FIX = "copy this file again or run `pretrain prepare` again"
 
 
 class ShardReader:
     """Random access to the arrays of one shard, mapped into memory, without a copy.
 
-    A member's CRC32s are checked the first time it is asked for; after that a call is one look-up.
-    What is damaged is renewed once, where it can be. Safe to use from several threads. A mapping
-    lives as long as the reader or any view that it handed out.
+    A member's CRC32s are checked at its first use; after that a call is one look-up. A damaged file
+    is renewed once, where it can be. Thread-safe. A mapping lives as long as the reader or any view
+    of it.
     """
 
     def __init__(
         self, folder: Path, shard: ShardIndex, dtype: str, renew: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Opens a shard.
-
-        Args:
-            folder: The shard folder.
-            shard: Entry of the shard in the index.
-            dtype: Type of its tokens.
-            renew: Replaces a damaged file, by name, if it can; returns whether it did (`ShardStore.renew`).
+        """Opens a shard, whose damaged files `renew` replaces by name (`ShardStore.renew`).
 
         Raises:
             DataError: The tar or its table is missing, has another size, or the table is damaged.
@@ -59,7 +57,8 @@ class ShardReader:
         self._lock = threading.Lock()
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._map = _map_file(folder / shard.name, shard.num_bytes)
-        table = load_renewed(lambda: load_table(folder, shard, self._dtype.itemsize), renew, shard.table.name)
+        token_bytes = self._dtype.itemsize
+        table = _load_renewed(lambda: load_table(folder, shard, token_bytes), renew, shard.table.name)
         self._rows: list[list[int]] = table.tolist()
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -69,7 +68,7 @@ class ShardReader:
         self._first_documents: list[int] = (np.cumsum(table[:, 3]) - table[:, 3]).tolist()
 
     def member(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a member's tokens and where its documents start (uint32): 1-D, read-only views.
+        """Returns a member's tokens and the starts of its documents (uint32): 1-D, read-only views.
 
         Raises:
             DataError: They are damaged; names shard, member and byte.
@@ -81,19 +80,16 @@ class ShardReader:
         return arrays
 
     def source(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the same of a member's source side, in a shard of pairs. Raises: DataError: It is damaged."""
+        """Returns the same of a member's source side, in a shard of pairs. Raises: DataError."""
         arrays = self._sources.get(number)
         if arrays is None:
-            arrays = self._intact(lambda mapped: self._ragged(mapped, number, len(RAGGED), "source", "source_docs"))
+            first = len(RAGGED)
+            arrays = self._intact(lambda mapped: self._ragged(mapped, number, first, "source", "source_docs"))
             self._sources[number] = arrays
         return arrays
 
     def locate(self, document: int, side: str = "tokens") -> tuple[int, int, int]:
-        """Returns where a document of the shard is on a side: its member, its first token there, its tokens.
-
-        Raises:
-            DataError: The member is damaged.
-        """
+        """Returns member, first token in it, and length of a document. Raises: DataError."""
         member = bisect_right(self._first_documents, document) - 1
         place = document - self._first_documents[member]
         values, starts = self.source(member) if side == "source" else self.member(member)
@@ -102,21 +98,20 @@ class ShardReader:
         return member, first, end - first
 
     def loss(self, number: int) -> np.ndarray:
-        """Returns the loss mask of a member (uint8), in a shard of records. Raises: DataError: Damaged."""
+        """Returns the loss mask of a member (uint8), in a shard of records. Raises: DataError."""
         return self._beside_tokens(number, "loss", "u1")
 
     def labels(self, number: int) -> np.ndarray:
-        """Returns the labels of a member's tokens (int16), in a shard of labelled texts. Raises: DataError: Damaged."""
+        """Returns the labels of a member's tokens (int16). Raises: DataError."""
         return self._beside_tokens(number, "labels", LABEL_DTYPE)
 
     def _beside_tokens(self, number: int, name: str, dtype: str) -> np.ndarray:
-        array = self._beside.get(number)
-        if array is None:
-            array = self._beside[number] = self._intact(lambda mapped: self._parallel(mapped, number, name, dtype))
-        return array
+        if number not in self._beside:
+            self._beside[number] = self._intact(lambda mapped: self._parallel(mapped, number, name, dtype))
+        return self._beside[number]
 
     def _intact(self, read: Callable[[mmap.mmap], _T]) -> _T:
-        """Returns what is read of the mapped file; if that is damaged, of the file that came in its place."""
+        """Reads the mapped file; if that is damaged, the file that replaces it."""
         mapped = self._map
         try:
             return read(mapped)
@@ -126,7 +121,7 @@ class ShardReader:
         return read(self._map)
 
     def _replace(self, damaged: mmap.mmap) -> bool:
-        """Maps another file than the damaged one, if one is to be had; returns whether it did."""
+        """Maps a renewed file instead of the damaged one; returns whether there is one."""
         with self._lock:
             if self._map is not damaged:
                 return True  # another thread was faster
@@ -152,7 +147,8 @@ class ShardReader:
     def _ragged(
         self, mapped: mmap.mmap, number: int, first: int, name: str, docs_name: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        offset, length, docs_offset, num_docs, crc32, docs_crc32 = self._rows[number][first : first + len(RAGGED)]
+        row = self._rows[number][first : first + len(RAGGED)]
+        offset, length, docs_offset, num_docs, crc32, docs_crc32 = row
         values = np.frombuffer(mapped, self._dtype, length, offset)
         docs = np.frombuffer(mapped, "<u4", num_docs, docs_offset)
         self._verify(f"{number:08d}.{name}.npy", values, offset, crc32)
@@ -164,57 +160,41 @@ class ShardReader:
             raise DataError(
                 f"{name} is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} does not match",
                 where=self.name,
-                fix="copy this shard again or run `pretrain prepare` again",
+                fix=_FIX,
             )
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
-    fix = "copy this shard again or run `pretrain prepare` again"
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != num_bytes:
-                raise DataError(f"has {size} bytes, the index says {num_bytes}", where=str(path), fix=fix)
+                raise DataError(f"has {size} bytes, the index says {num_bytes}", where=str(path), fix=_FIX)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", where=str(path), fix=fix) from None
-
-
-# The shards of one split, opened when they are needed, and how long the documents of each are.
-#
-# ShardSet.reader(n)           -> ShardReader, a few hundred kept open
-# ShardSet.lengths(n, side)    -> tokens of every document of a shard: from a sidecar, without the shard
-
-
-MAX_OPEN_SHARDS = 256
+        raise DataError(f"cannot be read: {error.strerror or error}", where=str(path), fix=_FIX) from None
 
 
 class ShardSet:
-    """The shards of a split, by number. Safe to use from several threads."""
+    """The shards of a split, by number, opened at their first use. Thread-safe.
+
+    At most `max_open_shards` files stay mapped; each also has a file descriptor.
+
+    Raises:
+        DataError: There is no such split, or it is empty.
+    """
 
     def __init__(
         self, folder: Path | ShardStore, index: DataIndex, split: str, max_open_shards: int = MAX_OPEN_SHARDS
     ) -> None:
-        """Opens nothing yet.
-
-        Args:
-            folder: The shard folder, or the store that has it.
-            index: Index of the folder.
-            split: Name of the split.
-            max_open_shards: Mapped files kept; each also holds a file descriptor.
-
-        Raises:
-            DataError: There is no such split, or it is empty.
-        """
         self.store = LocalStore(folder) if isinstance(folder, Path) else folder
         self.name = split
         self.folder = self.store.folder
         self.index = index
         self.split = index.split(split)
         if not self.split.num_tokens:
-            raise DataError(
-                f"split {split!r} has no tokens", where=str(self.folder), fix="give `pretrain prepare` more text"
-            )
+            fix = "give `pretrain prepare` more text"
+            raise DataError(f"split {split!r} has no tokens", where=str(self.folder), fix=fix)
         open_shards = lru_cache(max_open_shards)(self._open)
         self.reader: Callable[[int], ShardReader] = open_shards
         self.store.on_pressure(open_shards.cache_clear)
@@ -225,11 +205,7 @@ class ShardSet:
         return len(self.split.shards)
 
     def lengths(self, number: int, side: str = "tokens") -> np.ndarray:
-        """Returns the tokens of each document of a shard on a side, uint32; a remote shard is not fetched for that.
-
-        Raises:
-            DataError: They are missing or damaged.
-        """
+        """Returns the tokens of each document, uint32, without the shard. Raises: DataError."""
         return self._lengths(number)[:, int(side == "source")]
 
     def _open(self, number: int) -> ShardReader:
@@ -246,4 +222,55 @@ class ShardSet:
     def _load_lengths(self, number: int) -> np.ndarray:
         shard = self.split.shards[number]
         self.store.sidecar(shard.lengths.name)
-        return load_renewed(lambda: load_lengths(self.folder, shard), self.store.renew, shard.lengths.name)
+        name = shard.lengths.name
+        return _load_renewed(lambda: load_lengths(self.folder, shard), self.store.renew, name)
+
+
+def load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
+    """Reads the table of a shard, int64 [members, columns]. Raises: DataError."""
+    table = _load(folder, shard.table, np.dtype("<i8"), shard.num_members)
+    ends = np.maximum(table[:, 0] + table[:, 1] * token_bytes, table[:, 2] + table[:, 3] * 4)
+    if shard.table.num_columns == TABLE_COLUMNS["pairs"]:
+        ends = np.maximum(ends, table[:, 6] + table[:, 7] * token_bytes)
+        ends = np.maximum(ends, table[:, 8] + table[:, 9] * 4)
+    if shard.table.num_columns == TABLE_COLUMNS["records"]:
+        ends = np.maximum(ends, table[:, 6] + table[:, 1])
+    counts = (shard.num_tokens, shard.num_documents)
+    is_outside = (table < 0).any() or (ends > shard.num_bytes).any()
+    if is_outside or (table[:, 1].sum(), table[:, 3].sum()) != counts:
+        raise _contradiction(folder / shard.table.name, "offsets or counts")
+    return table
+
+
+def load_lengths(folder: Path, shard: ShardIndex) -> np.ndarray:
+    """Reads the lengths of a shard's documents, uint32 [documents, sides]. Raises: DataError."""
+    lengths = _load(folder, shard.lengths, np.dtype("<u4"), shard.num_documents)
+    if not lengths.all() or int(lengths[:, 0].sum(dtype=np.int64)) != shard.num_tokens:
+        raise _contradiction(folder / shard.lengths.name, "lengths")
+    return lengths
+
+
+def _load_renewed(load: Callable[[], np.ndarray], renew: Callable[[str], bool], name: str) -> np.ndarray:
+    """Calls `load`; of a damaged file, once more after it was renewed. Raises: DataError."""
+    try:
+        return load()
+    except DataError:
+        if not renew(name):
+            raise
+    return load()
+
+
+def _load(folder: Path, sidecar: Sidecar, dtype: np.dtype, num_rows: int) -> np.ndarray:
+    path = folder / sidecar.name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=_FIX) from None
+    header = npy_header(dtype, (num_rows, sidecar.num_columns))
+    if zlib.crc32(content) != sidecar.crc32 or not content.startswith(header):
+        raise DataError("its CRC32 or its shape differs from the index", where=str(path), fix=_FIX)
+    return np.frombuffer(content, dtype, offset=len(header)).reshape(-1, sidecar.num_columns)
+
+
+def _contradiction(path: Path, what: str) -> DataError:
+    return DataError(f"its {what} contradict the index", where=str(path), fix=_FIX)

@@ -1,9 +1,9 @@
 """A remote folder of shards that looks like a local one: a shard is there once `path` has returned.
 
-    path(name)    -> fetched and protected from eviction; waits, watches the stop flag, reports long waits
+    path(name)    -> fetched and protected from eviction; reports long waits, ends at the stop flag
     release       -> as many times as `path`, and it may be evicted
-    sidecar(name) -> beside the index, as long as that is kept
-    renew(name)   -> read again and, if it has rotted on the disk, fetched again, once for all processes
+    sidecar(name) -> in the folder of the index, as long as that is kept
+    renew(name)   -> read again and, if damaged on the disk, fetched again, once for all processes
 
 The order of the downloads is in fetch.py.
 """
@@ -14,28 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pretrain.errors import DataError
 from pretrain.shards.cache import ShardCache, stamp, tree_bytes
-from pretrain.shards.download import DownloadProgress, RemoteShardFile, download, download_once
+from pretrain.shards.download import download_once
 from pretrain.shards.fetch import Fetcher, check_remote, fetch_folder, gib
-from pretrain.shards.index import ShardIndex, load_index
+from pretrain.shards.index import ShardFile, ShardIndex, load_index
 from pretrain.shards.store import LocalStore, Patience, ShardStore, UnavailableError, WaitStoppedError, is_remote
 from pretrain.utils.io import make_dir
 from pretrain.utils.remote import SCHEMES, AbandonedError, check_no_secrets, without_secrets
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _InUse:
-    """A shard in use: the descriptor that holds it, and how many `path` were not followed by a `release`."""
-
-    descriptor: int
-    count: int = 1
 
 
 class RemoteStore:
@@ -59,8 +50,9 @@ class RemoteStore:
         self._index = load_index(self.folder)
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
         self._owners = {name: shard for shard in self._shards.values() for name in shard.sizes}
-        self._fetcher = Fetcher(self._shards, self._cache, self._fetch, self._let_go, patience.room_s)
-        self._in_use: dict[str, _InUse] = {}
+        self._fetcher = Fetcher(self._url, self._shards, self._cache, self._let_go, patience)
+        self._in_use: dict[str, list[int]] = {}
+        """Descriptors that keep each shard, one for each `path` without its `release`."""
         self._on_pressure: list[Callable[[], object]] = []
         # Reentrant: `release` is what happens when a reader is freed, and that may be anywhere.
         self._lock = threading.RLock()
@@ -68,34 +60,23 @@ class RemoteStore:
     def path(self, name: str) -> Path:
         """See `ShardStore`."""
         shard = self._shards[name]
-        with self._lock:
-            if name in self._in_use:
-                self._in_use[name].count += 1
-                return self.folder / name
         descriptor = self._cache.hold(shard)
         if descriptor is None:
             descriptor = self._wait_for(shard)
         self._link(shard)
         with self._lock:
-            if name in self._in_use:
-                os.close(descriptor)
-                self._in_use[name].count += 1
-            else:
-                self._in_use[name] = _InUse(descriptor)
+            self._in_use.setdefault(name, []).append(descriptor)
         return self.folder / name
 
     def release(self, name: str) -> None:
         """See `ShardStore`."""
         with self._lock:
-            in_use = self._in_use[name]
-            in_use.count -= 1
-            if not in_use.count:
-                os.close(self._in_use.pop(name).descriptor)
+            os.close(self._in_use[name].pop())
 
     def sidecar(self, name: str) -> Path:
         """See `ShardStore`."""
         path = self.folder / name
-        file = _lengths_file(self._owners[name])
+        file = self._owners[name].files[2]
         with suppress(OSError):
             if path.stat().st_size == file.num_bytes:
                 return path
@@ -103,11 +84,10 @@ class RemoteStore:
         return path
 
     def renew(self, name: str) -> bool:
-        """See `ShardStore`. Whoever has mapped the old file keeps it; until then it takes room, uncounted."""
+        """See `ShardStore`. An old file that is still mapped takes room, uncounted."""
         shard = self._owners[name]
-        tar, table = self._cache.paths(shard)
-        places = ((_tar_file(shard), tar), (_table_file(shard), table), (_lengths_file(shard), self.folder / name))
-        file, path = next(place for place in places if place[0].name == name)
+        places = (*self._cache.paths(shard), self.folder / name)
+        file, path = next(place for place in zip(shard.files, places, strict=True) if place[0].name == name)
         _log.warning("%s/%s is damaged on this machine; fetching it again", self._url, name)
         self._make_whole(file, path)
         return True
@@ -118,12 +98,12 @@ class RemoteStore:
         needed = sum(shard.num_bytes + shard.table_bytes for shard in shards) + tree_bytes(self.folder)
         if needed > self._cache.limit_bytes:
             raise UnavailableError(
-                f"{len(shards)} shards, with their index {gib(needed)} GiB, are read at the same time, and the cache "
-                f"may hold {gib(self._cache.limit_bytes)} GiB",
+                f"{len(shards)} shards, with their index {gib(needed)} GiB, are read at the same time, and "
+                f"the cache may hold {gib(self._cache.limit_bytes)} GiB",
                 where=self._url,
                 fix=f"set data.cache_gib to {gib(needed)} at the very least, better to twice that",
             )
-        self._let_go()  # of what was read until now; what is still needed will be mapped again
+        self._let_go()  # a shard that is still needed will be mapped again
         self._fetcher.set_order(reader, names)
 
     def on_pressure(self, let_go: Callable[[], object]) -> None:
@@ -131,7 +111,7 @@ class RemoteStore:
         self._on_pressure.append(let_go)
 
     def check(self, split: str | None = None) -> None:
-        """Asks the server for the size of each file that is not in the cache, many at a time."""
+        """See `ShardStore`; asks the server for the sizes of files that are not in the cache."""
         splits = self._index.splits.values() if split is None else [self._index.split(split)]
         sizes: dict[str, int] = {}
         for shard in (shard for part in splits for shard in part.shards):
@@ -170,7 +150,7 @@ class RemoteStore:
                     _log.warning("waiting for %s since %.0f s: %s", url, report_s, progress or "queued")
                     report_s *= 2
 
-    def _make_whole(self, file: RemoteShardFile, path: Path) -> None:
+    def _make_whole(self, file: ShardFile, path: Path) -> None:
         """Fetches a file unless its bytes are right."""
         try:
             download_once(self._url, file, path, patience=self._patience, abandoned=self._stop)
@@ -182,7 +162,7 @@ class RemoteStore:
             let_go()
 
     def _link(self, shard: ShardIndex) -> None:
-        """Makes the files of the cache appear in the folder; where they are is a matter of the index, so for ever."""
+        """Links the files of the cache into the folder, for ever: the index fixes their places."""
         for name, target in zip((shard.name, shard.table.name), self._cache.paths(shard), strict=True):
             link = self.folder / name
             if not link.is_symlink():
@@ -190,34 +170,15 @@ class RemoteStore:
                 with suppress(FileExistsError):  # another process was faster
                     link.symlink_to(os.path.relpath(target, link.parent))
 
-    def _fetch(
-        self, shard: ShardIndex, table: Path, tar: Path, progress: DownloadProgress, abandoned: Callable[[], bool]
-    ) -> None:
-        for file, path in ((_table_file(shard), table), (_tar_file(shard), tar)):
-            download(self._url, file, path, patience=self._patience, progress=progress, abandoned=abandoned)
-
 
 def _folder_url(url: str) -> str:
-    """Returns the address of a remote folder without a slash at its end. Raises: DataError, for one that is none."""
+    """Returns the address of a remote folder without a slash at its end. Raises: DataError."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or not parts.netloc:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        fix = f"use a folder, or one of {known}"
-        raise DataError("no such kind of address", where=without_secrets(url), fix=fix)
+        raise DataError("no such kind of address", where=without_secrets(url), fix=f"use a folder, or one of {known}")
     check_no_secrets(url)
     return url.rstrip("/")
-
-
-def _tar_file(shard: ShardIndex) -> RemoteShardFile:
-    return RemoteShardFile(shard.name, shard.num_bytes, shard.sha256)
-
-
-def _table_file(shard: ShardIndex) -> RemoteShardFile:
-    return RemoteShardFile(shard.table.name, shard.table_bytes, f"{shard.table.crc32:08x}")
-
-
-def _lengths_file(shard: ShardIndex) -> RemoteShardFile:
-    return RemoteShardFile(shard.lengths.name, shard.lengths_bytes, f"{shard.lengths.crc32:08x}")
 
 
 def open_store(
@@ -228,28 +189,20 @@ def open_store(
     stop: Callable[[], bool] = lambda: False,
     patience: Patience | None = None,
 ) -> ShardStore:
-    """Opens the shards of `data.path`.
+    """Opens the shards of `data.path`: a folder, or a file, http, https, s3 or gs address.
 
-    Of a remote folder, index.json and tokenizer.json are fetched now, and
-    `load_index(store.folder)` reads them. For a local one nothing is done, and what follows has no
-    meaning.
-
-    Args:
-        data_path: A folder; or an address: file, http, https, s3 or gs.
-        cache_dir: Where fetched shards are kept; processes, runs and data folders share it. On a disk of this machine.
-        cache_bytes: All that it may hold.
-        stop: Ends every wait when it returns True.
-        patience: How long a server may be away; None: as long as is usual.
+    Index and tokenizer of a remote folder are fetched now, into `store.folder`. Its shards are kept
+    in `cache_dir`, on a disk of this machine, at most `cache_bytes` of all; `stop` ends every wait
+    when it returns True, and `patience` limits waits for a server.
 
     Raises:
-        DataError: There is no such data, or it is not as its index says.
+        DataError: Missing or damaged data.
         DiskError: `cache_dir` cannot be used.
         LaunchError: A package that reads such addresses is missing.
-        WaitStoppedError: A stop was asked for meanwhile.
+        WaitStoppedError: A stop was requested meanwhile.
     """
     if data_path.startswith("file://"):
         return LocalStore(Path(unquote(urlsplit(data_path).path)))
     if not is_remote(data_path):
         return LocalStore(Path(data_path))
-
     return RemoteStore(data_path, cache_dir, cache_bytes, stop=stop, patience=patience or Patience())

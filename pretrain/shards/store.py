@@ -1,7 +1,7 @@
-"""Access to the shards of a data folder: local as they are, or remote and fetched when they are needed.
+"""Access to the shards of a data folder: local as they are, or remote and fetched when needed.
 
-    open_store("data/web")          LocalStore: a path is there or it is not; nothing is done ahead, nothing costs
-    open_store("s3://lab/data/web") RemoteStore (remote.py): a path is there when `path` returns
+    open_store("data/web")          LocalStore: a path is there or it is not; nothing is done ahead
+    open_store("s3://lab/data/web") RemoteStore (remote_store.py): it is there when `path` returns
 
 Either way `folder` looks like a shard folder: the index and the tokenizer are in it from the start,
 a shard and its table once `path` has returned, the lengths of its documents once `sidecar` has.
@@ -18,7 +18,7 @@ from pretrain.utils.remote import Waits
 
 
 class WaitStoppedError(Exception):
-    """A shard was waited for when the stop flag was set: nothing is wrong, but there is no data."""
+    """The stop flag was set during a wait for a shard: nothing is wrong, but there is no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,61 +46,51 @@ class ShardStore(Protocol):
 
     folder: Path
     fetches: bool
-    """Whether it matters to say what is `upcoming`."""
+    """Shards are fetched: `upcoming` has an effect."""
 
     def path(self, name: str) -> Path:
-        """Returns where a shard lies, once it is there and verified; it stays there until as many `release`.
+        """Returns the path of a shard, there and verified until `release` was called as often.
 
         Raises:
             DataError: There is none, or another than the index says.
-            UnavailableError: It cannot be had now.
-            DiskError: It cannot be written down.
-            WaitStoppedError: A stop was asked for meanwhile.
+            UnavailableError: The server is away, or the cache is full.
+            DiskError: The disk refused.
+            WaitStoppedError: A stop was requested meanwhile.
         """
 
     def release(self, name: str) -> None:
         """Takes one `path` back."""
 
     def sidecar(self, name: str) -> Path:
-        """Returns where the lengths of a shard's documents lie, once they are there; they stay. No shard is fetched.
-
-        Raises as `path`.
-        """
+        """Returns the path of a shard's document lengths, fetched alone. Raises as `path`."""
 
     def renew(self, name: str) -> bool:
-        """Fetches a damaged file again, once for all processes that find the damage.
+        """Fetches a damaged file again, once for all processes; False: this is the only copy.
 
-        Args:
-            name: Name of a shard in use (`path` without `release`), of its table, or of its lengths.
-
-        Returns:
-            Whether it is now; False: nothing can be done, this is the only copy. Raises as `path`.
+        `name` is that of a shard in use (`path` without `release`), its table, or its lengths. Raises
+        as `path`.
         """
 
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:
-        """Says which shards come next, in the order of need; replaces what was said before.
+        """Replaces the list of the shards that a reader needs next.
 
         Args:
-            names: Soonest first. What is fetched ahead follows this order, as far as there is room.
-            at_once: So many of the first are read at the same time.
-            reader: Who says so: readers of one store have orders of their own; the latest to speak goes first.
+            names: Soonest first; fetched ahead in this order, as far as there is room.
+            at_once: Number of the first that are read at the same time.
+            reader: Readers of one store have lists of their own; the latest one goes first.
 
         Raises:
-            UnavailableError: There can be no room for those that are read at once; says how much is needed.
+            UnavailableError: The cache has no room for those that are read at once.
         """
 
     def on_pressure(self, let_go: Callable[[], object]) -> None:
         """Registers `let_go`, called from any thread when unused shards should be released."""
 
     def check(self, split: str | None = None) -> None:
-        """Checks that each shard and its sidecars (None: of all splits) exist and have their sizes; nothing is read.
-
-        Raises:
-            DataError: Some are not or have not; lists all of them.
-        """
+        """Checks the sizes of the files of a split (None: of all). Raises: DataError."""
 
     def close(self) -> None:
-        """Ends what is done in the background, and every wait in `path`. Harmless the second time."""
+        """Ends downloads and every wait in `path`. Harmless the second time."""
 
 
 class LocalStore:
@@ -112,14 +102,14 @@ class LocalStore:
         self.folder = folder
 
     def path(self, name: str) -> Path:
-        """Returns where a shard is or should be."""
+        """Returns the path, whether or not it exists."""
         return self.folder / name
 
     def release(self, name: str) -> None:
         """Does nothing."""
 
     def sidecar(self, name: str) -> Path:
-        """Returns where a sidecar is or should be."""
+        """Returns the path, whether or not it exists."""
         return self.folder / name
 
     def renew(self, name: str) -> bool:

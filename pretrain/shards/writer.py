@@ -1,15 +1,19 @@
-"""One token shard: a webdataset tar of whole documents, and the table of offsets that makes it random access.
+"""One token shard: a webdataset tar of whole documents, and tables that make it random access.
 
     ShardWriter.add -> member buffer -> at the first document end at or past member_tokens:
-        00000007.tokens.npy   1-D uint16 or uint32, the documents one after another
-        00000007.docs.npy     1-D uint32, where each document starts in the member; the first is 0
-        pairs only:   00000007.source.npy, 00000007.source_docs.npy: the same of the source side
-        records only: 00000007.loss.npy: uint8, loss mask, 1 where a token is a target
-        labelled only: 00000007.labels.npy: int16, the number of a token's label, IGNORE_INDEX where it has none
-    ShardWriter.close        -> the sidecars (sidecars.py), then the tar under its final name
+        00000007.tokens.npy    1-D uint16 or uint32, the documents one after another
+        00000007.docs.npy      1-D uint32, where each document starts in the member; the first is 0
+        pairs only:    00000007.source.npy, 00000007.source_docs.npy: the same of the source side
+        records only:  00000007.loss.npy: uint8, loss mask, 1 where a token is a target
+        labelled only: 00000007.labels.npy: int16, number of a token's label, or IGNORE_INDEX
+    ShardWriter.close        -> the sidecars, then the tar under its final name:
+        NAME.idx.npy           int64 [members, columns]: places and CRC32s of each member's arrays
+        NAME.lengths.npy       uint32 [documents, 1]: tokens of each document; of pairs,
+                               [documents, 2], of target and source
 
-Any webdataset user can read the tars; ours never parses them: the table says where each array's
-bytes are. The bytes of a shard are a pure function of its documents. Shards are read in reader.py.
+Any webdataset user can read the tars; ours never parses them: the table has the place of each
+array's bytes. The lengths suffice to plan which documents fill which row before any tar is fetched.
+The bytes of a shard are a pure function of its documents. Shards are read in reader.py.
 """
 
 import hashlib
@@ -22,16 +26,7 @@ import numpy as np
 
 from pretrain.errors import DataError, DiskError
 from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
-from pretrain.shards.sidecars import (
-    LENGTHS_SUFFIX,
-    TABLE_SUFFIX,
-    RaggedArrays,
-    TokenDocuments,
-    concatenate,
-    npy_bytes,
-    npy_header,
-    ragged_of,
-)
+from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate, ragged_of
 from pretrain.utils.io import AtomicWriter, write_file
 
 MEMBER_TOKENS = 2**18
@@ -47,9 +42,26 @@ the start of the tar to an array's data past its header.
 LABEL_DTYPE = "<i2"
 MAX_LABELS = 2**15 - 1
 
+_BESIDE = {"records": ("loss", "u1")} | dict.fromkeys(LABELLED, ("labels", LABEL_DTYPE))
+"""Name and dtype of the array with a value for each token, by the kind of data."""
+
+
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Returns an npy 1.0 header of NPY_HEADER_BYTES, the same bytes under every numpy version."""
+    descr = dtype.newbyteorder("<").str
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
+    room = NPY_HEADER_BYTES - 10
+    magic = b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little")
+    return magic + text.ljust(room - 1).encode("ascii") + b"\n"
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """Returns a whole npy file."""
+    return npy_header(array.dtype, array.shape) + array.tobytes()
+
 
 def tar_header(name: str, num_bytes: int) -> bytes:
-    """Returns the 512-byte ustar header of a regular file, without time, owner or anything else that varies."""
+    """Returns the 512-byte ustar header of a regular file, the same on every machine."""
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     info.mtime = 0
@@ -67,10 +79,10 @@ class ShardWriter:
         """Starts a shard.
 
         Args:
-            path: DIR/SPLIT/NAME.tar; its folder exists. The last two parts become the name in the index.
+            path: DIR/SPLIT/NAME.tar; its folder exists. The index has the last two parts.
             dtype: `uint16` or `uint32`.
-            member_tokens: A member is closed at the first document end at or past this many tokens.
-            kind: What a document is: `text`, `pairs`, `records`, `classes` or `tags`.
+            member_tokens: Tokens at or past which the end of a document closes a member.
+            kind: `text`, `pairs`, `records`, `classes` or `tags`.
 
         Raises:
             DiskError: Also from every method.
@@ -83,8 +95,8 @@ class ShardWriter:
         self._kind = kind
         self._tokens = _Column(self._dtype)
         self._source = _Column(self._dtype)
-        self._loss = _Column(np.dtype("u1"))
-        self._labels = _Column(np.dtype(LABEL_DTYPE))
+        self._beside_name, beside_dtype = _BESIDE.get(kind, ("", "u1"))
+        self._beside = _Column(np.dtype(beside_dtype))
         self._rows: list[tuple[int, ...]] = []
         self._lengths = array("I")
         self._offset = 0
@@ -100,13 +112,11 @@ class ShardWriter:
         labels: np.ndarray | None = None,
     ) -> None:
         """Appends one document: see `add`."""
-        self.add(TokenDocuments(ragged_of([tokens]), None if source is None else ragged_of([source]), loss, labels))
+        other_side = None if source is None else ragged_of([source])
+        self.add(TokenDocuments(ragged_of([tokens]), other_side, loss, labels))
 
     def add(self, documents: TokenDocuments) -> None:
-        """Appends documents of the shard's kind, each of at least one token (and of pairs, one of the source).
-
-        Args:
-            documents: Any integer dtype; the values must fit the shard's dtype. Copied.
+        """Appends copies of documents of the shard's kind, each of at least one token on each side.
 
         Raises:
             DataError: One has more than MAX_DOCUMENT_TOKENS tokens.
@@ -127,18 +137,19 @@ class ShardWriter:
         assert tokens.lengths.all(), "a document has at least its end-of-document token"
         too_long = np.flatnonzero(tokens.lengths > MAX_DOCUMENT_TOKENS)
         if len(too_long):
+            number = self.num_documents + too_long[0]
+            size = tokens.lengths[too_long[0]]
             raise DataError(
-                f"document {self.num_documents + too_long[0]} has {tokens.lengths[too_long[0]]} tokens, "
-                f"more than {MAX_DOCUMENT_TOKENS}",
+                f"document {number} has {size} tokens, more than {MAX_DOCUMENT_TOKENS}",
                 where=str(self.path),
                 fix="split it in the source text",
             )
         given = [part is not None for part in (source, loss, labels)]
         kind = self._kind
-        assert given == [kind == "pairs", kind == "records", kind in LABELLED], "a document has what its kind says"
+        assert given == [kind == "pairs", kind == "records", kind in LABELLED], "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
-        assert loss is None or len(loss) == len(tokens.values), "the loss mask has a value for each token"
-        assert labels is None or len(labels) == len(tokens.values), "each token has a label or none"
+        beside = labels if loss is None else loss
+        assert beside is None or len(beside) == len(tokens.values), "a value for each token"
 
     def _append(self, documents: TokenDocuments) -> None:
         """Appends documents to the member."""
@@ -148,16 +159,15 @@ class ShardWriter:
         if source is not None:
             self._source.add(source)
             lengths = np.stack([lengths, source.lengths], axis=1)
-        if loss is not None:
-            self._loss.add(RaggedArrays(loss, tokens.lengths))
-        if labels is not None:
-            self._labels.add(RaggedArrays(labels, tokens.lengths))
+        beside = labels if loss is None else loss
+        if beside is not None:
+            self._beside.add(RaggedArrays(beside, tokens.lengths))
         self._lengths.frombytes(lengths.astype(np.uint32).tobytes())
         self.num_tokens += len(tokens.values)
         self.num_documents += documents.num_documents
 
     def close(self) -> ShardIndex:
-        """Writes the rest and the sidecars, and commits the tar. Returns its entry for the index."""
+        """Writes the rest and the sidecars, and commits the tar; returns its entry in the index."""
         assert self.num_documents, "a shard has at least one document"
         if self._tokens.size:
             self._flush_member()
@@ -165,9 +175,9 @@ class ShardWriter:
         end = self._offset + 2 * TAR_BLOCK
         self._write(bytes(2 * TAR_BLOCK + -end % tarfile.RECORDSIZE))
         try:
-            table = self._write_sidecar(TABLE_SUFFIX, np.array(self._rows, dtype="<i8"))
+            table = self._write_sidecar(".idx.npy", np.array(self._rows, dtype="<i8"))
             lengths = np.array(self._lengths, dtype="<u4").reshape(-1, LENGTH_COLUMNS[self._kind])
-            lengths_sidecar = self._write_sidecar(LENGTHS_SUFFIX, lengths)
+            lengths_sidecar = self._write_sidecar(".lengths.npy", lengths)
         except DiskError:
             self.discard()
             raise
@@ -198,21 +208,19 @@ class ShardWriter:
         row = self._write_ragged(f"{key}.tokens.npy", f"{key}.docs.npy", self._tokens)
         if self._kind == "pairs":
             row += self._write_ragged(f"{key}.source.npy", f"{key}.source_docs.npy", self._source)
-        if self._kind == "records":
-            row += self._write_array(f"{key}.loss.npy", self._loss.take()[0])
-        if self._kind in LABELLED:
-            row += self._write_array(f"{key}.labels.npy", self._labels.take()[0])
+        if self._beside_name:
+            row += self._write_array(f"{key}.{self._beside_name}.npy", self._beside.take()[0])
         self._rows.append(row)
 
     def _write_ragged(self, name: str, docs_name: str, column: "_Column") -> tuple[int, ...]:
-        """Writes the documents of a column and where they start; returns their columns of the table."""
+        """Writes the documents of a column and their starts; returns their columns of the table."""
         values, starts = column.take()
         offset, crc32 = self._write_array(name, values)
         docs_offset, docs_crc32 = self._write_array(docs_name, starts)
         return offset, len(values), docs_offset, len(starts), crc32, docs_crc32
 
     def _write_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
-        """Writes one tar entry; returns where its data starts and the CRC32 of the data."""
+        """Writes one tar entry; returns the offset of its data and their CRC32."""
         data = array.tobytes()
         size = NPY_HEADER_BYTES + len(data)
         self._write(tar_header(name, size) + npy_header(array.dtype, array.shape))
@@ -240,12 +248,13 @@ class _Column:
         values = arrays.values
         if values.dtype != self._dtype:
             limits = np.iinfo(self._dtype)
-            assert limits.min <= values.min() and values.max() <= limits.max, f"a token does not fit {self._dtype}"
+            fits = limits.min <= values.min() and values.max() <= limits.max
+            assert fits, f"a token does not fit {self._dtype}"
         self._parts.append(RaggedArrays(values.astype(self._dtype), arrays.lengths))
         self.size += len(values)
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all values and where each array starts (uint32), and is empty again."""
+        """Removes and returns all values, and the start of each array (uint32)."""
         values, lengths = concatenate(self._parts)
         self._parts = []
         self.size = 0

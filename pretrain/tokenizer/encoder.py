@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from pretrain.shards.sidecars import RaggedArrays
+from pretrain.shards.ragged import RaggedArrays
 from pretrain.tokenizer.roles import BYTE_OF, eos_id, special_ids, special_tokens_of, token_dtype, vocabulary_size
 
 BATCH_CHARS = 1 << 18

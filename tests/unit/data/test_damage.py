@@ -195,7 +195,7 @@ def test_bins_that_are_still_to_be_made_of_damaged_lengths_are_an_error_at_start
     path = tmp_path / index.split("train").shards[1].lengths.name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"part-00001-0000\.lengths\.npy: its CRC32 or its shape is not what the index"):
+    with pytest.raises(DataError, match=r"part-00001-0000\.lengths\.npy: its CRC32 or its shape differs from the index"):
         BinStream(ShardSet(tmp_path, index, "train"), **ORDER, damage=DamagePolicy("skip", 1000))
 
 

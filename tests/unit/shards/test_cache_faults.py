@@ -8,8 +8,7 @@ import pytest
 
 from pretrain.errors import DataError
 from pretrain.shards.index import INDEX_NAME
-from pretrain.shards.reader import ShardReader, ShardSet
-from pretrain.shards.sidecars import load_lengths
+from pretrain.shards.reader import ShardReader, ShardSet, load_lengths
 from pretrain.shards.store import Patience, UnavailableError
 from pretrain.utils import remote
 from tests.helpers.clock import FakeClock

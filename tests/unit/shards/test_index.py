@@ -110,7 +110,7 @@ def test_a_missing_field_of_a_shard_is_named_with_its_place(tmp_path, field):
 def test_a_field_of_the_wrong_type_is_named(tmp_path, value):
     write_index(tmp_path, make_index())
     edit(tmp_path, lambda raw: raw.update(vocab_size=value))
-    with pytest.raises(DataError, match="field 'vocab_size' must be an integer, not "):
+    with pytest.raises(DataError, match="field 'vocab_size': Input should be a valid integer, not "):
         load_index(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_a_top_level_that_is_no_object_is_refused(tmp_path, raw):
 def test_a_negative_count_is_refused(tmp_path):
     write_index(tmp_path, make_index())
     edit(tmp_path, lambda raw: raw["splits"]["train"]["shards"][0].update(num_tokens=-10))
-    with pytest.raises(DataError, match=r"num_tokens' must not be negative: -10"):
+    with pytest.raises(DataError, match=r"num_tokens': Input should be greater than or equal to 0, not -10"):
         load_index(tmp_path)
 
 

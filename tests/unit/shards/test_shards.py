@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import DataError, DiskError
-from pretrain.shards.reader import ShardReader
-from pretrain.shards.sidecars import TokenDocuments, load_lengths, npy_bytes, ragged_of
-from pretrain.shards.writer import MAX_DOCUMENT_TOKENS, ShardWriter
+from pretrain.shards.ragged import TokenDocuments, ragged_of
+from pretrain.shards.reader import ShardReader, load_lengths
+from pretrain.shards.writer import MAX_DOCUMENT_TOKENS, ShardWriter, npy_bytes
 from pretrain.utils import io
 from tests.helpers.shards import make_documents, write_shard
 
@@ -194,7 +194,7 @@ def test_lengths_that_contradict_the_index_are_refused(tmp_path, shard, change):
     resealed = replace(shard, lengths=replace(shard.lengths, crc32=zlib.crc32(path.read_bytes())))
     with pytest.raises(DataError, match=r"lengths\.npy: its lengths contradict the index; copy this file again"):
         load_lengths(tmp_path, resealed)
-    with pytest.raises(DataError, match=r"lengths\.npy: its CRC32 or its shape is not what the index says"):
+    with pytest.raises(DataError, match=r"lengths\.npy: its CRC32 or its shape differs from the index"):
         load_lengths(tmp_path, shard)
     path.unlink()
     with pytest.raises(DataError, match=r"lengths\.npy: cannot be read: No such file"):
@@ -207,7 +207,7 @@ def test_a_damaged_sidecar_is_refused(tmp_path, shard, place):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"idx\.npy: its CRC32 or its shape is not what the index says"):
+    with pytest.raises(DataError, match=r"idx\.npy: its CRC32 or its shape differs from the index"):
         ShardReader(tmp_path, shard, "uint16")
 
 
