@@ -35,13 +35,13 @@ def find_cause(ended: Mapping[int, int]) -> tuple[int, int] | None:
     """Returns rank and code of the rank that caused the failure of a job; None without a failure.
 
     Args:
-        ended: Code of each rank that has ended, negative if by a signal; in the order of their ends.
+        ended: Code of each rank that has ended, negative for a signal; in the order of ends.
     """
-    # Ended by a signal, then by a second stop signal, then other errors, then found another rank gone (76).
+    # Those of signals first, then of second stop signals, then errors, then lost peers (76).
     failed = [(rank, code) for rank, code in ended.items() if code not in (EXIT_OK, EXIT_RESUME_ME)]
     cause = min(failed, key=lambda item: (item[1] >= 0, item[1] <= 128, item[1] == EXIT_HANG), default=None)
     if cause is not None and cause[1] in (EXIT_HANG, EXIT_UNAVAILABLE) and EXIT_RESUME_ME in ended.values():
-        return None  # a rank was stopped before it could save, and the others lost it, or never met it
+        return None  # a rank was stopped before it could save, and the others lost it
     return cause
 
 
@@ -70,7 +70,7 @@ def read_end(output: Path) -> list[str]:
 
 
 def reason_of(cause: tuple[int, int], output: Path) -> str:
-    """Returns the reason in one line: the last error of a rank that ended by itself, else its code."""
+    """Returns the last error of a rank that ended by itself, else its exit code in words."""
     return (last_error(output) if cause[1] >= 0 else "") or describe_failure(*cause)
 
 
@@ -103,7 +103,7 @@ class StepExit:
 
 
 def note_exit(folder: Path, kind: Literal["task", "rank", "node"], number: int, **facts: Any) -> None:
-    """Writes the file of a task, rank or node; a disk that refuses costs the reason, not the run."""
+    """Writes the file of a task, rank or node, if the disk lets it."""
     with contextlib.suppress(DiskError):
         make_dir(folder)
         write_json(folder / f"{kind}-{number:05d}.json", facts)

@@ -1,4 +1,4 @@
-"""The driver of a job, on its first node: the batch script becomes `python -m pretrain_launch.job SPEC`.
+"""The driver of a job, on its first node: `python -m pretrain_launch.job SPEC`.
 
     journal: a start  ->  breaker  ->  doctor  ->  rendezvous
     ->  srun pretrain_launch.node on every node  ->  exit codes  ->  decide
@@ -13,10 +13,10 @@ The decision is a pure function of the outcome:
     cancelled by the user                 end
     64 65 66 69 73 74 77 126 127          end: a restart cannot help
     70 and no new checkpoint              end: the bug would be met again
-    else (75, 76, a signal, a lost node)  again, unless restart after restart brings no new checkpoint
+    else (75, 76, a signal, a lost node)  again, unless restarts bring no new checkpoint
 
-A requeue ends the job at once, so it comes last, and is repeated until the controller answers. Not here: the reaction
-of a rank to a signal (pretrain/run/stop.py).
+A requeue ends the job at once, so it comes last, and is repeated until the controller answers.
+Not here: the reaction of a rank to a signal (pretrain/run/stop.py).
 """
 
 import contextlib
@@ -171,7 +171,7 @@ class Driver:
         if self._spec.site.doctor:
             found = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
             if found is not None:
-                return StepExit(found.code, found.reason, False)
+                return found
         attempt = 0
         while True:
             ending = self._launch(nodes, attempt)
@@ -185,7 +185,8 @@ class Driver:
         """Tries a rendezvous, and runs the step."""
         spec = self._spec
         step = [*step_command(spec, nodes, 1), "--overlap"]
-        address, port = find_meeting_point(self._start.job, attempt, nodes[0], nodes, spec.site.interface, step)
+        interface = spec.site.interface
+        address, port = find_meeting_point(self._start.job, attempt, nodes, interface, step)
         if self._signals:
             reason = f"stopped by {self._asked()} before the first rank"
             return StepExit(EXIT_RESUME_ME, reason, False)
@@ -220,7 +221,7 @@ class Driver:
             if self._signals and not is_asked and (is_old or are_ready(exits, num_tasks)):
                 is_asked = True
                 say(f"asked to stop by {self._asked()}")
-                # srun passes it on to every task; for tasks that Slurm has signalled it is harmless.
+                # srun passes it on to every task; a second signal is harmless.
                 process.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
         return process.returncode if process.returncode >= 0 else 128 - process.returncode

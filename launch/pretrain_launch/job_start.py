@@ -17,6 +17,7 @@ from pathlib import Path
 from pretrain.errors import ConfigError, LaunchError, PretrainError
 from pretrain.run.folder import end_attempt, slurm_facts
 from pretrain.utils.io import write_file
+from pretrain_launch.exits import StepExit
 from pretrain_launch.slurm_tools import host_names
 from pretrain_launch.spec import LaunchSpec
 
@@ -25,16 +26,8 @@ TRIED_OUT = {"hostname", "interfaces", "loopback"}
 """Checks whose failure does not prevent training: the rendezvous finds an address by trying."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem that prevents training: its exit code, and one line with node and check."""
-
-    code: int
-    reason: str
-
-
-def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Finding | None:
-    """Runs the doctor on every node by srun (`step`); returns the first problem; a timeout is none."""
+def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> StepExit | None:
+    """Runs the doctor on every node by srun (`step`); returns the first problem."""
     folder = spec.folder.launch
     doctor = [spec.python, "-m", "pretrain", "doctor"]
     own_files = (f"--output={folder}/doctor-%t.out", "--open-mode=truncate", "--error=all")
@@ -46,7 +39,7 @@ def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Fin
         with contextlib.suppress(OSError):  # a node without an answer has no file
             reports += path.read_text(encoding="utf-8", errors="replace")
             path.unlink()
-    if ended is None:
+    if ended is None:  # a doctor that times out does not prevent training
         return None
     write_file(folder / "doctor.jsonl", reports.encode())
     found = first_failure(reports)
@@ -56,7 +49,7 @@ def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Fin
     return first_failure(compared or "")
 
 
-def first_failure(output: str) -> Finding | None:
+def first_failure(output: str) -> StepExit | None:
     """Returns the first check that fails in reports of `doctor --json`; skips other lines."""
     for line in output.splitlines():
         with contextlib.suppress(ValueError, TypeError, LookupError):
@@ -65,7 +58,7 @@ def first_failure(output: str) -> Finding | None:
                 if check["status"] == "fail" and check["name"] not in TRIED_OUT:
                     fix = f"; {check['fix']}" if check.get("fix") else ""
                     reason = f"{report['host']}: {check['name']}: {check['detail']}{fix}"
-                    return Finding(int(check["exit_code"]), reason)
+                    return StepExit(int(check["exit_code"]), reason, False)
     return None
 
 
@@ -138,10 +131,10 @@ def choose_nodes(spec: LaunchSpec, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def was_cancelled(job: Mapping[str, str] | None, restart: int) -> bool:
-    """Returns whether the user has ended a job that still runs its script, from its fields (`show_job`)."""
+    """Returns whether the user has ended a job that still runs its script, from `show_job`."""
     if job is None or is_requeued(job, restart):
         return False
-    # A job that ends is COMPLETING for any reason; if Slurm requeues it, `Restarts` has risen already.
+    # A job is COMPLETING at any end; if Slurm requeues it, `Restarts` has risen already.
     state = job.get("JobState", "")
     return state == "CANCELLED" or (state == "COMPLETING" and job.get("Reason") != "TimeLimit")
 
@@ -170,7 +163,7 @@ def step_command(spec: LaunchSpec, nodes: Sequence[str], tasks: int) -> list[str
 
 
 def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str) -> str:
-    """Writes the end of this start into run.json, if rank 0 could not, or knew less; returns the reason."""
+    """Writes the end of a start into run.json, if rank 0 could not; returns the better reason."""
     with contextlib.suppress(PretrainError):
         attempt = spec.folder.read_record()["attempts"][-1]
         slurm = attempt.get("slurm") or {}

@@ -1,4 +1,4 @@
-"""Journal of the Slurm jobs of a run, `launch/journal.jsonl`: a row for each submission, start and end.
+"""Journal of the Slurm jobs of a run, `launch/journal.jsonl`: submissions, starts and ends.
 
     {"event": "submit", "chain": .., "job": "123", "array": null, "at": ..}
     {"event": "start", "chain": .., "job": "123", "array": null, "restart": 2, "nodes": [..],
@@ -6,8 +6,8 @@
     {"event": "end", "chain": .., "job": "123", "restart": 2, "exit_code": 75, "reason": ..,
      "step": 80, "decision": "requeue", "at": ..}
 
-A start without an end was killed with its node. `step`: of the newest checkpoint then, or 0. `decision`: requeue (the
-job goes back into the queue), next (the next job of the same chain continues), end.
+A start without an end was killed with its node. `step`: of the newest checkpoint then, or 0.
+`decision`: requeue (the job itself), next (the next job of the same chain continues), end.
 """
 
 import json
@@ -63,10 +63,7 @@ def append_row(run: RunDir, row: dict[str, Any]) -> None:
 
 
 def count_idle_restarts(rows: list[dict[str, Any]], chain: str, step: int) -> int:
-    """Returns the restarts of a chain in a row without a new checkpoint, of which `step` is the newest.
-
-    The last start counts; the first one of a chain is no restart.
-    """
+    """Returns the restarts in a row, the last start included, since the checkpoint of `step`."""
     starts = [row for row in rows if row["event"] == "start" and row.get("chain") == chain]
     steps = [int(row["step"]) for row in starts]
     ends = [*steps, step][1:]

@@ -1,13 +1,13 @@
 """Starts ranks on this machine, supervises them, and ends all when one fails.
 
-    start N ranks  ->  wait  ->  a signal to the launcher: sent to every rank once; they commit and exit 75
-                             ->  a failed rank: its peers may fail of the same, then SIGTERM, then SIGKILL
+    start N ranks  ->  wait  ->  a signal to the launcher: passed on; ranks commit and exit 75
+                             ->  a failed rank: its peers may fail too, then SIGTERM, then SIGKILL
                              ->  a rank that was stopped alone: SIGTERM for its peers, after a while
     exit code: that of the rank that failed first (128 + signal if it was killed), else 75, else 0
 
-Rank 0 shares the terminal; the others have a log file each, which is quoted if they failed first. A rank dies with its
-launcher (PR_SET_PDEATHSIG), so that `kill -9` leaves no orphans, and processes that ranks have started end with them
-(`Janitor`). Stop signals are blocked in a rank until it can answer them.
+Rank 0 shares the terminal; the others have a log file each, which is quoted if they failed first.
+A rank dies with its launcher (PR_SET_PDEATHSIG), so that `kill -9` leaves no orphans, and its children
+end with it (`Janitor`). Stop signals are blocked in a rank until it can answer them.
 """
 
 import contextlib
@@ -68,10 +68,10 @@ def rank_environment(
 
 
 class Janitor:
-    """A small process that outlives a killed launcher, and ends the processes that ranks have started.
+    """A small process that outlives a killed launcher, and ends the children of ranks.
 
-    When its pipe closes, the launcher is gone, and every named process group gets SIGKILL. PR_SET_PDEATHSIG does not
-    reach children of a rank (compilers, workers). Those that leave the group, like wandb's service, watch their parent.
+    When its pipe closes, the launcher is gone, and every named process group gets SIGKILL: PR_SET_PDEATHSIG does not
+    reach children of a rank (compilers, workers). wandb's service, which leaves the group, watches its parent.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Ranks:
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.ended: dict[int, int] = {}  # code of each rank that has ended, in the order of their ends
+        self.ended: dict[int, int] = {}  # codes of ranks in the order of their ends
         self.signals: list[int] = []  # signals to this process that the ranks have not got yet
 
     def start(self, command: list[str], world_size: int, port: int, janitor: Janitor) -> None:
@@ -178,7 +178,7 @@ class _Ranks:
             end_group(process.pid)
 
     def wait(self) -> tuple[tuple[int, int] | None, int]:
-        """Waits for all ranks; returns rank and code of the first failure, and the job's exit code."""
+        """Waits for all ranks; returns rank and code of the cause, and the job's exit code."""
         plan: list[tuple[float, int]] = []
         is_failing = False
         known: dict[int, int] | None = None
@@ -229,7 +229,7 @@ class _Ranks:
             return [(now + STOPPED_GRACE_S, signal.SIGTERM)] if is_stopped else []
         if cause[1] == EXIT_HANG:
             return [(now + HANG_SETTLE_S, signal.SIGKILL)]
-        # Most failures are those of all ranks (bad data, a full disk): each may print it before its end.
+        # Most failures are those of all ranks (bad data, a full disk): each may print it.
         settled = now + SETTLE_S
         return [(settled, signal.SIGTERM), (settled + FAILURE_GRACE_S, signal.SIGKILL)]
 

@@ -48,7 +48,7 @@ def _whole_characters(content: bytes) -> bytes:
 
 
 def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yields output of a log from an offset on, and of those that replace it, until the run is over.
+    """Yields new output of a log, and of those that replace it, until the run is over.
 
     `find` returns the file to show now: another job writes another one.
     """
@@ -72,7 +72,7 @@ def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable
 
 
 def seldom(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that asks every `ASK_S` seconds, and else repeats the answer: Slurm is slow."""
+    """Returns `ask` with its answer cached for `ASK_S` seconds, as Slurm is slow."""
     asked_at = time.monotonic()
     answer = False
 

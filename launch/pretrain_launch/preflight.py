@@ -1,4 +1,4 @@
-"""Checks before submission: errors that would end a job in its first minute, after days in the queue."""
+"""Checks before submission: errors that would end a job at once, after days in the queue."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +54,10 @@ def plan_ranks(config: RunConfig, request: LaunchRequest) -> tuple[int, int]:
 
 
 def plan_signal(config: RunConfig, site: SiteConfig, save_s: float | None = None) -> int:
-    """Returns the seconds before its limit at which a job is asked to save; `save_s` of None: predicted."""
+    """Returns the seconds before its limit at which a job is asked to save."""
     if site.signal_s is not None:
         return site.signal_s
-    if save_s is None:
+    if save_s is None:  # no save is known
         save_s = 12 * count_parameters(known_model(config.model)) / SAVE_BYTES_S
     return signal_for(save_s)
 
@@ -84,7 +84,7 @@ def plan_time(text: str, signal_s: int) -> int:
 
 
 def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: bool) -> list[int]:
-    """Returns numbers of nodes to train on: with `elastic` all up to `nodes` that divide the batch."""
+    """Returns numbers of nodes to train on: with `elastic` all that divide the batch."""
     if not elastic:
         return [nodes]
     counts = []

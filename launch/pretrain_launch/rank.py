@@ -4,7 +4,7 @@
     SIGTERM of a launcher that gives up       ->  the rank; Slurm signals the rank itself
     the launcher dies                         ->  this process too, and the rank (PR_SET_PDEATHSIG)
 
-A rank that was stopped with all saved (75) is no failure: the exit code is 0, or the launcher would end its peers.
+A rank that was stopped with all saved (75) exits with 0 here, or the launcher would end its peers.
 """
 
 import os

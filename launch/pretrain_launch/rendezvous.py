@@ -4,7 +4,7 @@
     ->  `python -m pretrain_launch.rendezvous NONCE PORT ADDRESS ...` on every node, by srun
     ->  the first address that all have reached
 
-Addresses are tried because names say little: one may stand for 127.0.1.1, or for one network of several.
+Addresses are tried, as a name may stand for 127.0.1.1, or for one network of several.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ PATIENCE_S = 20.0
 
 
 def own_addresses(interface: str | None = None) -> list[str]:
-    """Returns addresses for other nodes, of one interface if given; those of the host name come first."""
+    """Returns addresses for other nodes, those of the host name first."""
     known = usable_addresses()
     if interface is not None:
         return [address for name, address in known if name == interface]
@@ -87,13 +87,9 @@ def open_port(job: str, attempt: int) -> socket.socket:
 
 
 def choose_address(
-    first: str, nodes: Sequence[str], port: int, addresses: Sequence[str], answers: Mapping[str, Mapping[str, str]]
+    nodes: Sequence[str], port: int, addresses: Sequence[str], answers: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Returns the first of the first node's addresses without an error in the answers of any node.
-
-    Raises:
-        LaunchError: No address was reached by all; names node, address and error.
-    """
+    """Returns the first address of the first node that all nodes have reached. Raises: LaunchError."""
     for address in addresses:
         if all(answers.get(node, {}).get(address, "silent") == "" for node in nodes):
             return address
@@ -101,12 +97,12 @@ def choose_address(
     if silent:
         what = f"{', '.join(silent[:8])} gave no answer within {LIMIT_S:.0f} s"
     elif not addresses:
-        what = f"{first} has no address that other nodes could reach"
+        what = f"{nodes[0]} has no address that other nodes could reach"
     else:
         best = max(addresses, key=lambda one: sum(answers[node].get(one) == "" for node in nodes))
         failed = [(node, answers[node].get(best)) for node in nodes if answers[node].get(best)]
         node, error = failed[0]
-        what = f"{node} cannot reach {first} ({format_endpoint(best, port)}): {error}"
+        what = f"{node} cannot reach {nodes[0]} ({format_endpoint(best, port)}): {error}"
         what += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         if len(addresses) > 1:
             what += f"; tried too: {', '.join(one for one in addresses if one != best)}"
@@ -115,17 +111,11 @@ def choose_address(
 
 
 def find_meeting_point(
-    job: str, attempt: int, first: str, nodes: Sequence[str], interface: str | None, step: Sequence[str]
+    job: str, attempt: int, nodes: Sequence[str], interface: str | None, step: Sequence[str]
 ) -> tuple[str, int]:
-    """Returns address and port. Must run on the first node.
+    """Returns address and port of the first node, which is this one. Raises: LaunchError.
 
-    Args:
-        job: Number of the job: seeds the choice of the port.
-        attempt: Number of this start.
-        first: Host name of this node.
-        nodes: All nodes, this one included.
-        interface: Network interface to use; None: any.
-        step: Arguments of srun, up to the program that runs once per node.
+    `step` is srun, up to the program that runs once per node; an `interface` of None means any.
     """
     with open_port(job, attempt) as listener:
         port = int(listener.getsockname()[1])
@@ -137,7 +127,7 @@ def find_meeting_point(
         program = [sys.executable, "-m", "pretrain_launch.rendezvous", nonce, str(port)]
         answers = _ask_nodes([*step, *program, *addresses])
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        return choose_address(first, nodes, port, addresses, answers), port
+        return choose_address(nodes, port, addresses, answers), port
 
 
 def _greet(listener: socket.socket, nonce: str) -> None:

@@ -60,7 +60,7 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
 
 
 def job_of(row: dict[str, Any]) -> str:
-    """Returns the id of a journal row's job, `job_task` for an element of an array, or an empty text."""
+    """Returns the id of a journal row's job, `job_task` for an element of an array."""
     return str(row.get("array") or row.get("job") or "")
 
 
@@ -76,7 +76,7 @@ class RunFacts:
 
     path: Path
     name: str
-    state: str  # new, queued, running, ending, done, stopped, cancelled, failed, lost (no record of its end)
+    state: str  # new, queued, running, ending, done, stopped, cancelled, failed, lost (without record)
     step: int  # last step written
     total_steps: int | None
     loss: float | None  # of the last row of metrics
@@ -161,7 +161,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     queued = sorted((known[job] for job in jobs if job in known), key=lambda job: job.is_waiting)
     job = queued[0] if queued else None
     owner = live_owner(run)
-    is_ours = owner is not None and owner.job.partition("@")[0] in {str(row.get("job")) for row in journal}
+    own_jobs = {str(row.get("job")) for row in journal}
+    is_ours = owner is not None and owner.job.partition("@")[0] in own_jobs
     if is_ours and queue is not None and all(other.is_waiting for other in queued):
         owner = None  # its job is over, and has not released the run: it was killed
     ends = [start for start in starts if start["exit_code"] is not None]
@@ -171,9 +172,12 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
     steps = (metrics.get("step"), audit.get("step"), checkpoint_step)
     name = record.get("name") or _read_json(run.launch / "spec.json").get("name") or run.path.name
-    state = "running" if owner else "queued" if job else _state_of_end(run, starts, jobs, is_known=queue is not None)
     if job is not None and not job.is_waiting:
         state = "ending" if job.state == "COMPLETING" else "running"
+    elif owner is not None or job is not None:
+        state = "running" if owner else "queued"
+    else:
+        state = _state_of_end(run, starts, jobs, is_known=queue is not None)
     return RunFacts(
         path=run.path,
         name=str(name),

@@ -29,7 +29,7 @@ EXPORTED = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
-"""Variables of the submitting environment that a job gets, besides those of Slurm and of the site."""
+"""Variables of the environment that a job gets, besides those of Slurm and of the site."""
 
 _OURS = {
     *("output", "error", "job-name", "export", "signal", "array", "wrap", "chdir", "nodes", "ntasks"),
@@ -101,7 +101,7 @@ def load_site(name: str | None) -> SiteConfig:
     """
     if name is None:
         return SiteConfig()
-    from pretrain.config.load import load_section  # not needed by ranks and drivers, which read a spec
+    from pretrain.config.load import load_section  # ranks and drivers do without it
 
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return load_section(SiteConfig, Path(name).absolute())

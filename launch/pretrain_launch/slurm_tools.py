@@ -1,4 +1,4 @@
-"""Slurm's commands, as lists of arguments, with timeouts and retries. Needs no accounting (sacct)."""
+"""Slurm's commands, with timeouts and retries. Needs no accounting (sacct)."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ class ToolResult:
 
     @property
     def is_killed(self) -> bool:
-        """Whether a signal ended the command: that of Slurm to all processes of a job that it ends."""
+        """Whether a signal ended it: Slurm signals all processes of a job that it ends."""
         return self.code < 0
 
     @property
@@ -77,7 +77,7 @@ def ask(arguments: Sequence[str], patience_s: float = 60.0) -> ToolResult:
 
 
 def submit_job(arguments: Sequence[str]) -> str:
-    """Runs sbatch (with --parsable) once, as a repetition might submit twice; returns the job's number.
+    """Runs sbatch once, as a repetition might submit twice; returns the job's number.
 
     Raises:
         LaunchError: Slurm refuses it, in its own words, or is not installed.
@@ -141,7 +141,7 @@ _FORMAT = "%A|%i|%T|%r|%N|%M|%l|%S"
 def find_jobs(jobs: Iterable[str]) -> dict[str, SlurmJob] | None:
     """Asks Slurm for jobs (`123`) and elements of arrays (`123_4`), in one call.
 
-    Returns those that have not ended, by both their ids; None if Slurm is not installed or does not answer.
+    Returns those that have not ended, by both their ids; None without Slurm or an answer.
     """
     asked = sorted(set(jobs))
     if not asked:

@@ -36,7 +36,7 @@ def format_time(seconds: int) -> str:
 
 
 def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
-    """Returns the argument list that submits a job, or an array of `count` jobs like the first. Pure.
+    """Returns the argument list that submits a job, or an array of `count` jobs like it. Pure.
 
     `target` is the file that the job reads: the spec, or the list of those of an array.
     """
@@ -181,7 +181,7 @@ def _ask_to_end(run: Path, running: list[SlurmJob], grace_s: float, say: Callabl
     """Asks running jobs to save and end; returns those that have not after `grace_s`."""
     for job in running:
         say(f"job {job.element}: asked to save and end")
-        # To the batch script alone, which signals the ranks. A job that ends just now is no failure.
+        # To the batch script alone, which signals the ranks. The job may have just ended.
         ask(["scancel", "--batch", "--signal=USR1", job.element])
     deadline = time.monotonic() + grace_s
     while running := _running(read_run(run)):

@@ -3,7 +3,8 @@
 import json
 import sys
 
-from pretrain_launch.job_start import Finding, examine_nodes, first_failure
+from pretrain_launch.exits import StepExit
+from pretrain_launch.job_start import examine_nodes, first_failure
 from tests.unit.launch.test_submit import spec
 
 
@@ -21,7 +22,7 @@ def test_the_first_failure_of_a_node_keeps_a_job_from_training():
         report("n1", packages="pass", room="warn"),
         report("n2", room="fail", GPUs="fail"),
     ]
-    assert first_failure("\n".join(lines)) == Finding(74, "n2: room: found; mend it")
+    assert first_failure("\n".join(lines)) == StepExit(74, "n2: room: found; mend it", False)
 
 
 def test_warnings_and_addresses_which_the_rendezvous_tries_out_do_not():
@@ -53,5 +54,7 @@ def test_what_two_nodes_say_at_once_is_not_mixed(tmp_path):
     (tmp_path / "srun.py").write_text(SRUN.format(folder=str(tmp_path)))
     one = spec(run=str(tmp_path / "run"), ranks_per_node=1, nodes=2, node_counts=[2], python=sys.executable)
     one.folder.launch.mkdir(parents=True)
-    assert examine_nodes(one, [sys.executable, str(tmp_path / "srun.py")], 2) == Finding(74, "n2: room: found; mend it")
+    assert examine_nodes(one, [sys.executable, str(tmp_path / "srun.py")], 2) == StepExit(
+        74, "n2: room: found; mend it", False
+    )
     assert [path.name for path in one.folder.launch.iterdir()] == ["doctor.jsonl"]

@@ -83,7 +83,7 @@ def test_jobs_and_attempts_draw_different_ports():
 
 def test_the_first_address_that_all_have_reached_is_taken():
     answers = {"n1": {"a": "", "b": "", "c": ""}, "n2": {"a": "timed out", "b": "", "c": ""}}
-    assert choose_address("n1", ["n1", "n2"], 20_000, ["a", "b", "c"], answers) == "b"
+    assert choose_address(["n1", "n2"], 20_000, ["a", "b", "c"], answers) == "b"
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def test_the_first_address_that_all_have_reached_is_taken():
 )
 def test_who_cannot_reach_what_is_named(addresses, answers, message):
     with pytest.raises(LaunchError, match=message):
-        choose_address("n1", ["n1", "n2"], 20_000, addresses, answers)
+        choose_address(["n1", "n2"], 20_000, addresses, answers)
 
 
 def test_one_node_meets_on_the_loopback():
-    address, port = find_meeting_point("7", 0, "n1", ["n1"], None, ["srun"])
+    address, port = find_meeting_point("7", 0, ["n1"], None, ["srun"])
     assert (address, port in ports_of("7", 0)) == ("127.0.0.1", True)
 
 
 def test_nodes_try_every_address_and_know_the_one_they_look_for():
     """The program that a node runs, without srun: `env` starts it."""
     step = ["env", "SLURMD_NODENAME=n1"]
-    address, _ = find_meeting_point("8", 0, "n1", ["n1", "n1"], None, step)
+    address, _ = find_meeting_point("8", 0, ["n1", "n1"], None, step)
     assert address in own_addresses()
 
 
