@@ -4,7 +4,7 @@ import functools
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,77 +18,48 @@ from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
 
 
 SPACE = "\u2423"
-"""The open box: how a space is written where it has to be seen."""
-
+"""The open box, which makes a space visible."""
 SENTENCEPIECE_SPACE = "\u2581"
-"""How the pieces of sentencepiece spell a space."""
-
+"""Spelling of a space in the pieces of sentencepiece."""
 ELLIPSIS = "\u2026"
-
 LONGEST_COLUMNS = 12
-
 FONTS = (
-    "DejaVu Sans Mono",
-    "Noto Sans Mono",
-    "Noto Sans Mono CJK SC",
-    "Noto Sans Mono CJK JP",
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "WenQuanYi Micro Hei Mono",
-    "WenQuanYi Zen Hei Mono",
-    "Droid Sans Fallback",
-    "IPAexGothic",
-    "IPAGothic",
-    "MS Gothic",
-    "Hiragino Sans",
-    "Arial Unicode MS",
-    "DejaVu Sans",
-    "Noto Sans",
-    "Noto Sans Arabic",
-    "Noto Sans Hebrew",
-    "Noto Sans Devanagari",
-    "Noto Sans Thai",
-    "FreeSans",
-    "Unifont",
-)
+    "DejaVu Sans Mono", "Noto Sans Mono", "Noto Sans Mono CJK SC", "Noto Sans Mono CJK JP", "Noto Sans CJK SC",
+    "Noto Sans CJK JP", "WenQuanYi Micro Hei Mono", "WenQuanYi Zen Hei Mono", "Droid Sans Fallback", "IPAexGothic",
+    "IPAGothic", "MS Gothic", "Hiragino Sans", "Arial Unicode MS", "DejaVu Sans", "Noto Sans", "Noto Sans Arabic",
+    "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Thai", "FreeSans", "Unifont",
+)  # fmt: skip
 """Tried in this order for each character; the first and `DejaVu Sans` come with matplotlib."""
-
 REPLACEMENT = "\ufffd"
-"""What bytes that are not whole characters decode to."""
-
+"""Decoded form of bytes that are not whole characters."""
 MOST_PARTS = 8
 """Tokens that are looked at for the rest of a character; it has at most four bytes, but tokens may straddle two."""
 
 
 def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
-    """Returns what each token stands for; the parts of a cut character as that character with `[1/3]`, `[2/3]` ...
+    """Returns the text of each token; the parts of a cut character as that character with `[1/3]`, `[2/3]` ...
 
-    Tokenizers of bytes cut the characters of a script that they were not trained on; such a token has no text itself.
+    Tokenizers of bytes cut the characters of a script that they were not trained on.
     """
     shown = codec.tokens(list(ids))
     start = 0
     while start < len(ids):
-        end = _end_of_character(codec, ids, start)
+        ends = range(start + 1, min(start + MOST_PARTS, len(ids)) + 1)
+        # Tokens to be decoded together; one alone where nothing completes them.
+        whole = (end for end in ends if REPLACEMENT not in codec.decode(list(ids[start:end])))
+        end = next(whole, start + 1)
         if end - start > 1:
             text = codec.decode(list(ids[start:end]))
             text = text if len(text) <= 3 else text[:2] + ELLIPSIS
             shown[start:end] = [f"{text}[{part}/{end - start}]" for part in range(1, end - start + 1)]
         start = end
     return shown
-
-
-def _end_of_character(codec: Codec, ids: Sequence[int], start: int) -> int:
-    """Returns where the tokens end that have to be decoded together; one further where nothing completes them."""
-    for end in range(start + 1, min(start + MOST_PARTS, len(ids)) + 1):
-        if REPLACEMENT not in codec.decode(list(ids[start:end])):
-            return end
-    return start + 1
 
 
 @functools.cache
@@ -112,7 +83,7 @@ def _drawable_code_points() -> frozenset[int]:
 
 
 def is_drawable(character: str) -> bool:
-    """Whether some font of this machine has the character."""
+    """Returns whether some font of this machine has the character."""
     return ord(character) in _drawable_code_points()
 
 
@@ -122,7 +93,7 @@ def columns(text: str) -> int:
 
 
 def label(token: str, drawable: Callable[[str], bool] = is_drawable) -> str:
-    r"""Returns what to write beside a row or column for a token.
+    r"""Returns the label of a token.
 
     Spaces, sentencepiece's too, become open boxes; other white space, control characters and what no font has become
     escapes (`\n`, `\u0e01`); more than `LONGEST_COLUMNS` columns are cut. An empty token is written as two quotes.
@@ -130,15 +101,10 @@ def label(token: str, drawable: Callable[[str], bool] = is_drawable) -> str:
     if not token:
         return '""'
     shown = [_visible(character, drawable) for character in token]
-    text = "".join(shown)
-    if columns(text) <= LONGEST_COLUMNS:
-        return text
-    kept = ""
-    for piece in shown:
-        if columns(kept + piece) >= LONGEST_COLUMNS:
-            break
-        kept += piece
-    return kept + ELLIPSIS
+    if columns("".join(shown)) <= LONGEST_COLUMNS:
+        return "".join(shown)
+    is_room = (columns(text) < LONGEST_COLUMNS for text in accumulate(shown))
+    return "".join(piece for piece, fits in zip(shown, is_room, strict=True) if fits) + ELLIPSIS
 
 
 def _visible(character: str, drawable: Callable[[str], bool]) -> str:
@@ -152,57 +118,41 @@ def _visible(character: str, drawable: Callable[[str], bool]) -> str:
 
 # A picture of attention maps: small multiples, layers down and heads across, or one large map.
 #
-# White is a weight of 0 and the darkest blue 1; what the mask forbids is grey and hatched, so that
-# it is not taken for a weight that the model has learnt to be 0. Not here: sizes and places
-# (`figure_layout.py`).
-
+# White is a weight of 0 and the darkest blue 1; cells that the mask forbids are grey and hatched, unlike
+# a weight that the model has learnt to be 0. Not here: sizes and places (`figure_layout.py`).
 
 DPI = 150
-
 COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
 """White to dark blue in equal steps of CIELAB lightness, 100 to 16: equal lengths of the colour bar look equal."""
-
 GAMMA = 0.5
-"""Colours follow the square root of a weight: over sixty tokens an even spread is 0.017, and still is to be seen."""
-
-FORBIDDEN_FACE, FORBIDDEN_HATCH, GRID, SMALL_PRINT = "#e4e4e4", "#c4c4c4", "#e9e9e9", "#606060"
-
+"""Colours follow the square root of a weight: over sixty tokens an even spread is 0.017, and still visible."""
+FORBIDDEN_FACE = "#e4e4e4"
+FORBIDDEN_HATCH = "#c4c4c4"
+GRID = "#e9e9e9"
+SMALL_PRINT = "#606060"
 MAX_NUMBERED_TOKENS = 16
 """One map of at most this many tokens a side has its weights written in its cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureSection:
-    """Rows of maps over the same tokens.
-
-    Attributes:
-        heading: What the maps are.
-        legend: How to read them.
-        rows: The heads of each layer.
-        queries: Labels of the rows of a map.
-        keys: Labels of the columns of a map.
-    """
+    """Rows of maps over the same tokens."""
 
     heading: str
     legend: str
-    rows: list[list[HeadMap]]
-    queries: list[str]
-    keys: list[str]
+    rows: list[list[HeadMap]]  # the heads of each layer
+    queries: list[str]  # labels of the rows of a map
+    keys: list[str]  # labels of its columns
 
     @property
     def shape(self) -> SectionSize:
-        """Its size."""
+        """Size of the section."""
         widths = (max(map(columns, labels)) for labels in (self.queries, self.keys))
         return SectionSize(len(self.rows), max(map(len, self.rows)), len(self.queries), len(self.keys), *widths)
 
 
 def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[FigureSection]:
-    """Groups rows of maps by what they are of.
-
-    Args:
-        rows: From `choose_heads`.
-        tokens: The tokens that each stack reads, by its name.
-    """
+    """Groups rows of maps from `choose_heads` by stack and kind; `tokens` has those that each stack reads, by name."""
     sections = []
     for (stack, kind), group in groupby(rows, key=lambda row: (row[0].stack, row[0].kind)):
         cross = kind == "cross"
@@ -214,11 +164,7 @@ def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) 
 
 
 def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
-    """Draws maps and writes the picture, whole or not at all.
-
-    Args:
-        sections: What to draw, from above.
-        path: File to write; the suffix is the format: .png, .svg or .pdf.
+    """Draws maps and writes the picture, whole or not at all; the suffix is the format.
 
     Raises:
         ConfigError: Another suffix, or more tokens than can be read in one picture.
@@ -230,14 +176,14 @@ def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
 
 
 def render_attention(sections: Sequence[FigureSection], image_format: str) -> bytes:
-    """Returns the picture of maps, in one of the formats. Raises: ConfigError, for more tokens than can be read."""
+    """Returns the picture of maps in a format. Raises: ConfigError, for more tokens than can be read."""
     layout = plan_layout([section.shape for section in sections])
     with plain_style():
         return encode_figure(draw_figure(sections, layout), image_format)
 
 
 def draw_figure(sections: Sequence[FigureSection], layout: FigureLayout) -> "Figure":
-    """Returns the picture. Not of pyplot: it draws with Agg, needs no display and is nowhere registered."""
+    """Returns the picture, a figure outside of pyplot: it needs no display, and nothing keeps it in memory."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(layout.width, layout.height), dpi=DPI)
@@ -255,7 +201,8 @@ def _add_axes(figure: "Figure", layout: FigureLayout, box: Box) -> "Axes":
 
 
 def _draw_section(figure: "Figure", layout: FigureLayout, number: int, section: FigureSection) -> None:
-    x, top = layout.left / layout.width, layout.heading(number)
+    x = layout.left / layout.width
+    top = layout.heading(number)
     figure.text(x, 1 - top / layout.height, section.heading, fontsize=10, fontweight="bold", va="top")
     figure.text(x, 1 - (top + 0.2) / layout.height, section.legend, fontsize=8, color=SMALL_PRINT, va="top")
     is_single = sum(map(len, section.rows)) == 1
@@ -273,11 +220,13 @@ def _draw_map(axes: "Axes", head: HeadMap) -> None:
     from matplotlib.patches import PathPatch
 
     num_queries, num_keys = head.weights_TS.shape
-    axes.imshow(head.weights_TS.numpy(), cmap=_colour_map(), norm=_norm(), interpolation="nearest", aspect="auto")
+    colours = _colours()
+    style: dict[str, Any] = {"cmap": colours.cmap, "norm": colours.norm, "interpolation": "nearest", "aspect": "auto"}
+    axes.imshow(head.weights_TS.numpy(), **style)
     forbidden = _outline(~head.allowed_TS)
     if forbidden is not None:
-        style = {"facecolor": FORBIDDEN_FACE, "edgecolor": FORBIDDEN_HATCH, "linewidth": 0, "hatch": "////"}
-        axes.add_patch(PathPatch(forbidden, **style))
+        hatched = {"facecolor": FORBIDDEN_FACE, "edgecolor": FORBIDDEN_HATCH, "linewidth": 0, "hatch": "////"}
+        axes.add_patch(PathPatch(forbidden, **hatched))
     axes.vlines([key - 0.5 for key in range(1, num_keys)], -0.5, num_queries - 0.5, color=GRID, linewidth=0.4)
     axes.hlines([query - 0.5 for query in range(1, num_queries)], -0.5, num_keys - 0.5, color=GRID, linewidth=0.4)
     for spine in axes.spines.values():
@@ -288,6 +237,7 @@ def _draw_map(axes: "Axes", head: HeadMap) -> None:
 def _outline(forbidden_TS: Tensor) -> "Outline | None":
     """Returns the rectangles of each row's runs of forbidden cells as one path, which is hatched as a whole."""
     from matplotlib.path import Path as Outline
+    from matplotlib.transforms import Affine2D
 
     rectangles = []
     for query, row in enumerate(forbidden_TS.tolist()):
@@ -295,23 +245,19 @@ def _outline(forbidden_TS: Tensor) -> "Outline | None":
         for is_forbidden, run in groupby(row):
             end = start + len(list(run))
             if is_forbidden:
-                left, right, top, bottom = start - 0.5, end - 0.5, query - 0.5, query + 0.5
-                corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-                rectangles.append(Outline(corners, closed=True))
+                place = Affine2D().scale(end - start, 1).translate(start - 0.5, query - 0.5)
+                rectangles.append(Outline.unit_rectangle().transformed(place))
             start = end
     return Outline.make_compound_path(*rectangles) if rectangles else None
 
 
-def _colour_map() -> "Colormap":
-    from matplotlib.colors import LinearSegmentedColormap
+def _colours() -> "ScalarMappable":
+    """Returns the colours of weights from 0 to 1."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    return LinearSegmentedColormap.from_list("attention", COLOURS)
-
-
-def _norm() -> "Normalize":
-    from matplotlib.colors import PowerNorm
-
-    return PowerNorm(GAMMA, vmin=0, vmax=1)
+    colours = LinearSegmentedColormap.from_list("attention", COLOURS)
+    return ScalarMappable(PowerNorm(GAMMA, vmin=0, vmax=1), colours)
 
 
 def _write_weights(axes: "Axes", head: HeadMap) -> None:
@@ -332,9 +278,7 @@ def _label_axes(axes: "Axes", section: FigureSection, cell: float, labels: Label
 
 
 def _draw_colour_bar(figure: "Figure", layout: FigureLayout) -> None:
-    from matplotlib.cm import ScalarMappable
-
     axes = _add_axes(figure, layout, layout.colour_bar())
-    bar = figure.colorbar(ScalarMappable(_norm(), _colour_map()), cax=axes, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1])
+    bar = figure.colorbar(_colours(), cax=axes, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1])
     bar.ax.set_title("weight", fontsize=7.5)
     bar.ax.tick_params(labelsize=7, length=2)

@@ -19,47 +19,38 @@ from pretrain.errors import ConfigError
 
 MAX_SIDE = 36.0
 """Longest side of a picture."""
-
-MIN_CELL, MAX_CELL = 0.085, 0.4
-"""Side of one cell; the least of them has labels of 5 points, which can just be read."""
-
+MIN_CELL = 0.085
+"""Least side of a cell: labels of 5 points can just be read."""
+MAX_CELL = 0.4
 MAX_TOKENS = 400
-"""As many fit in a picture of one map."""
-
-OVERVIEW_PANEL, SINGLE_PANEL, OVERVIEW = 1.8, 6.0, 14.0
-"""Sides that are aimed at: of a panel among others, of one alone, of all together. Many tokens make them larger."""
-
-MIN_COLUMN, MIN_WIDTH = 1.0, 3.8
-"""Room of a title over a narrow panel, and of a heading over few of them."""
-
-HEADING, TITLE, GAP, EDGE, BAR = 0.5, 0.22, 0.12, 0.12, 0.9
-
+"""Most tokens of a picture of one map."""
+# Sides that are aimed at; many tokens make them larger.
+OVERVIEW_PANEL = 1.8  # a panel among others
+SINGLE_PANEL = 6.0
+OVERVIEW = 14.0  # all panels together
+MIN_COLUMN = 1.0  # room of a title over a narrow panel
+MIN_WIDTH = 3.8  # room of a heading over few panels
+HEADING = 0.5
+TITLE = 0.22
+GAP = 0.12
+EDGE = 0.12
+BAR = 0.9
 LARGE_PANEL = 4
 """A panel is large when it is this many times as wide and as high as its labels."""
-
 TOP_LABELS_ROWS = 3
 """From this many rows on, keys are labelled above the first row too."""
 
 
 @dataclass(frozen=True, slots=True)
 class SectionSize:
-    """The size of a section, in panels, cells and characters.
+    """The size of a section, in panels, cells and characters."""
 
-    Attributes:
-        rows: Layers.
-        columns: Heads.
-        queries: T.
-        keys: S.
-        query_columns: Width of the longest label of a query, in columns of a monospaced font.
-        key_columns: Columns of the widest label of a key.
-    """
-
-    rows: int
-    columns: int
-    queries: int
-    keys: int
-    query_columns: int
-    key_columns: int
+    rows: int  # layers
+    columns: int  # heads
+    queries: int  # T
+    keys: int  # S
+    query_columns: int  # width of the longest label of a query, in columns of a monospaced font
+    key_columns: int  # width of the longest label of a key
 
 
 class Box(NamedTuple):
@@ -72,7 +63,7 @@ class Box(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """On which sides of a panel tokens are written."""
+    """Sides of a panel that have tokens."""
 
     left: bool
     top: bool
@@ -97,7 +88,7 @@ class FigureLayout:
     cell: float
 
     def has_large_panels(self, shape: SectionSize) -> bool:
-        """Whether every panel of a section has labels of its own."""
+        """Returns whether every panel of a section has labels of its own."""
         wide = shape.keys * self.cell >= LARGE_PANEL * self._query_label(shape)
         return wide and shape.queries * self.cell >= LARGE_PANEL * self._key_label(shape)
 
@@ -109,7 +100,7 @@ class FigureLayout:
 
     @property
     def left(self) -> float:
-        """Where the panels begin."""
+        """Left edge of the panels."""
         return EDGE + max(map(self._query_label, self.shapes))
 
     def _column_width(self, shape: SectionSize) -> float:
@@ -127,7 +118,7 @@ class FigureLayout:
         return TITLE + shape.queries * self.cell + GAP + own_labels
 
     def labels(self, section: int, row: int, column: int) -> Labels:
-        """Returns where a panel is labelled."""
+        """Returns the labelled sides of a panel."""
         shape = self.shapes[section]
         if self.has_large_panels(shape):
             return Labels(left=True, top=False, bottom=True)
@@ -141,26 +132,26 @@ class FigureLayout:
 
     @property
     def width(self) -> float:
-        """Of the picture."""
+        """Width of the picture."""
         return max(*map(self._right, self.shapes), MIN_WIDTH - BAR) + BAR
 
     @property
     def height(self) -> float:
-        """Of the picture."""
+        """Height of the picture."""
         bar = self.colour_bar()
         return EDGE + max(EDGE + sum(map(self._section_height, self.shapes)), bar.top + bar.height + EDGE)
 
     @property
     def fits(self) -> bool:
-        """Whether it is within the bounds."""
+        """Returns whether the picture is within the bounds."""
         return max(self.width, self.height) <= MAX_SIDE
 
     def heading(self, section: int) -> float:
-        """Returns the upper edge of a section, where its heading goes."""
+        """Returns the upper edge of a section and of its heading."""
         return EDGE + sum(map(self._section_height, self.shapes[:section]))
 
     def panel(self, section: int, row: int, column: int) -> Box:
-        """Returns where one map goes."""
+        """Returns the place of a map."""
         shape = self.shapes[section]
         top = self.heading(section) + HEADING + row * self._row_pitch(shape) + TITLE
         if self.labels(section, 0, 0).top:
@@ -169,7 +160,7 @@ class FigureLayout:
         return Box(left, top, shape.keys * self.cell, shape.queries * self.cell)
 
     def colour_bar(self) -> Box:
-        """Returns where the colour bar goes."""
+        """Returns the place of the colour bar."""
         first = self.panel(0, 0, 0)
         return Box(self._right(self.shapes[0]) + 0.25, first.top, 0.14, max(1.0, min(3.0, first.height)))
 
@@ -190,16 +181,12 @@ def plan_layout(shapes: Sequence[SectionSize]) -> FigureLayout:
         layout = FigureLayout(tuple(shapes), MIN_CELL + step * number)
         if layout.fits:
             return layout
-    raise _too_large(shapes, num_tokens)
-
-
-def _too_large(shapes: Sequence[SectionSize], num_tokens: int) -> ConfigError:
     maps = " and ".join(f"{shape.rows} x {shape.columns}" for shape in shapes)
     for most in range(num_tokens - 1, 0, -1):
         cut = (replace(s, queries=min(s.queries, most), keys=min(s.keys, most)) for s in shapes)
         if FigureLayout(tuple(cut), MIN_CELL).fits:
-            return ConfigError(
+            raise ConfigError(
                 f"{num_tokens} tokens cannot be read in one picture of {maps} maps, at most {most} can",
                 fix="shorten the text, or choose fewer maps with --layer and --head",
             )
-    return ConfigError(f"{maps} maps do not fit in one picture", fix="choose fewer with --layer and --head")
+    raise ConfigError(f"{maps} maps do not fit in one picture", fix="choose fewer with --layer and --head")

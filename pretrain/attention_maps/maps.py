@@ -1,11 +1,11 @@
-"""Attention maps of a model's heads: one forward with the reference kernel, whose weights are kept.
+"""Attention maps of a model's heads, from one forward with the reference kernel, which keeps its weights.
 
     record_attention(model, batch)           ->  one AttentionMap a layer and kind, in the order of the forward
-    choose_heads(maps, kind, layers, heads)  ->  the heads that were asked for, one row a layer
-    summarize_head(head, keys)               ->  how spread its weights are, and where most of them go
+    choose_heads(maps, kind, layers, heads)  ->  the requested heads, one row a layer
+    summarize_head(head, keys)               ->  the spread of its weights, and the key with most of them
 
-The kernels that models train with never hold the weights; `eager` does, and stands in for them during one forward.
-Not here: pictures (`figure.py`), and how text becomes a batch (`terminal.py`).
+The kernels that models train with never have all weights; `eager` has, and replaces them for one forward.
+Not here: pictures (`figure.py`), and the way from text to a batch (`terminal.py`).
 """
 
 from collections.abc import Sequence
@@ -23,36 +23,28 @@ from pretrain.model.backends.eager import EagerAttention, EagerMask
 from pretrain.types import Batch
 
 KINDS = ("self", "cross", "encoder", "decoder")
-"""What can be asked for: every self-attention, the cross attention, or the self-attention of one stack."""
+"""Values of `--kind`: every self-attention, the cross attention, or the self-attention of one stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMap:
-    """The weights of one attention layer for one row of text.
+    """The weights of one attention layer for one row of text."""
 
-    Attributes:
-        stack: Where the layer is, and its queries come from: `encoder` or `decoder`.
-        kind: `self`, or `cross`: the keys are the encoder's.
-        layer: Number of its block in the stack, from 0.
-        weights_NTS: fp32, on the CPU; each row of each head sums to 1.
-        allowed_TS: bool; False where the mask forbids the pair: the weight is 0 whatever the model has learnt.
-    """
-
-    stack: str
-    kind: str
-    layer: int
-    weights_NTS: Tensor
-    allowed_TS: Tensor
+    stack: str  # of the layer and its queries: `encoder` or `decoder`
+    kind: str  # `self`, or `cross`: the keys are the encoder's
+    layer: int  # from 0
+    weights_NTS: Tensor  # fp32, on the CPU; each row of each head sums to 1
+    allowed_TS: Tensor  # bool; False where the mask forbids the pair, and so the weight is 0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMap:
-    """One head of an `AttentionMap`; `head` counts from 0."""
+    """One head of an `AttentionMap`."""
 
     stack: str
     kind: str
     layer: int
-    head: int
+    head: int  # from 0
     weights_TS: Tensor
     allowed_TS: Tensor
 
@@ -92,25 +84,22 @@ def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack
         setattr(owner, name, recorder)
 
     for stack_name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for layer, block in enumerate(stack.blocks if stack is not None else ()):
+        if stack is None:
+            continue
+        for layer, block in enumerate(stack.blocks):
             put(block.attention, "backend", _Recorder(maps, stack_name, "self", layer))
             if block.cross is not None:
                 put(block.cross, "backend", _Recorder(maps, stack_name, "cross", layer))
-        if stack is not None:
-            put(stack, "backend", stack.blocks[0].attention.backend)
-        if stack is not None and stack.cross_backend is not None:
+        put(stack, "backend", stack.blocks[0].attention.backend)
+        if stack.cross_backend is not None:
             put(stack, "cross_backend", stack.blocks[0].cross.backend)
 
 
 @torch.no_grad()
 def record_attention(model: Transformer, batch: Batch) -> list[AttentionMap]:
-    """Runs a batch of one row and returns its maps, in the order of the forward; the model is left as it was.
+    """Runs a batch of one row and returns its maps, in the order of the forward; costs N x T x S floats a layer.
 
-    Costs N x T x S floats a layer.
-
-    Args:
-        model: Run in eval mode, without its head.
-        batch: One row, on the model's device; with a source where the model has two stacks.
+    The batch is on the model's device. The model runs in eval mode without its head, and is left as it was.
     """
     assert batch.tokens_BT.shape[0] == 1, "one row at a time"
     maps: list[AttentionMap] = []
@@ -129,13 +118,13 @@ def choose_heads(
     heads: Sequence[int] | None,
     most: int | None = None,
 ) -> list[list[HeadMap]]:
-    """Returns the heads that are asked for, one list a layer, in the order of the forward.
+    """Returns the requested heads, one list a layer, in the order of the forward.
 
     Args:
-        maps: All that there are.
+        maps: From `record_attention`.
         kind: One of `KINDS`; None: `cross` where there is any, else `self`.
-        layers: Numbers from 0, upwards; None: all.
-        heads: Numbers from 0, upwards; None: all.
+        layers: Ascending numbers; None: all.
+        heads: Ascending numbers; None: all.
         most: Where numbers are None: so many at most, evenly spread. None: no limit.
 
     Raises:
@@ -188,15 +177,10 @@ def parse_numbers(text: str, name: str) -> list[int] | None:
 
 
 def summarize_head(head: HeadMap, keys: Sequence[str]) -> dict[str, Any]:
-    """Returns numbers of a head, for JSON.
+    """Returns the summary of a head for JSON; `keys` has the token of each key.
 
-    Args:
-        head: The head.
-        keys: The token of each key.
-
-    Returns:
-        Which head it is; `entropy_bits`, the mean over queries of -sum(w log2 w): 0 where each query reads one key,
-        log2(S) where all read all keys alike; and `strongest_key`, which gets the most weight on average over queries.
+    `entropy_bits` is the mean over queries of -sum(w log2 w): 0 where each query reads one key, log2(S)
+    where all read all keys alike. `strongest_key` gets the most weight on average over queries.
     """
     weights_TS = head.weights_TS.double()
     entropies_T = -torch.xlogy(weights_TS, weights_TS).sum(dim=-1) / torch.log(torch.tensor(2.0).double())

@@ -1,4 +1,4 @@
-"""`pretrain attention`: from a text to the maps of the heads that were asked for, drawn and in numbers.
+"""`pretrain attention`: from a text to the maps of the requested heads, drawn and in numbers.
 
 text -> tokens -> one batch -> record_attention -> choose_heads -> picture, facts
 """
@@ -26,27 +26,14 @@ from pretrain.types import Batch, SourceBatch
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequest:
-    """What is to be seen.
+    """Options of `pretrain attention`. Raises: ConfigError: A text is not UTF-8, or the format is unknown."""
 
-    Attributes:
-        text: What the model reads; with two stacks, what its encoder reads.
-        target: What the decoder of two stacks reads after its start token. None: what the model says to the text,
-            greedily, at most twice as many tokens as the text has, and a few.
-        kind: `self`, `cross`, `encoder`, `decoder`, or None: `cross` where there is any, else `self`.
-        layers: `all`, or numbers from 0 with commas between.
-        heads: `all`, or numbers from 0 with commas between.
-        out: Picture to write: .png, .svg or .pdf. None: none.
-
-    Raises:
-        ConfigError: A text is not UTF-8, or the picture is of no known format.
-    """
-
-    text: str
-    target: str | None = None
-    kind: str | None = None
-    layers: str = "all"
-    heads: str = "all"
-    out: Path | None = None
+    text: str  # input of the only stack, or of the encoder of two
+    target: str | None = None  # of the decoder of two, after its start token; None: the model's greedy answer
+    kind: str | None = None  # one of `KINDS`; None: `cross` where there is any, else `self`
+    layers: str = "all"  # or numbers from 0 with commas between
+    heads: str = "all"  # the same
+    out: Path | None = None  # picture to write
 
     def __post_init__(self) -> None:
         for name, text in (("--text", self.text), ("--target", self.target or "")):
@@ -59,14 +46,7 @@ class AttentionRequest:
 
 
 def see_attention(artifact: Artifact, request: AttentionRequest) -> dict[str, Any]:
-    """Draws what was asked for and returns the facts of it.
-
-    Args:
-        artifact: The model.
-        request: Which maps of which text.
-
-    Returns:
-        `tokens`: those that each stack reads; `heads`: a summary of each; `out`: the picture, if there is one.
+    """Draws the requested maps; returns the tokens of each stack, a summary of each head, and the picture's path.
 
     Raises:
         ConfigError: A text that is empty or too long, or a head that there is not.
@@ -90,11 +70,13 @@ def see_attention(artifact: Artifact, request: AttentionRequest) -> dict[str, An
 def _read_text(artifact: Artifact, request: AttentionRequest) -> dict[str, list[int]]:
     """Returns the ids that each stack reads."""
     model, codec = artifact.model, artifact.codec
-    has_answer = request.target is None and model.encoder is not None and model.decoder is not None
-    if not has_answer:
+    if request.target is not None or model.encoder is None or model.decoder is None:
         return encode_texts(model, codec, request.text, request.target)
-    text, start = _encode_source(model, codec, request.text, "--text"), _start_of(model)
-    target = [start, *_answer(artifact, text)]
+    text = _encode_source(model, codec, request.text, "--text")
+    start = _start_of(model)
+    most = min(2 * len(text) + 8, MAX_TOKENS - 1, model.max_seq_len - 1)
+    constraints = Options(max_tokens=most).constraints(model, codec, artifact.generation)
+    target = [start, *generate(model, [text], constraints)[0].tokens]
     _check(target, model, "--target")
     return {"encoder": text, "decoder": target}
 
@@ -107,14 +89,9 @@ def encode_texts(
     *,
     options: tuple[str, str] = ("--text", "--target"),
 ) -> dict[str, list[int]]:
-    """Returns the ids that each stack reads, by its name.
+    """Returns the ids that each stack reads, by its name; errors call text and target by the names in `options`.
 
-    Args:
-        model: The model.
-        codec: Tokenizer of the model.
-        text: What the model reads; with two stacks, what its encoder reads.
-        target: What the decoder of two stacks reads after its start token; None with one stack.
-        options: What errors call text and target.
+    `target` is the input of the decoder of two stacks after its start token; None with one stack.
 
     Raises:
         ConfigError: A text is empty or too long, or a target is not for this model.
@@ -129,7 +106,7 @@ def encode_texts(
     start = _start_of(model)
     assert target is not None, "the decoder of two stacks reads something"
     read = codec.encode_target(target)
-    # What ends a text is only ever said, never read.
+    # The end of a text is only ever an output.
     read = read[:-1] if read and read[-1] in codec.eos_ids else read
     _check([start, *read], model, options[1])
     return {"encoder": ids, "decoder": [start, *read]}
@@ -142,18 +119,10 @@ def _encode_source(model: Transformer, codec: Codec, text: str, where: str) -> l
 
 
 def _start_of(model: Transformer) -> int:
-    """Returns what a decoder of two stacks reads first."""
+    """Returns the first input of a decoder of two stacks. Raises: ConfigError: It is not known."""
     if model.special_tokens.start is None:
         raise ConfigError("the decoder's first token is not known", fix="set model.special_tokens.start")
     return model.special_tokens.start
-
-
-def _answer(artifact: Artifact, text: Sequence[int]) -> list[int]:
-    """Returns what the model says to a source, greedily, without the end."""
-    model = artifact.model
-    most = min(2 * len(text) + 8, MAX_TOKENS - 1, model.max_seq_len - 1)
-    constraints = Options(max_tokens=most).constraints(model, artifact.codec, artifact.generation)
-    return generate(model, [text], constraints)[0].tokens
 
 
 def _check(ids: Sequence[int], model: Transformer, where: str) -> None:
@@ -165,7 +134,7 @@ def _check(ids: Sequence[int], model: Transformer, where: str) -> None:
 
 
 def build_row(ids: dict[str, list[int]], model: Transformer) -> Batch:
-    """Returns what `encode_texts` returned as a batch of one row, on the model's device."""
+    """Returns the output of `encode_texts` as a batch of one row, on the model's device."""
     rows = {stack: torch.tensor([numbers], device=model.embedding.weight.device) for stack, numbers in ids.items()}
     if len(rows) == 2:
         return Batch(rows["decoder"], rows["decoder"], source=SourceBatch(rows["encoder"]))

@@ -1,4 +1,9 @@
-"""`pretrain inspect`: the facts of a shard folder, a run, a checkpoint, a model folder or a Hugging Face folder."""
+"""`pretrain inspect`: the facts of a shard folder, a run, a checkpoint, a model folder or a Hugging Face folder.
+
+    inspect  ->  find_damaged, on request  ->  describe  ->  list_tensors, on request  ->  print_facts
+
+Damage is printed before it is refused. Not here: parameters, for which torch is imported (tensor_list.py).
+"""
 
 import json
 import math
@@ -18,13 +23,49 @@ from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.checksum import find_damage
 
 
+def inspect(
+    path: Path, *, verify: bool = False, tensors: bool = False, stats: bool = False, as_json: bool = False
+) -> None:
+    """Prints the facts of a path; the options are those of the command, `stats` implies `tensors`.
+
+    Raises:
+        DataError: It is nothing of ours, or its shards are damaged.
+        CheckpointError: A checkpoint is damaged; with `verify`, after each bad file and chunk has been printed.
+        ConfigError: The record of a run is damaged, or `verify` was given for a folder without checksums.
+    """
+    found = find_damaged(path) if verify else {}
+    bad = {where: problems for where, problems in found.items() if problems}
+    if bad:
+        by_name: dict[str, Any] = {Path(where).name: problems for where, problems in bad.items()}
+        print_facts({"damaged": bad} if as_json else by_name, as_json)
+        where, problems = next(iter(bad.items()))
+        count = f"{len(bad)} of {len(found)} checkpoints damaged: " if len(found) > 1 else "damaged: "
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        whole = [name for name in found if name not in bad]
+        fix = f"use {whole[-1]}" if whole else "use another checkpoint"
+        raise CheckpointError(f"{count}{problems[0]}{more}", where=where, fix=fix)
+    facts = describe(path)
+    if found:
+        facts["verified"] = f"every byte of {len(found)} checkpoint{'s'[: len(found) != 1]} is as it was written"
+    if not (tensors or stats):
+        print_facts(facts, as_json)
+        return
+    from pretrain.inspect.tensor_list import list_tensors, print_tensors
+
+    listed = list_tensors(path, stats)
+    print_facts(facts | {"tensors": listed} if as_json else facts, as_json)
+    if listed and not as_json:
+        print()
+        print_tensors(listed)
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Returns the facts of a folder of any of these kinds.
 
     Raises:
-        DataError: It is none of these, or its shards are damaged.
-        CheckpointError: It is a checkpoint whose manifest is damaged, or files of which are missing or cut short.
-        ConfigError: It is a run whose record is damaged.
+        DataError: It is of no kind, or its shards are damaged.
+        CheckpointError: The manifest of a checkpoint is damaged, or a file is missing or cut short.
+        ConfigError: The record of a run is damaged.
     """
     if (path / INDEX_NAME).is_file():
         return _describe_shards(path)
@@ -37,18 +78,18 @@ def describe(path: Path) -> dict[str, Any]:
     raise DataError("neither a shard folder, a run, a checkpoint nor a model", where=str(path), fix="check the path")
 
 
-def verify(path: Path) -> dict[str, list[str]]:
-    """Reads every byte of a checkpoint, a model folder, or all checkpoints of a run, and compares it with the CRC32s.
+def find_damaged(path: Path) -> dict[str, list[str]]:
+    """Compares every byte of a checkpoint, a model folder, or all checkpoints of a run with the CRC32s.
 
     Returns:
-        What is wrong with each: a line for each bad file or chunk; none where it is whole.
+        The damage of each: a line for each bad file or 16 MiB chunk; none where it is whole.
 
     Raises:
-        ConfigError: What is there carries no checksums of ours.
-        CheckpointError: It is a run without a checkpoint.
+        ConfigError: The folder has no checksums of ours.
+        CheckpointError: A run has no checkpoint.
     """
     if (path / MANIFEST).is_file():
-        return {str(path): verify_checkpoint(path)}
+        return {str(path): _find_damage(path)}
     if (path / INDEX_NAME).is_file():
         raise ConfigError("a shard folder has its own proof", where=str(path), fix=f"run `pretrain data verify {path}`")
     if not RunDir(path).exists():
@@ -56,7 +97,16 @@ def verify(path: Path) -> dict[str, list[str]]:
     found = list_folders(RunDir(path).checkpoints)
     if not found:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
-    return {str(checkpoint): verify_checkpoint(checkpoint) for checkpoint in found}
+    return {str(checkpoint): _find_damage(checkpoint) for checkpoint in found}
+
+
+def _find_damage(path: Path) -> list[str]:
+    """Reads every byte of a checkpoint; returns a line for each bad file or chunk."""
+    try:
+        files = load_manifest(path).files
+    except CheckpointError as error:
+        return [f"{MANIFEST}: {error.what}"]
+    return [problem for record in files for problem in find_damage(path / record.name, record)]
 
 
 def _describe_shards(path: Path) -> dict[str, Any]:
@@ -91,6 +141,10 @@ def _describe_release(path: Path) -> dict[str, Any]:
 def _describe_run(run: RunDir) -> dict[str, Any]:
     record = run.read_record()
     last = record["attempts"][-1]
+    try:
+        model = describe_model(load_config(run.config, import_extensions=False).model)
+    except ConfigError:
+        model = "not known: config.yaml is missing or damaged"
     return {
         "kind": "run",
         "path": str(run.path),
@@ -99,21 +153,14 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
         "created": record["created"],
         "attempts": len(record["attempts"]),
         "last_attempt": last.get("reason", "running, or killed"),
-        "model": _model_of(run),
+        "model": model,
         **_describe_checkpoints(run),
         "versions": last.get("versions", {}),
     }
 
 
-def _model_of(run: RunDir) -> str:
-    try:
-        return describe_model(load_config(run.config, import_extensions=False).model)
-    except ConfigError:
-        return "not known: config.yaml is missing or damaged"
-
-
 def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
-    """Returns the names of a run's checkpoints, what is damaged at a glance, and where the newest other one stands."""
+    """Returns a run's checkpoints by name, those that are damaged at a glance, and the facts of the newest other."""
     found = list_folders(run.checkpoints)
     facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
     best = read_best(run.checkpoints)
@@ -128,7 +175,7 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
             damaged[path.name] = error.what
             continue
         state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
-        facts["newest"] = {**state, **summary_of_files(path, manifest), "written_by": manifest.topology}
+        facts["newest"] = {**state, **_describe_files(path, manifest), "written_by": manifest.topology}
         break
     aside = sorted(path.name for path in run.checkpoints.glob("step-*.*")) if run.checkpoints.is_dir() else []
     return facts | ({"damaged": damaged} if damaged else {}) | ({"set_aside": aside} if aside else {})
@@ -159,15 +206,11 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-# The facts of a checkpoint or a model folder: where it stands, its model, what wrote it, and
-# whether it is whole.
-
-
 def describe_checkpoint(path: Path) -> dict[str, Any]:
-    """Returns the facts of a checkpoint or a model folder; reads its manifest, and the sizes of its files.
+    """Returns the facts of a checkpoint or a model folder by its manifest and the sizes of its files.
 
     Raises:
-        CheckpointError: The manifest is damaged, or files are missing or not of their size.
+        CheckpointError: The manifest is damaged, or files are missing or have another size.
     """
     manifest = load_manifest(path)
     check_sizes(path, manifest)
@@ -176,7 +219,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "kind": "model" if is_model else "checkpoint",
         "path": str(path),
         **({} if is_model else {key: manifest.state[key] for key in sorted(manifest.state, key=_place)}),
-        **summary_of_files(path, manifest),
+        **_describe_files(path, manifest),
         "model": _find_model(path, is_model),
         "parameters": sum(math.prod(shape) for shape in manifest.shapes.values()),
         "moments": manifest.moments,
@@ -186,36 +229,27 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _place(key: str) -> tuple[bool, bool, str]:
-    """Sorts what a state holds: where the run stands first, hashes last."""
+    """Returns the sort key of an entry of a state: progress first, hashes last."""
     return key.endswith("hash"), key not in ("step", "tokens"), key
 
 
-def summary_of_files(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Returns when a checkpoint was written, and how much it is."""
+def _describe_files(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Returns the time of a checkpoint, and its files and bytes."""
     written = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, UTC)
     num_bytes = sum(record.num_bytes for record in manifest.files)
     return {"saved": written.isoformat(timespec="seconds"), "files": len(manifest.files), "bytes": num_bytes}
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Looks for every file, and at its size. Raises: CheckpointError, which names the first that is not as it was."""
+    """Checks that every file exists with its size. Raises: CheckpointError: names the first that does not."""
     for record in manifest.files:
         file = path / record.name
         if not file.is_file() or file.stat().st_size != record.num_bytes:
             raise CheckpointError("missing, or not of its size", where=str(file), fix="use another checkpoint")
 
 
-def verify_checkpoint(path: Path) -> list[str]:
-    """Reads every byte of a checkpoint; returns a line for each bad file, or each bad 16 MiB of one."""
-    try:
-        files = load_manifest(path).files
-    except CheckpointError as error:
-        return [f"{MANIFEST}: {error.what}"]
-    return [problem for record in files for problem in find_damage(path / record.name, record)]
-
-
 def describe_model(config: AnyModelConfig) -> str:
-    """Returns a model's shape in a line: its stacks, its vocabulary and its longest sequence."""
+    """Returns a model's shape in a line: stacks, vocabulary and longest sequence."""
     stacks = []
     for name in ("encoder", "decoder"):
         stack = getattr(config, name)
@@ -231,7 +265,7 @@ def describe_model(config: AnyModelConfig) -> str:
 
 
 def _find_model(path: Path, is_model: bool) -> str:
-    """Returns the shape of a checkpoint's model, which its run's config tells, or its own `model.json`."""
+    """Returns the shape of a checkpoint's model by its run's config, or by its own `model.json`."""
     try:
         if is_model:
             facts = json.loads((path / MODEL_FILE).read_text(encoding="utf-8"))

@@ -8,16 +8,14 @@ import pytest
 
 from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.inspect.inspect import InspectOptions, inspect
+from pretrain.inspect.describe import inspect
 from pretrain.utils.io import make_dir, write_json
 from tests.unit.checkpoint.stand_in import save
 
-JSON = InspectOptions(as_json=True)
 
-
-def shown(capsys, path, asked=JSON):
+def shown(capsys, path, **options):
     """What is printed about a path, as JSON."""
-    inspect(path, asked)
+    inspect(path, as_json=True, **options)
     return json.loads(capsys.readouterr().out)
 
 
@@ -73,16 +71,14 @@ def test_a_checkpoint_of_a_run_whose_manifest_is_gone_is_named_and_so_is_one_tha
     assert facts["damaged"] == {"step-00000002": "not a checkpoint (no manifest.json)"}
     assert facts["set_aside"] == ["step-00000003.rolled-back"]
     with pytest.raises(CheckpointError, match=r"1 of 2 checkpoints damaged: manifest\.json: not a .*step-00000001"):
-        inspect(run, InspectOptions(verify=True))
+        inspect(run, verify=True)
 
 
 def test_verifying_says_that_every_byte_is_there(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1, 2)
-    assert shown(capsys, run, InspectOptions(verify=True, as_json=True))["verified"] == (
-        "every byte of 2 checkpoints is as it was written"
-    )
+    assert shown(capsys, run, verify=True)["verified"] == ("every byte of 2 checkpoints is as it was written")
     path = run / "checkpoints/step-00000001"
-    assert "1 checkpoint is" in shown(capsys, path, InspectOptions(verify=True, as_json=True))["verified"]
+    assert "1 checkpoint is" in shown(capsys, path, verify=True)["verified"]
 
 
 def test_verifying_names_every_bad_file_and_chunk_and_a_checkpoint_to_use(tmp_path, capsys, monkeypatch):
@@ -93,53 +89,53 @@ def test_verifying_names_every_bad_file_and_chunk_and_a_checkpoint_to_use(tmp_pa
         flip(bad / "rank-00000.safetensors", place)
     message = r"step-00000002: 1 of 2 checkpoints damaged: rank-00000.*chunk 0 .*, and 2 more; use .*step-00000001"
     with pytest.raises(CheckpointError, match=message):
-        inspect(run, InspectOptions(verify=True, as_json=True))
+        inspect(run, verify=True, as_json=True)
     problems = json.loads(capsys.readouterr().out)["damaged"][str(bad)]
     assert problems == [
         f"rank-00000.safetensors: CRC32 of chunk {number} (at byte {64 * number}) does not match"
         for number in (0, 1, 3)
     ]
     with pytest.raises(CheckpointError, match=r"damaged: rank-00000.*and 2 more; use another checkpoint"):
-        inspect(bad, InspectOptions(verify=True))
+        inspect(bad, verify=True)
     assert "chunk 3" in capsys.readouterr().out
 
 
 def test_a_damaged_manifest_is_damage(tmp_path):
     (path,) = save(tmp_path, 1)
     flip(path / MANIFEST, 40)
-    for asked in (InspectOptions(), InspectOptions(verify=True)):
+    for is_verified in (False, True):
         with pytest.raises(CheckpointError, match="the manifest is damaged"):
-            inspect(path, asked)
+            inspect(path, verify=is_verified)
 
 
 def test_a_missing_file_is_seen_without_reading(tmp_path):
     (path,) = save(tmp_path, 1)
     (path / "rank-00000.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"rank-00000.safetensors: missing, or not of its size; use another"):
-        inspect(path, InspectOptions())
+        inspect(path)
 
 
 def test_what_has_no_checksums_is_not_verified(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="it has no checksums to verify; give a run, a checkpoint or a model"):
-        inspect(tmp_path, InspectOptions(verify=True))
+        inspect(tmp_path, verify=True)
     (tmp_path / "index.json").write_text("{}")
     with pytest.raises(ConfigError, match="a shard folder has its own proof; run `pretrain data verify"):
-        inspect(tmp_path, InspectOptions(verify=True))
+        inspect(tmp_path, verify=True)
 
 
 def test_a_run_without_a_checkpoint_has_nothing_to_verify(tmp_path):
     with pytest.raises(CheckpointError, match="this run has no checkpoint; check the path"):
-        inspect(make_run(tmp_path / "run"), InspectOptions(verify=True))
+        inspect(make_run(tmp_path / "run"), verify=True)
 
 
 def test_parameters_are_listed_with_what_their_values_are_like(tmp_path, capsys):
     (path,) = save(tmp_path, 3)
-    listed = shown(capsys, path, InspectOptions(tensors=True, as_json=True))["tensors"]
+    listed = shown(capsys, path, tensors=True)["tensors"]
     assert listed == [
         {"name": name, "shape": shape, "dtype": "fp32"} for name, shape in load_manifest(path).shapes.items()
     ]
-    embed, norm = shown(capsys, path, InspectOptions(stats=True, as_json=True))["tensors"]
+    embed, norm = shown(capsys, path, stats=True)["tensors"]
     assert embed == {
         "name": "embed", "shape": [3, 4], "dtype": "fp32", "norm": pytest.approx(3 * math.sqrt(12), rel=1e-12),
         "largest": 3.0, "non_finite": 0,
@@ -149,6 +145,6 @@ def test_parameters_are_listed_with_what_their_values_are_like(tmp_path, capsys)
 
 def test_a_listed_parameter_is_a_line_that_a_pipe_can_read(tmp_path, capsys):
     (path,) = save(tmp_path, 3)
-    inspect(path, InspectOptions(stats=True))
+    inspect(path, stats=True)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("embed")]
     assert line.split() == ["embed", "3", "x", "4", "12", "fp32", "10.392", "3", "0"]
