@@ -118,9 +118,9 @@ def inspect_command(
 
     Example: pretrain inspect runs/quickstart --verify
     """
-    from pretrain.inspect.inspect import InspectOptions, inspect
+    from pretrain.inspect.describe import inspect
 
-    inspect(path, InspectOptions(verify, tensors, stats, as_json))
+    inspect(path, verify=verify, tensors=tensors, stats=stats, as_json=as_json)
 
 
 def attention_command(
