@@ -17,6 +17,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -29,18 +30,20 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
-from pretrain.config.prepare import InputConfig
+from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
-from pretrain.prepare.part import PartSettings
-from pretrain.prepare.part_record import PARTS_DIR, load_records
-from pretrain.prepare.pool import run_task
+from pretrain.prepare.output import TOKENIZER_NAME
+from pretrain.prepare.part import TokenizeTask
+from pretrain.prepare.part_record import load_records
+from pretrain.prepare.pool import write_parts
 from pretrain.prepare.progress import no_progress
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
 
 VOCAB_SIZE = 8192
+SPLIT = "hash:0.01"
 RAW_BATCH_CHARS = 2**18
 MUST, AIM, MUST_TWO = 0.93, 0.97, 1.8
 
@@ -56,13 +59,13 @@ def list_paragraphs(folder: Path, files: list[InputFile]) -> tuple[list[InputFil
     return list_inputs(inputs), Reader(tuple(inputs))
 
 
-def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPart], processes: int) -> PartSettings:
-    """Writes the parts into a new folder below `folder`."""
+def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPart], processes: int) -> Path:
+    """Writes the parts into a new folder below `folder`; returns it."""
     output = Path(tempfile.mkdtemp(dir=folder))
-    (output / PARTS_DIR).mkdir()
-    settings = PartSettings(output, tokenizer, tokenizer_hash(tokenizer), reader, parse_split("hash:0.01", 0))
-    run_task(settings, parts, parts, "tokenizing", no_progress, processes)
-    return settings
+    shutil.copy(tokenizer, output / TOKENIZER_NAME)
+    config = PrepareConfig(output=str(output), inputs=list(reader.inputs), split=SPLIT)
+    write_parts(TokenizeTask(config), parts, tokenizer_hash(tokenizer), "tokenizing", no_progress, processes)
+    return output
 
 
 def run_raw(tokenizer: Path, texts: list[str], take_ids: bool) -> None:
@@ -77,22 +80,23 @@ def run_raw(tokenizer: Path, texts: list[str], take_ids: bool) -> None:
                 assert len(encoding.ids) == len(encoding)
 
 
-def check_same_tokens(settings: PartSettings, tokenizer: Path, parts: list[InputPart]) -> int:
+def check_same_tokens(output: Path, reader: Reader, tokenizer: Path, parts: list[InputPart]) -> int:
     """Compares the shards with the encoder, document by document; returns the number of tokens."""
     encoder = load_tokenizer(tokenizer)
     end = [eos_id(encoder)]
     num_tokens = 0
-    records = load_records(settings.folder, parts, settings.tokenizer_sha256)
+    records = load_records(output, parts, tokenizer_hash(tokenizer))
+    rule = parse_split(SPLIT, 0)
     for part in parts:
         record = records[part.number]
         expected: dict[str, list[int]] = {name: [] for name in SPLITS}
-        for document in settings.reader.read(part.slices):
-            for split, text in settings.rule.divide(document.text, document.utf8):
+        for document in reader.read(part.slices):
+            for split, text in rule.divide(document.text, document.utf8):
                 expected[split] += encoder.encode(text, add_special_tokens=False).ids + end
         for split, ids in expected.items():
             written: list[int] = []
             for shard in record.splits[split].shards:
-                with tarfile.open(settings.folder / shard.name) as tar:
+                with tarfile.open(output / shard.name) as tar:
                     for member in tar.getmembers()[0::2]:
                         written += np.load(io.BytesIO(tar.extractfile(member).read())).tolist()  # type: ignore[union-attr]
             assert written == ids, f"{part.name} differs from the encoder in {split}"
@@ -149,7 +153,7 @@ def main() -> None:
         pieces = [piece for text in texts for piece in cut_text(text)]
         tokenizer = folder / "tokenizer.json"
         tokenizer.write_bytes(dump_tokenizer(train_bpe(texts, VOCAB_SIZE)))
-        num_tokens = check_same_tokens(run_ours(folder, reader, tokenizer, parts, 1), tokenizer, parts)
+        num_tokens = check_same_tokens(run_ours(folder, reader, tokenizer, parts, 1), reader, tokenizer, parts)
         arms: dict[str, Callable[[], object]] = {
             "ours": partial(run_ours, folder, reader, tokenizer, parts, 1),
             "ours_again": partial(run_ours, folder, reader, tokenizer, parts, 1),

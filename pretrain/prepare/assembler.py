@@ -47,11 +47,7 @@ class Assembler:
         self._unended: list[_Encoded] = []
 
     def add(self, batch: list[TextPiece]) -> Iterator[tuple[str, TokenDocuments]]:
-        """Encodes a batch and yields the documents that end in it, of each split where there are any, in order.
-
-        Raises:
-            DataError: A label is unknown.
-        """
+        """Encodes a batch and yields the documents that end in it, by split, in order. Raises: DataError: a label."""
         encoded = self._encode(batch)
         stop = len(batch)
         while stop and not batch[stop - 1].is_last:

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.prepare.filters import FilterRule, select
+from pretrain.config.prepare import PrepareConfig
+from pretrain.prepare.filters import select
 from pretrain.prepare.input_parts import InputPart, Report, Work
-from pretrain.prepare.readers.dispatch import Reader
+from pretrain.prepare.readers.dispatch import reader_of
 from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
 
@@ -35,15 +36,18 @@ REPORT_DOCUMENTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class HashTask:
-    """Hashes the documents of parts. A document that `filters` leave out hides no other."""
+    """Hashes the documents of parts. A document that the filters leave out hides no other."""
 
-    folder: Path
-    reader: Reader
-    filters: FilterRule
+    config: PrepareConfig
+
+    @property
+    def folder(self) -> Path:
+        """Shard folder."""
+        return Path(self.config.output)
 
     def start(self) -> Work:
         """Returns `hash_part` of this task."""
-        return partial(hash_part, self)
+        return partial(hash_part, self.config)
 
 
 def hashes_path(folder: Path, part: InputPart) -> Path:
@@ -56,16 +60,17 @@ def first_path(folder: Path, part: InputPart) -> Path:
     return folder / DUPLICATES_DIR / f"{part.name}.first"
 
 
-def hash_part(task: HashTask, part: InputPart, report: Report) -> None:
+def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
     """Writes the hashes of a part. Raises: DataError, OSError, DiskError; then there is no file."""
-    make_dir(task.folder / DUPLICATES_DIR)
-    writer = AtomicWriter(hashes_path(task.folder, part))
+    folder = Path(config.output)
+    make_dir(folder / DUPLICATES_DIR)
+    writer = AtomicWriter(hashes_path(folder, part))
     lengths: list[int] = []
     digests: list[bytes] = []
     done_bytes = 0
     num_documents = 0
     try:
-        for document in select(task.reader.read(part.slices), task.filters, None, Counter()):
+        for document in select(reader_of(config).read(part.slices), config.filter, None, Counter()):
             digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
             num_documents += 1
             done_bytes += document.consumed_bytes

@@ -70,57 +70,50 @@ class Document:
     split: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FilterRule:
-    """The filters of a config."""
-
-    config: FilterConfig = field(default_factory=FilterConfig)
-
-    def refuse(self, document: Document) -> str | None:
-        """Returns the reason to drop a document on its own, or None."""
-        if document.is_undecodable:
-            return UNDECODABLE
-        if not (document.text or document.source):
-            return EMPTY
-        shortest = longest = len(document.text)
-        if document.source is not None:
-            shortest = min(shortest, len(document.source))
-            longest = max(longest, len(document.source))
-        if shortest < self.config.min_chars:
-            return TOO_SHORT
-        if self.config.max_chars is not None and longest > self.config.max_chars:
-            return TOO_LONG
-        for name, wanted in self.config.require.items():
-            value = document.fields.get(name)
-            # In JSON, true is not 1.
-            if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in wanted):
-                return NOT_REQUIRED
-        return None
+def refuse(document: Document, config: FilterConfig) -> str | None:
+    """Returns the reason to drop a document on its own, or None."""
+    if document.is_undecodable:
+        return UNDECODABLE
+    if not (document.text or document.source):
+        return EMPTY
+    shortest = longest = len(document.text)
+    if document.source is not None:
+        shortest = min(shortest, len(document.source))
+        longest = max(longest, len(document.source))
+    if shortest < config.min_chars:
+        return TOO_SHORT
+    if config.max_chars is not None and longest > config.max_chars:
+        return TOO_LONG
+    for name, wanted in config.require.items():
+        value = document.fields.get(name)
+        # In JSON, true is not 1.
+        same_type = [one for one in wanted if isinstance(value, bool) == isinstance(one, bool)]
+        if value not in same_type:
+            return NOT_REQUIRED
+    return None
 
 
 def select(
     documents: Iterable[Document],
-    rule: FilterRule,
+    config: FilterConfig,
     first: np.ndarray | None,
     left_out: Counter[str],
 ) -> Iterator[Document]:
-    """Yields the documents that are kept.
+    """Yields the documents that are kept, and counts the others in `left_out`, by reason.
 
-    Args:
-        documents: Documents in order. The bytes of a dropped one are added to the next.
-        rule: Filters.
-        first: bool, one for each document that the filters keep: False for a duplicate. None: duplicates stay.
-        left_out: Counter of dropped documents by reason.
+    `first` has a bool for each document that the filters keep: False for a duplicate. None:
+    duplicates stay.
     """
     number = 0
     carried_bytes = 0
     for document in documents:
-        reason = rule.refuse(document)
+        reason = refuse(document, config)
         if reason is None and first is not None:
             reason = None if first[number] else DUPLICATE
             number += 1
         if reason is not None:
             left_out[reason] += 1
+            # For progress: the next document that is kept accounts for them.
             carried_bytes += document.consumed_bytes
             continue
         document.consumed_bytes += carried_bytes

@@ -93,10 +93,11 @@ class InputPart:
         return sum(piece.num_bytes for piece in self.slices)
 
 
+# Called with the input bytes and documents since the last call, several times a second; may raise
+# to stop.
 Report = Callable[[int, int], None]
-"""Called with the input bytes and documents since the last call, several times a second; may raise to stop."""
+# Does one part.
 Work = Callable[[InputPart, Report], None]
-"""Does one part."""
 
 
 def plan_part_bytes(files: Iterable[InputFile]) -> int:

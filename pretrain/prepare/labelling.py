@@ -88,16 +88,8 @@ def number_tokens(
 ) -> np.ndarray:
     """Returns the number of each token's label, int16 [num_tokens].
 
-    Args:
-        labels: Labels of a document, in order.
-        places: int64 [labels]: token of each label, `num_tokens` where it has none. None: the first.
-        num_tokens: Tokens of the document.
-        known: All labels.
-        split: Split of the document, for errors.
-        text: Text of the document, for errors.
-
-    Raises:
-        DataError: A label is unknown.
+    `places` are the tokens of the labels, int64, `num_tokens` for a label without one; None: the
+    first. `split` and `text` are for errors. Raises: DataError: A label is unknown.
     """
     numbers = np.full(num_tokens + 1, IGNORE_INDEX, dtype=np.int16)
     found = [known.number(label.name, split, text) for label in labels]
@@ -109,15 +101,13 @@ def number_tokens(
 
 
 def first_tokens(labels: Sequence[Label], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns the first token of each labelled word, int64; the number of tokens where a tokenizer left nothing of it.
-
-    `offsets` are the character spans of the tokens.
-    """
+    """Returns the first token of each labelled word, int64, by the character spans of the tokens."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     word_starts = np.array([label.start for label in labels], dtype=np.int64)
     word_ends = np.array([label.end for label in labels], dtype=np.int64)
     first = np.searchsorted(ends, word_starts, side="right")
     known = np.append(starts, np.iinfo(np.int64).max)[first] < word_ends
+    # A word that the tokenizer left nothing of is behind the last token.
     return np.where(known, first, len(starts))
 
 

@@ -54,8 +54,8 @@ CLAIM_WAIT_S = 600.0
 MAX_SHOWN = 8
 
 _DERIVED = (INDEX_NAME, STATISTICS_NAME, CARD_NAME, PICTURE_NAME, CONVERSION_NAME)
+# Files that parts depend on.
 _NEEDED = (LABELS_NAME, TOKENIZER_NAME)
-"""Files that parts depend on."""
 _LOCK_NAME = re.compile(r"\.(prepare|workers|claim)(-\d+)?\.lock")
 _OTHER_TOKENIZER = f"{TOKENIZER_NAME} is not the one that made the shards"
 _ELSEWHERE = "use another --output, or delete this folder to prepare it anew"
@@ -71,24 +71,9 @@ def fill_folder(
     processes: int | None,
     build: Callable[[], DataIndex | None],
 ) -> DataIndex | None:
-    """Locks and claims a folder, and returns its index, where it is incomplete that of `build`.
+    """Locks and claims a folder, and returns its index; `build` writes that of an incomplete one.
 
-    A DataError of `build` removes the output, which corrected input could not use; that of one
-    share of several stays.
-
-    Args:
-        folder: Shard folder; created where it does not exist.
-        share: Share of the parts that `build` writes.
-        identity: Options that the output depends on.
-        files: Input files.
-        processes: Worker processes that were asked for; checked only.
-        build: Writes the parts, and the index if all parts are written.
-
-    Raises:
-        ConfigError: Other options, a folder of other content, or no processes.
-        DataError: Other inputs, an input that cannot be used, or a worker was killed.
-        LockedError: Another process writes the folder.
-        DiskError: The disk refused.
+    `identity` are the options that the output depends on; `processes` is only checked.
     """
     if processes is not None and processes < 1:
         fix = "leave it out for one a core"
@@ -105,6 +90,7 @@ def fill_folder(
             try:
                 return build()
             except DataError:
+                # Corrected input could not use it; the other shares still write theirs.
                 if share.is_whole:
                     _discard_output(folder)
                 raise
@@ -132,11 +118,9 @@ def _name_failures(folder: Path) -> Iterator[None]:
 
 
 def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile], *, is_first: bool) -> None:
-    """Writes `prepare.json`, or checks that the folder was begun with the same options and inputs.
-
-    Removes temporary files of a killed run first: their names, which have a process id, may come
-    again; those of the tokenizer and the labels in the first share only, which makes them.
-    """
+    """Writes `prepare.json`, or checks that the folder was begun with the same options and inputs."""
+    # Temporary files of a killed run: their names, which have a process id, may come again. Those of
+    # the tokenizer and the labels belong to the first share, which makes them.
     for name in (IDENTITY_NAME, *_DERIVED, *(_NEEDED if is_first else ())):
         for temporary in folder.glob(f"{name}.tmp-*"):
             temporary.unlink()

@@ -11,18 +11,20 @@ Memory: one document and one batch. Not here: the cut into parts (`input_parts.p
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pretrain.config.prepare import PrepareConfig
 from pretrain.prepare.assembler import Assembler
 from pretrain.prepare.duplicates import load_first
-from pretrain.prepare.filters import EMPTY, UNDECODABLE, Document, FilterRule, select
+from pretrain.prepare.filters import EMPTY, UNDECODABLE, Document, select
 from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.labelling import LabelSet
+from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
-from pretrain.prepare.readers.dispatch import Reader
-from pretrain.prepare.split import SplitRule
+from pretrain.prepare.readers.dispatch import reader_of
+from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, cut_piece, divide
 from pretrain.tokenizer import (
     BATCH_CHARS,
@@ -31,75 +33,66 @@ from pretrain.tokenizer import (
     build_encoder,
     is_cut_safe,
     load_tokenizer,
+    tokenizer_hash,
 )
 
 BATCH_PIECES = 1024
 
 
+def read_part(config: PrepareConfig, part: InputPart, left_out: Counter[str]) -> Iterator[Document]:
+    """Yields the documents of a part that are kept; counts the others in `left_out`, by reason."""
+    first = load_first(Path(config.output), part) if config.filter.deduplicate else None
+    return select(reader_of(config).read(part.slices), config.filter, first, left_out)
+
+
 @dataclass(frozen=True, slots=True)
-class PartSettings:
-    """The task of tokenising parts.
+class TokenizeTask:
+    """The task of tokenising parts: the config of the folder, and the labels of labelled documents."""
 
-    Attributes:
-        folder: Shard folder.
-        tokenizer_path: File of the tokenizer.
-        tokenizer_sha256: Hash of the tokenizer, hex; entered in each record.
-        reader: Reader of the documents.
-        rule: Split.
-        shard_tokens: A shard is closed at the first document end at or past this many tokens.
-        filters: Filters of documents.
-        deduplicate: True: drop duplicates, which `duplicates.py` has found.
-        end_of_document: True: a document ends with the tokenizer's end-of-document token.
-        labels: Labels of labelled documents.
-    """
-
-    folder: Path
-    tokenizer_path: Path
-    tokenizer_sha256: str
-    reader: Reader
-    rule: SplitRule
-    shard_tokens: int = 2**27
-    filters: FilterRule = field(default_factory=FilterRule)
-    deduplicate: bool = False
-    end_of_document: bool = True
+    config: PrepareConfig
     labels: LabelSet | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Shard folder."""
+        return Path(self.config.output)
 
     def start(self) -> Work:
         """Loads the tokenizer; returns `write_part` of this task."""
-        tokenizer = load_tokenizer(self.tokenizer_path)
+        path = self.folder / TOKENIZER_NAME
+        tokenizer = load_tokenizer(path)
         # Labels of tags have offsets in the whole text.
-        can_cut = self.reader.kind != "tags" and is_cut_safe(tokenizer)
+        can_cut = self.config.kind != "tags" and is_cut_safe(tokenizer)
         longest = PIECE_CHARS if can_cut else sys.maxsize
-        return partial(write_part, self, build_encoder(tokenizer), longest)
+        return partial(write_part, self, build_encoder(tokenizer), tokenizer_hash(path), longest)
 
 
-def write_part(settings: PartSettings, encoder: Encoder, longest: int, part: InputPart, report: Report) -> None:
-    """Tokenises one part into shards and commits its record; texts over `longest` characters are cut.
+def write_part(
+    task: TokenizeTask,
+    encoder: Encoder,
+    tokenizer_sha256: str,
+    longest: int,
+    part: InputPart,
+    report: Report,
+) -> None:
+    """Tokenises one part into shards and commits its record; an exception leaves no file.
 
-    Raises:
-        DataError: Malformed input.
-        DiskError: The disk refused. Like every other exception, it leaves no record and no temporary file.
+    Texts over `longest` characters are cut.
     """
-    kind = settings.reader.kind
+    config = task.config
+    rule = parse_split(config.split, config.seed)
     left_out: Counter[str] = Counter()
-    first = load_first(settings.folder, part) if settings.deduplicate else None
-    documents = select(settings.reader.read(part.slices), settings.filters, first, left_out)
-    assembler = Assembler(encoder, kind, settings.end_of_document, settings.labels)
-    with PartWriter(
-        settings.folder,
-        part,
-        settings.tokenizer_sha256,
-        encoder.eos.dtype.name,
-        kind,
-        settings.shard_tokens,
-    ) as writer:
+    pieces = _pieces(read_part(config, part, left_out), rule, longest)
+    assembler = Assembler(encoder, config.kind, config.end_of_document, task.labels)
+    dtype = encoder.eos.dtype.name
+    with PartWriter(task.folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens) as writer:
         record = writer.record
-        for batch in _batches(_pieces(documents, settings.rule, longest), report):
+        for batch in _batches(pieces, report):
             for piece in batch:
                 if not piece.is_source:
                     record.splits[piece.split].num_bytes_text += len(piece.text.encode())
-            for split, ready in assembler.add(batch):
-                writer.add(split, ready)
+            for split, documents in assembler.add(batch):
+                writer.add(split, documents)
         record.num_empty += left_out.pop(EMPTY, 0)
         record.num_undecodable = left_out.pop(UNDECODABLE, 0)
         record.num_filtered = dict(left_out)

@@ -156,23 +156,25 @@ class PartRecord:
 _RECORD = TypeAdapter(PartRecord)
 
 
+@dataclass
 class PartWriter:
     """Writes the shards of a part, and its record. Memory: one member of each split.
 
-    Leaving its `with` discards what is not committed. Every method may raise a DiskError.
+    A shard is closed at the first document end at or past `shard_tokens`. Leaving its `with` discards
+    what is not committed. Every method may raise a DiskError.
     """
 
-    def __init__(
-        self, folder: Path, part: InputPart, tokenizer_sha256: str, dtype: str, kind: str, shard_tokens: int
-    ) -> None:
-        """Starts without a shard; a shard is closed at the first document end at or past `shard_tokens`."""
-        self._folder = folder
-        self._part = part
-        self._dtype = dtype
-        self._kind = kind
-        self._shard_tokens = shard_tokens
+    folder: Path
+    part: InputPart
+    tokenizer_sha256: str
+    dtype: str
+    kind: str
+    shard_tokens: int
+
+    def __post_init__(self) -> None:
+        splits = {name: SplitRecord() for name in SPLITS}
+        self.record = PartRecord(self.tokenizer_sha256, splits)
         self._open: dict[str, ShardWriter] = {}
-        self.record = PartRecord(tokenizer_sha256, {name: SplitRecord() for name in SPLITS})
 
     def __enter__(self) -> Self:
         return self
@@ -193,10 +195,10 @@ class PartWriter:
         self.record.splits[split].count(documents)
         while documents.num_documents:
             shard = self._open.get(split) or self._open_shard(split)
-            num_fitting = documents.tokens.count_up_to(self._shard_tokens - shard.num_tokens)
+            num_fitting = documents.tokens.count_up_to(self.shard_tokens - shard.num_tokens)
             shard.add(documents.slice(0, num_fitting))
             documents = documents.slice(num_fitting, documents.num_documents)
-            if shard.num_tokens >= self._shard_tokens:
+            if shard.num_tokens >= self.shard_tokens:
                 self._close_shard(split)
 
     def commit(self, **facts: object) -> None:
@@ -204,13 +206,13 @@ class PartWriter:
         for split in list(self._open):
             self._close_shard(split)
         raw: dict[str, Any] = _RECORD.dump_python(self.record, mode="json")
-        write_json(record_path(self._folder, self._part), raw | facts)
+        write_json(record_path(self.folder, self.part), raw | facts)
 
     def _open_shard(self, split: str) -> ShardWriter:
-        make_dir(self._folder / split)
+        make_dir(self.folder / split)
         number = len(self.record.splits[split].shards)
-        path = self._folder / split / f"{self._part.name}-{number:04d}.tar"
-        self._open[split] = ShardWriter(path, self._dtype, kind=self._kind)
+        path = self.folder / split / f"{self.part.name}-{number:04d}.tar"
+        self._open[split] = ShardWriter(path, self.dtype, kind=self.kind)
         return self._open[split]
 
     def _close_shard(self, split: str) -> None:
@@ -275,11 +277,7 @@ def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
 
 
 def merge_splits(records: Sequence[PartRecord]) -> dict[str, SplitIndex]:
-    """Merges records, in part order; logs the documents that were left out.
-
-    Raises:
-        DataError: The training split has no documents.
-    """
+    """Merges records, in part order; logs the documents that were left out. Raises: DataError: none to train on."""
     named = {EMPTY: "empty documents", UNDECODABLE: "files that are not UTF-8"}
     for reason, count in count_left_out(records).items():
         if count:

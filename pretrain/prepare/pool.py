@@ -20,11 +20,12 @@ from typing import Any, Protocol
 
 from pretrain.prepare.input_parts import WHOLE, InputPart, Report, Share, Work
 from pretrain.prepare.output import hold_as_worker
+from pretrain.prepare.part_record import PartRecord, load_records, remove_leftovers
 from pretrain.prepare.progress import Progress
 
 POLL_S = 0.2
-ONE_CORE = ("TOKENIZERS_PARALLELISM", "false")
-"""One process is one core: `tokenizers` reads this variable at each call."""
+# One process is one core: `tokenizers` reads this variable at each call.
+ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 class PartTask(Protocol):
@@ -48,23 +49,9 @@ def run_task(
     share: Share = WHOLE,
     earlier_documents: int = 0,
 ) -> None:
-    """Runs a task on parts, in any order.
+    """Runs a task on the parts `todo` of `parts`, in any order; progress counts the others as done.
 
-    Args:
-        task: Task.
-        parts: All parts of the share.
-        todo: Those that no earlier run has finished.
-        phase: Name of the task, for progress.
-        progress: Progress callback; parts of an earlier run are counted as done.
-        processes: Worker processes; None: one a core.
-        share: Share of the parts, for the lock of the workers.
-        earlier_documents: Documents of the finished parts.
-
-    Raises:
-        DataError: Malformed input.
-        DiskError: The disk refused.
-        BrokenProcessPool: A worker was killed.
-        KeyboardInterrupt: Passed on after all workers have stopped.
+    Errors of the task end it. Raises: BrokenProcessPool: A worker was killed; KeyboardInterrupt.
     """
     total_bytes = sum(part.num_bytes for part in parts)
     earlier_bytes = total_bytes - sum(part.num_bytes for part in todo)
@@ -73,18 +60,37 @@ def run_task(
         done_bytes = earlier_bytes + num_bytes
         progress(phase, done_bytes, total_bytes, earlier_documents + num_documents)
 
-    num_workers = min(processes or _num_cores(), len(todo))
+    # macOS has no affinities.
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    num_workers = min(processes or num_cores, len(todo))
     if num_workers <= 1:
         _run_here(task, todo, tick)
     else:
         _run_pool(task, todo, num_workers, tick, share)
 
 
-def _num_cores() -> int:
-    """Returns the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def write_parts(
+    task: PartTask,
+    parts: Sequence[InputPart],
+    tokenizer_sha256: str,
+    phase: str,
+    progress: Progress,
+    processes: int | None,
+    share: Share = WHOLE,
+) -> dict[int, PartRecord]:
+    """Runs a task that writes shards on the parts that have no record yet; returns the records of all, by number."""
+    records = load_records(task.folder, parts, tokenizer_sha256)
+    remove_leftovers(task.folder, parts, records)
+    todo = [part for part in parts if part.number not in records]
+    earlier_documents = sum(record.num_documents for record in records.values())
+    run_task(task, parts, todo, phase, progress, processes, share, earlier_documents)
+    records = load_records(task.folder, parts, tokenizer_sha256)
+    assert len(records) == len(parts), "every part that was written has a record"
+    total_bytes = sum(part.num_bytes for part in parts)
+    num_documents = sum(record.num_documents for record in records.values())
+    progress(phase, total_bytes, total_bytes, num_documents)
+    return records
 
 
 def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Report) -> None:
@@ -97,17 +103,16 @@ def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Report) -> None:
         done_documents += num_documents
         tick(done_bytes, done_documents)
 
-    name, value = ONE_CORE
-    before = os.environ.get(name)
-    os.environ[name] = value
+    before = {name: os.environ[name] for name in ONE_CORE if name in os.environ}
+    os.environ.update(ONE_CORE)
     try:
         work = task.start()
         for part in parts:
             work(part, report)
     finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        for name in ONE_CORE:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Report, share: Share) -> None:
@@ -157,7 +162,7 @@ def _start_worker(task: PartTask, share: Share, cells: Any, stop: Any) -> None:
     global _work_on
     hold_as_worker(task.folder, share)
     _die_with_parent()
-    os.environ.update([ONE_CORE])
+    os.environ.update(ONE_CORE)
     work = task.start()
 
     def work_on(part: InputPart) -> None:

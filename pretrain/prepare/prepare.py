@@ -27,12 +27,14 @@ from pretrain.prepare.convert.convert_part import ConvertOptions
 from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import CONVERSION_NAME, claim_lock, fill_folder
+from pretrain.prepare.part import TokenizeTask
 from pretrain.prepare.part_record import PartRecord, load_records, merge_splits
+from pretrain.prepare.pool import write_parts
 from pretrain.prepare.prepare_job import PrepareJob, plan_job
 from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.prepare.statistics import write_statistics
-from pretrain.prepare.steps import find_duplicates, make_labels, make_tokenizer, write_parts
+from pretrain.prepare.steps import find_duplicates, make_labels, make_tokenizer
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_size
 
@@ -42,12 +44,8 @@ _log = logging.getLogger(__name__)
 def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processes: int | None = None) -> DataIndex:
     """Makes `config.output` a complete shard folder and returns its index. Does nothing if it is one already.
 
-    Throughput is that of `tokenizers`: about 3 MB/s of text a core.
-
-    Args:
-        config: Config of the folder.
-        progress: Progress callback.
-        processes: Worker processes; None: one a core. No effect on the output.
+    Throughput is that of `tokenizers`: about 3 MB/s of text a core. `processes` are one a core, if
+    None, and have no effect on the output.
 
     Raises:
         ConfigError: Invalid values, or others than those the folder was begun with.
@@ -68,10 +66,7 @@ def prepare_share(
     *,
     processes: int | None = None,
 ) -> DataIndex | None:
-    """Prepares one share of a folder, which other machines fill too; its output stays after an error.
-
-    Returns:
-        The index, which the last share to finish writes; None: others have not finished.
+    """Prepares one share of a folder; returns None if others have not finished, for the last one writes the index.
 
     Raises:
         LockedError: Timed out waiting for files of other shares; else as `prepare`.
@@ -85,13 +80,13 @@ def _build(job: PrepareJob) -> DataIndex | None:
         find_duplicates(job)
     sha256 = make_tokenizer(job)
     labels = make_labels(job)
-    write_parts(job, sha256, labels)
+    task = TokenizeTask(job.config, labels)
+    own = job.own_parts
+    write_parts(task, own, sha256, "tokenizing", job.progress, job.processes, job.share)
     with claim_lock(job.folder):
         if (job.folder / INDEX_NAME).exists():
             return load_index(job.folder)
         records = load_records(job.folder, job.parts, sha256)
-        own = {part.number for part in job.own_parts}
-        assert records.keys() >= own, "every part that was written has a record"
         if len(records) < len(job.parts):
             return None
         return _write_index(job, sha256, labels, [records[part.number] for part in job.parts])

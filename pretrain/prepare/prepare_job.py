@@ -1,7 +1,6 @@
 """The job of one `pretrain prepare`: all checks and plans before anything is written."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,15 +9,11 @@ from typing import Any
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.duplicates import load_first
-from pretrain.prepare.filters import Document, FilterRule, select
 from pretrain.prepare.input_parts import InputFile, InputPart, Share, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.normalize import check_normalize
 from pretrain.prepare.output import TOKENIZER_NAME
-from pretrain.prepare.pool import PartTask, run_task
 from pretrain.prepare.progress import Progress
-from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
@@ -29,8 +24,8 @@ from pretrain.tokenizer import (
     read_given,
 )
 
+# Goes up when the same config would give other bytes.
 FORMAT = 1
-"""Goes up when the same config would give other bytes."""
 
 
 @dataclass(frozen=True)
@@ -79,43 +74,9 @@ class PrepareJob:
         """Parts of the share."""
         return self.share.own(self.parts)
 
-    @cached_property
-    def filters(self) -> FilterRule:
-        """Filters of documents."""
-        return FilterRule(self.config.filter)
-
-    @cached_property
-    def reader(self) -> Reader:
-        """Reader of the input."""
-        return Reader(tuple(self.config.inputs), self.config.kind, tuple(self.config.filter.require))
-
-    def documents(self, part: InputPart) -> Iterator[Document]:
-        """Yields the documents of a part that are kept."""
-        first = load_first(self.folder, part) if self.config.filter.deduplicate else None
-        return select(self.reader.read(part.slices), self.filters, first, Counter())
-
-    def run(self, task: PartTask, todo: list[InputPart], phase: str, earlier_documents: int = 0) -> None:
-        """Runs a task on the share's parts that are left to do. Raises: See `run_task`."""
-        run_task(
-            task,
-            self.own_parts,
-            todo,
-            phase,
-            self.progress,
-            self.processes,
-            self.share,
-            earlier_documents,
-        )
-
 
 def plan_job(config: PrepareConfig, share: Share, progress: Progress, processes: int | None) -> PrepareJob:
-    """Checks a config and lists its input.
-
-    Raises:
-        ConfigError: Invalid values.
-        DataError: Inputs that are missing or empty, or an invalid tokenizer.
-        LaunchError: A package of an input is not installed, or the hub cannot be reached.
-    """
+    """Checks a config and lists its input. Raises: ConfigError, DataError, LaunchError."""
     rule = parse_split(config.split, config.seed)
     if rule.kind == "tail" and config.kind != "text":
         what = f"split={config.split} cuts texts in two, which kind={config.kind} does not allow"

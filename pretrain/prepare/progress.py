@@ -8,11 +8,10 @@ from typing import Any
 
 from pretrain.utils.log import stderr_console
 
+# Called as `progress(phase, done_bytes, total_bytes, num_documents)`, at most a few times a
+# second.
+# `phase` is a label of the step; bytes are input bytes on disk, those of an earlier run included.
 Progress = Callable[[str, int, int, int], None]
-"""Called as `progress(phase, done_bytes, total_bytes, num_documents)`, at most a few times a second.
-
-`phase` is a label of the step; bytes are input bytes on disk, those of an earlier run included.
-"""
 
 LOG_EVERY_S = 10.0
 

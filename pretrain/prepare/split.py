@@ -48,11 +48,7 @@ class SplitRule:
 
 
 def parse_split(text: str, seed: int) -> SplitRule:
-    """Reads `hash:F` or `tail:F` with 0 <= F < 1.
-
-    Raises:
-        ConfigError: Anything else, or a seed outside 0..2**64-1.
-    """
+    """Reads `hash:F` or `tail:F` with 0 <= F < 1. Raises: ConfigError: anything else, or a seed outside 64 bits."""
     kind, _, number = text.partition(":")
     try:
         fraction = Fraction(number)

@@ -28,19 +28,7 @@ def write_statistics(
     tokenizer: Tokenizer,
     records: Sequence[PartRecord],
 ) -> None:
-    """Writes the three files.
-
-    Args:
-        folder: Shard folder.
-        formats: Format of each input file.
-        num_bytes: Bytes of the input.
-        index: Index of the shards.
-        tokenizer: Tokenizer of the shards.
-        records: Records in part order.
-
-    Raises:
-        DiskError: The disk refused.
-    """
+    """Writes the three files, of inputs of these formats and size; `records` are in part order. Raises: DiskError."""
     special = tokenizer.get_added_tokens_decoder()
     counts = Counter(formats)
     statistics = {

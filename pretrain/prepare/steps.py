@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from pretrain.prepare.duplicates import (
 )
 from pretrain.prepare.filters import Document
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
-from pretrain.prepare.part import PartSettings
-from pretrain.prepare.part_record import load_records, nothing_to_train_on, remove_leftovers
+from pretrain.prepare.part import read_part
+from pretrain.prepare.part_record import nothing_to_train_on
+from pretrain.prepare.pool import run_task
 from pretrain.prepare.prepare_job import PrepareJob
 from pretrain.prepare.split import TRAIN
 from pretrain.prepare.text_pieces import TextPiece, divide
@@ -48,7 +50,9 @@ def find_duplicates(job: PrepareJob) -> None:
             temporary.unlink()
     if not all(path.exists() for path in wanted):
         todo = [part for part in job.own_parts if not hashes_path(job.folder, part).exists()]
-        job.run(HashTask(job.folder, job.reader, job.filters), todo, "looking for duplicates")
+        phase = "looking for duplicates"
+        task = HashTask(job.config)
+        run_task(task, job.own_parts, todo, phase, job.progress, job.processes, job.share)
         if is_first:
             hashes = [hashes_path(job.folder, part) for part in job.parts]
             _wait_for(hashes, "the hashes of the other parts")
@@ -86,32 +90,6 @@ def make_labels(job: PrepareJob) -> LabelSet | None:
     return LabelSet(tuple(json.loads(path.read_bytes())), is_given=False)
 
 
-def write_parts(job: PrepareJob, tokenizer_sha256: str, labels: LabelSet | None) -> None:
-    """Tokenises the share's parts that have no record yet. Raises: See `run_task`."""
-    own = job.own_parts
-    records = load_records(job.folder, own, tokenizer_sha256)
-    remove_leftovers(job.folder, own, records)
-    settings = PartSettings(
-        folder=job.folder,
-        tokenizer_path=job.tokenizer_path,
-        tokenizer_sha256=tokenizer_sha256,
-        reader=job.reader,
-        rule=job.rule,
-        shard_tokens=job.config.shard_tokens,
-        filters=job.filters,
-        deduplicate=job.config.filter.deduplicate,
-        end_of_document=job.config.end_of_document,
-        labels=labels,
-    )
-    todo = [part for part in own if part.number not in records]
-    earlier_documents = sum(record.num_documents for record in records.values())
-    job.run(settings, todo, "tokenizing", earlier_documents)
-    written = load_records(job.folder, own, tokenizer_sha256).values()
-    total_bytes = sum(part.num_bytes for part in own)
-    num_documents = sum(record.num_documents for record in written)
-    job.progress("tokenizing", total_bytes, total_bytes, num_documents)
-
-
 def _train_texts(job: PrepareJob) -> Iterator[str]:
     """Yields the training text of a tokenizer, both sides of pairs. Raises: DataError: there is none."""
     config = job.config.tokenizer
@@ -128,24 +106,15 @@ def _train_texts(job: PrepareJob) -> Iterator[str]:
 def _train_pieces(
     job: PrepareJob, phase: str, sample_bytes: int | None = None
 ) -> Iterator[tuple[Document, list[TextPiece]]]:
-    """Yields documents of the training split, with their pieces in it; duplicates and filtered ones are left out.
-
-    Args:
-        job: Job, whose whole input is read.
-        phase: Name of the step, for progress.
-        sample_bytes: UTF-8 bytes of text in all, about: the beginning of each part, in proportion to
-            its size. None: all of it.
-
-    Raises:
-        DataError: Malformed input.
-    """
+    """Yields documents of the training split that are kept, with their pieces in it."""
     done_bytes = 0
     num_documents = 0
     for part in job.parts:
         room = sys.maxsize
+        # A sample is the beginning of each part, in proportion to its size.
         if sample_bytes is not None:
             room = -(-sample_bytes * part.num_bytes // job.num_bytes)
-        for document in job.documents(part):
+        for document in read_part(job.config, part, Counter()):
             pieces = [piece for piece in divide(document, job.rule) if piece.split == TRAIN]
             if pieces:
                 yield document, [piece._replace(text=piece.text[:room]) for piece in pieces]

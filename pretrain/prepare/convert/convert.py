@@ -19,7 +19,8 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +28,15 @@ import numpy as np
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.convert.convert_part import ConvertOptions, ConvertTask, load_runs
+from pretrain.prepare.convert.convert_part import ConvertJob, ConvertOptions, load_runs
 from pretrain.prepare.convert.flat import open_nanogpt, open_olmo
 from pretrain.prepare.convert.mds import open_mds
 from pretrain.prepare.convert.megatron import open_megatron
 from pretrain.prepare.convert.token_file import ReadOptions, TokenFile
-from pretrain.prepare.input_parts import WHOLE, InputFile, InputPart, plan_part_bytes, plan_parts
+from pretrain.prepare.input_parts import WHOLE, InputFile, plan_part_bytes, plan_parts
 from pretrain.prepare.output import CONVERSION_NAME, fill_folder
-from pretrain.prepare.part_record import PartRecord, load_records, merge_splits, remove_leftovers
-from pretrain.prepare.pool import run_task
+from pretrain.prepare.part_record import PartRecord, merge_splits
+from pretrain.prepare.pool import write_parts
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import TRAIN, VALIDATION, SplitRule, parse_split
 from pretrain.prepare.statistics import write_statistics
@@ -58,8 +59,8 @@ FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] 
     "mds": open_mds,
 }
 DEFAULT_SPLIT = "hash:0.01"
+# Goes up when the same options would give other bytes.
 FORMAT = 2
-"""Goes up when the same options would give other bytes."""
 
 _VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
 _log = logging.getLogger(__name__)
@@ -73,13 +74,8 @@ def convert_tokens(
     Throughput is about 30,000 documents a second and core; the proof reads the source and the
     shards once more.
 
-    Args:
-        options: Source, tokenizer and output.
-        progress: Progress callback.
-        processes: Worker processes; None: one a core. No effect on the output.
-
-    Returns:
-        The index. The token hash is logged, and written to conversion.json.
+    The token hash is logged, and written to conversion.json. `processes` are one a core, if None, and
+    have no effect on the output.
 
     Raises:
         ConfigError: Invalid options, or others than those the folder was begun with.
@@ -90,33 +86,21 @@ def convert_tokens(
         DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
     job = _plan(options)
-    listed = [side for opened in job.task.files for side in (opened.file, *opened.companions)]
-    listing = list({file.path: file for file in listed}.values())
-
-    def build() -> DataIndex:
-        return _build(job, progress, processes)
-
-    index = fill_folder(options.output, WHOLE, job.identity, listing, processes, build)
+    listed = [side for opened in job.files for side in (opened.file, *opened.companions)]
+    files = list({file.path: file for file in listed}.values())
+    index = fill_folder(
+        job.folder,
+        WHOLE,
+        _identity(job),
+        files,
+        processes,
+        lambda: _build(job, progress, processes),
+    )
     assert index is not None, "there are no other shares to wait for"
     return index
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A checked source and its plan: the task, the tokenizer.json, units of work, options without the source."""
-
-    task: ConvertTask
-    tokenizer: bytes
-    parts: list[InputPart]
-    identity: dict[str, Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the source, as stored."""
-        return sum(part.num_bytes for part in self.parts)
-
-
-def _plan(options: ConvertOptions) -> _Job:
+def _plan(options: ConvertOptions) -> ConvertJob:
     """Opens the source and checks everything that can be checked before its tokens are read."""
     if options.kind not in FORMATS:
         fix = f"use one of {', '.join(FORMATS)}"
@@ -141,17 +125,20 @@ def _plan(options: ConvertOptions) -> _Job:
         raise DataError("names a file twice", where=where, fix="name each once")
     splits, rule = _plan_split(stored, options)
     part_bytes = options.part_bytes or plan_part_bytes(stored)
-    identity = asdict(options) | {
-        "tokenizer": f"sha256:{hashlib.sha256(content).hexdigest()}",
-        "eos_id": read.eos_id,
-        "part_bytes": part_bytes,
+    parts = plan_parts(stored, part_bytes)
+    options = replace(options, part_bytes=part_bytes)
+    return ConvertJob(options, content, read, files, parts, splits, rule)
+
+
+def _identity(job: ConvertJob) -> dict[str, Any]:
+    """Returns all that the output depends on, without the source."""
+    identity = asdict(job.options) | {
+        "tokenizer": f"sha256:{hashlib.sha256(job.tokenizer).hexdigest()}",
+        "eos_id": job.read.eos_id,
         "format": FORMAT,
-        "from": options.kind,
+        "from": job.options.kind,
     }
-    for name in ("output", "source", "kind"):
-        del identity[name]
-    task = ConvertTask(options, read, files, splits, rule)
-    return _Job(task, content, plan_parts(stored, part_bytes), identity)
+    return {key: identity[key] for key in identity if key not in ("output", "source", "kind")}
 
 
 def _plan_split(files: Sequence[InputFile], options: ConvertOptions) -> tuple[dict[str, str], SplitRule]:
@@ -171,32 +158,24 @@ def _is_validation(path: Path) -> bool:
     return any(_VALIDATION_NAME.search(name.lower()) for name in (path.name, path.parent.name))
 
 
-def _build(job: _Job, progress: Progress, processes: int | None) -> DataIndex:
-    task = job.task
-    write_file(task.tokenizer_path, job.tokenizer)
-    sha256 = tokenizer_hash(task.tokenizer_path)
-    records = load_records(task.folder, job.parts, sha256)
-    remove_leftovers(task.folder, job.parts, records)
-    todo = [part for part in job.parts if part.number not in records]
-    num_documents = sum(record.num_documents for record in records.values())
-    run_task(task, job.parts, todo, "converting", progress, processes, earlier_documents=num_documents)
-    records = load_records(task.folder, job.parts, sha256)
-    assert len(records) == len(job.parts), "every part that was written has a record"
+def _build(job: ConvertJob, progress: Progress, processes: int | None) -> DataIndex:
+    write_file(job.tokenizer_path, job.tokenizer)
+    sha256 = tokenizer_hash(job.tokenizer_path)
+    records = write_parts(job, job.parts, sha256, "converting", progress, processes)
     ordered = [records[part.number] for part in job.parts]
-    read = task.read
     splits = merge_splits(ordered)
-    index = DataIndex(sha256, read.vocab_size, read.shard_dtype.name, read.eos_id, splits)
+    index = DataIndex(sha256, job.read.vocab_size, job.read.shard_dtype.name, job.read.eos_id, splits)
     _prove(job, index, records, progress)
-    formats = [task.options.kind] * len(task.files)
-    tokenizer = load_tokenizer(task.tokenizer_path)
-    write_statistics(task.folder, formats, job.num_bytes, index, tokenizer, ordered)
-    write_index(task.folder, index)
+    formats = [job.options.kind] * len(job.files)
+    tokenizer = load_tokenizer(job.tokenizer_path)
+    write_statistics(job.folder, formats, job.num_bytes, index, tokenizer, ordered)
+    write_index(job.folder, index)
     return index
 
 
-def _prove(job: _Job, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
+def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
     """Compares the tokens of the source with those of the shards, and writes their hashes."""
-    folder = job.task.folder
+    folder = job.folder
     done_bytes = 0
     num_documents = sum(split.num_documents for split in index.splits.values())
 
@@ -205,17 +184,17 @@ def _prove(job: _Job, index: DataIndex, records: dict[int, PartRecord], progress
         done_bytes += num_bytes
         progress("comparing", done_bytes, 2 * job.num_bytes, num_documents)
 
-    before = _hash_tokens(_read_source(job.task.files, tick))
-    after = _hash_tokens(_read_shards(folder, index, job.parts, records, tick))
+    before = _hash_tokens(_read_source(job.files, tick))
+    after = _hash_tokens(_read_output(job, index, records, tick))
     if before != after:
         change = f"{before.num_tokens} tokens (sha256 {before.sha256}) became {after.num_tokens} ({after.sha256})"
         what = f"the source changed while it was read: {change}"
         raise DataError(what, fix="run the same command again")
     runs = [load_runs(folder, part) for part in job.parts]
-    rows = [row for part in runs for row in part.rows]
-    num_open = sum(part.num_open for part in runs)
+    rows = [row for part in runs for row in part["rows"]]
+    num_open = sum(part["num_open"] for part in runs)
     facts = {
-        "from": job.task.options.kind,
+        "from": job.options.kind,
         "num_documents": num_documents,
         "num_appended_tokens": sum(count for _, is_appended, count in rows if is_appended),
         "num_documents_without_end": num_open,
@@ -253,52 +232,24 @@ def _read_source(files: Iterable[TokenFile], tick: Callable[[int], None]) -> Ite
         tick(opened.file.size)
 
 
-def _read_shards(
-    folder: Path,
-    index: DataIndex,
-    parts: Sequence[InputPart],
-    records: dict[int, PartRecord],
-    tick: Callable[[int], None],
+def _read_output(
+    job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], tick: Callable[[int], None]
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens of all shards, in the source's order. Raises: DataError: one is damaged."""
-    for part in parts:
+    """Yields the documents of all shards, in the source's order, without appended tokens."""
+    folder = job.folder
+    for part in job.parts:
         splits = records[part.number].splits.items()
-        cursors = {name: _Cursor(folder, index, split.shards) for name, split in splits}
-        for split, is_appended, count in load_runs(folder, part).rows:
-            yield from cursors[split].take(count, is_appended)
+        readers = {name: _read_shards(folder, index.dtype, split.shards) for name, split in splits}
+        for split, is_appended, count in load_runs(folder, part)["rows"]:
+            for document in islice(readers[split], count):
+                yield document[:-1] if is_appended else document
         tick(part.num_bytes)
 
 
-class _Cursor:
-    """The documents of shards, in order."""
-
-    def __init__(self, folder: Path, index: DataIndex, shards: Iterable[ShardIndex]) -> None:
-        self._eos_id = index.eos_id
-        self._members = _read_members(folder, index, shards)
-        self._tokens = np.empty(0, index.dtype)
-        self._bounds = np.zeros(1, np.int64)
-
-    def take(self, count: int, is_appended: bool) -> Iterator[np.ndarray]:
-        """Yields the tokens of the next `count` documents, without an end-of-document token that was appended."""
-        while count:
-            if len(self._bounds) == 1:
-                self._tokens, starts = next(self._members)
-                self._bounds = np.append(starts.astype(np.int64), len(self._tokens))
-            taken = min(count, len(self._bounds) - 1)
-            bounds = self._bounds[: taken + 1]
-            tokens = self._tokens[bounds[0] : bounds[-1]]
-            if is_appended:
-                ends = bounds[1:] - bounds[0] - 1
-                assert (tokens[ends] == self._eos_id).all(), "an appended token ends a document"
-                tokens = np.delete(tokens, ends)
-            yield tokens
-            self._bounds = self._bounds[taken:]
-            count -= taken
-
-
-def _read_members(
-    folder: Path, index: DataIndex, shards: Iterable[ShardIndex]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _read_shards(folder: Path, dtype: str, shards: Iterable[ShardIndex]) -> Iterator[np.ndarray]:
+    """Yields the documents of shards. Raises: DataError: one is damaged."""
     for shard in shards:
-        reader = ShardReader(folder, shard, index.dtype)
-        yield from (reader.member(number) for number in range(shard.num_members))
+        reader = ShardReader(folder, shard, dtype)
+        for number in range(shard.num_members):
+            tokens, starts = reader.member(number)
+            yield from np.split(tokens, starts[1:])

@@ -9,9 +9,10 @@ restores that order. The bytes are a pure function of the source and the options
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -25,8 +26,8 @@ from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import MEMBER_TOKENS
 from pretrain.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
 
+# Tokens that are decoded at once: an encoding takes a hundred bytes a token.
 DECODE_TOKENS = 2**16
-"""Tokens that are decoded at once: an encoding takes a hundred bytes a token."""
 REPORT_DOCUMENTS = 4096
 
 
@@ -69,20 +70,24 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True)
-class ConvertTask:
-    """The task of converting parts.
+class ConvertJob:
+    """A checked source and its plan; the task of converting parts.
 
     Attributes:
         options: Options of the conversion.
+        tokenizer: Content of the tokenizer.json.
         read: Options of the format's reader.
         files: Files of the source, in order.
+        parts: Units of work.
         splits: Split by path, of files with a split in their name.
         rule: Split of the documents of the other files.
     """
 
     options: ConvertOptions
+    tokenizer: bytes
     read: ReadOptions
     files: Sequence[TokenFile]
+    parts: list[InputPart]
     splits: dict[str, str]
     rule: SplitRule
 
@@ -95,6 +100,11 @@ class ConvertTask:
     def tokenizer_path(self) -> Path:
         """File of the tokenizer."""
         return self.folder / TOKENIZER_NAME
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the source, as stored."""
+        return sum(part.num_bytes for part in self.parts)
 
     @cached_property
     def files_by_path(self) -> dict[str, TokenFile]:
@@ -153,59 +163,37 @@ def _byte_table(tokenizer: Tokenizer) -> np.ndarray:
     return table
 
 
-@dataclass(slots=True)
-class Runs:
-    """Consecutive documents of the source that have the same split and end.
-
-    Attributes:
-        rows: (split, True: the end-of-document token was appended, documents), in the source's order.
-        num_open: Documents that do not end with that token, and were left so.
-    """
-
-    rows: list[tuple[str, bool, int]] = field(default_factory=list)
-    num_open: int = 0
-
-    def add(self, split: str, is_appended: bool) -> None:
-        """Enters the next document."""
-        if self.rows and self.rows[-1][:2] == (split, is_appended):
-            self.rows[-1] = (split, is_appended, self.rows[-1][2] + 1)
-        else:
-            self.rows.append((split, is_appended, 1))
+def load_runs(folder: Path, part: InputPart) -> dict[str, Any]:
+    """Returns the runs of a part that has a record: `rows` and `num_open` (see `write_part`)."""
+    runs: dict[str, Any] = json.loads(record_path(folder, part).read_bytes())["runs"]
+    return runs
 
 
-def load_runs(folder: Path, part: InputPart) -> Runs:
-    """Returns the runs of a part that has a record."""
-    raw = json.loads(record_path(folder, part).read_bytes())["runs"]
-    return Runs([tuple(row) for row in raw["rows"]], raw["num_open"])
-
-
-def write_part(
-    task: ConvertTask, text_bytes: TextBytes, tokenizer_sha256: str, part: InputPart, report: Report
-) -> None:
-    """Writes one part's documents into shards and commits its record.
-
-    Raises:
-        DataError: The source is unusable.
-        DiskError: The disk refused. Like every other exception, it leaves no record and no temporary file.
-    """
-    shard_tokens = task.options.shard_tokens
-    eos = np.array([task.read.eos_id], task.read.shard_dtype)
-    runs = Runs()
+def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, part: InputPart, report: Report) -> None:
+    """Writes one part's documents into shards and commits its record; an exception leaves no file."""
+    options = job.options
+    eos = np.array([job.read.eos_id], job.read.shard_dtype)
+    # Consecutive documents of the source: split, True for an appended `eos`, how many.
+    rows: list[list[Any]] = []
+    num_open = 0  # documents that do not end with `eos`, and were left so
     pending: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
     pending_tokens = 0
-    with PartWriter(task.folder, part, tokenizer_sha256, eos.dtype.name, "text", shard_tokens) as writer:
+    dtype = eos.dtype.name
+    with PartWriter(job.folder, part, tokenizer_sha256, dtype, "text", options.shard_tokens) as writer:
         for piece in part.slices:
             path = piece.file.path
             num_documents = 0
-            for document in task.files_by_path[path].documents(piece.start, piece.stop):
+            for document in job.files_by_path[path].documents(piece.start, piece.stop):
                 if not len(document):
                     writer.record.num_empty += 1
                     continue
-                split = task.split_of(path, document)
+                split = job.split_of(path, document)
                 is_open = bool(document[-1] != eos[0])
-                is_appended = is_open and task.options.append_eos
-                runs.add(split, is_appended)
-                runs.num_open += is_open and not is_appended
+                is_appended = is_open and options.append_eos
+                if not rows or rows[-1][:2] != [split, is_appended]:
+                    rows.append([split, is_appended, 0])
+                rows[-1][2] += 1
+                num_open += is_open and not is_appended
                 writer.record.splits[split].num_bytes_text += text_bytes.count(document)
                 pending[split].append(np.append(document, eos) if is_appended else document)
                 num_documents += 1
@@ -218,7 +206,7 @@ def write_part(
                     pending_tokens = 0
             report(piece.num_bytes, num_documents % REPORT_DOCUMENTS)
         _write(pending, writer)
-        writer.commit(runs=asdict(runs))
+        writer.commit(runs={"rows": rows, "num_open": num_open})
 
 
 def _write(pending: dict[str, list[np.ndarray]], writer: PartWriter) -> None:

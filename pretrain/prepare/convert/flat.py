@@ -32,8 +32,8 @@ from pretrain.prepare.inputs.local_files import stat_local
 from pretrain.tokenizer import token_dtype
 
 PROBE_TOKENS = 4096
+# Fewer are no evidence of a dtype.
 MIN_PROBE_HALVES = 64
-"""Fewer are no evidence of a dtype."""
 HEADER_BYTES = 1024
 DTYPE_OF_MAGIC = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 EVALUATION_MAGIC = 20240522

@@ -42,8 +42,8 @@ from pretrain.prepare.inputs.opening import decompress
 
 INDEX_NAME = "index.json"
 COMPRESSIONS = {"zstd": "zstd", "gz": "gzip"}
+# Data type of LLM Foundry's columns of bytes, which have none in the index.
 FOUNDRY_DTYPE = "int64"
-"""Data type of LLM Foundry's columns of bytes, which have none in the index."""
 DTYPE_OF_CODE = {
     8: "uint8",
     9: "int8",
@@ -187,26 +187,15 @@ class MdsFile:
 
 
 def open_mds(sources: Sequence[str], options: ReadOptions) -> list[MdsFile]:
-    """Opens the shards that `sources` name: folders with an index.json, at any depth, or the index itself.
-
-    Indexes below a folder that has one are its parts.
-
-    Raises:
-        DataError: Also where a shard is missing or has another size than its index says.
-    """
+    """Opens the shards that `sources` name: folders with an index.json, at any depth, or the index itself."""
+    # Indexes below a folder that has one are its parts.
     own = [str(Path(source) / INDEX_NAME) for source in sources]
     named = [o if Path(o).exists() else s for o, s in zip(own, sources, strict=True)]
     return [file for path in find_files(named, INDEX_NAME) for file in _open_index(path, options)]
 
 
 def _open_index(path: Path, options: ReadOptions) -> list[MdsFile]:
-    """Opens the shards of one index.json.
-
-    Raises:
-        DataError: It is not one, or has shards that are not MDS, not of a known compression, or
-            without the column.
-        OSError: With its name.
-    """
+    """Opens the shards of one index.json. Raises: DataError: It, or a shard, cannot be read."""
     try:
         raw = json.loads(path.read_bytes())
         if raw["version"] != 2:

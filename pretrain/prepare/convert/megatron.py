@@ -33,8 +33,8 @@ DTYPE_OF_CODE = {
     8: "uint16",
 }
 FLOAT_CODES = (6, 7)
+# Entries that are checked at once.
 CHECK_SEQUENCES = 2**20
-"""Entries that are checked at once."""
 COPY = "copy NAME.bin and NAME.idx of one dataset again"
 
 
@@ -98,12 +98,7 @@ class MegatronIndex:
 
 
 def map_index(path: str) -> MegatronIndex:
-    """Maps an .idx, of which the header and the size are checked.
-
-    Raises:
-        DataError: It is not one, truncated, multimodal, or not of tokens.
-        OSError: With its name.
-    """
+    """Maps an .idx, of which the header and the size are checked. Raises: DataError, OSError."""
     header = read_head(path, HEADER_BYTES)
     if header[: len(MAGIC)] != MAGIC:
         what = f"wrong magic {header[: len(MAGIC)]!r}: no index of Megatron"
@@ -150,12 +145,7 @@ def cuts_of_index(tokens: np.ndarray, position: int, index_path: str) -> np.ndar
 
 
 def open_megatron(sources: Sequence[str], options: ReadOptions) -> list[TokenArray]:
-    """Opens the pairs that `sources` name: NAME, NAME.bin, NAME.idx, folders and globs. Reads their indexes once.
-
-    Raises:
-        ConfigError: Other boundaries than the index has.
-        DataError: A pair that is missing, damaged, or does not match.
-    """
+    """Opens the pairs that `sources` name: NAME, NAME.bin, NAME.idx, folders and globs. Reads their indexes once."""
     if options.boundaries != "auto":
         what = f"boundaries={options.boundaries!r} does not go with megatron, whose index has them"
         raise ConfigError(what, fix="leave it out")

@@ -23,14 +23,14 @@ from pretrain.shards.writer import MAX_DOCUMENT_TOKENS
 from pretrain.tokenizer import token_dtype
 from pretrain.utils.remote import is_remote, without_secrets
 
+# Tokens that are read at once, which bounds memory, with one document and one member.
 CHUNK_TOKENS = 2**20
-"""Tokens that are read at once, which bounds memory, with one document and one member."""
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 BOUNDARIES = ("auto", "end", "start", "sample")
 
+# Position of the first token, tokens, and positions in ascending order where one document ends and
+# the next begins, from the first token to the end of the chunk. Position 0 is not among them.
 Chunk = tuple[int, np.ndarray, np.ndarray]
-"""Position of the first token, tokens, and positions in ascending order where one document ends and
-the next begins, from the first token to the end of the chunk. Position 0 is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +154,7 @@ class TokenArray:
 
 
 def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
-    """Returns the files whose names end in `suffix`, each once: in the order given, sorted within a folder or glob.
-
-    Raises:
-        DataError: A URL, no such file, a file named in full that ends in something else, or nothing found.
-    """
+    """Returns the files whose names end in `suffix`, each once: in the order given, sorted within a folder or glob."""
     found: dict[str, None] = {}
     for source in sources:
         if is_remote(source):
@@ -210,14 +206,10 @@ def read_head(path: str, num_bytes: int) -> bytes:
 
 
 def cut_documents(chunks: Iterable[Chunk], first: int, last: int, where: str) -> Iterator[np.ndarray]:
-    """Yields the documents that begin in [first, last).
+    """Yields the documents that begin at positions [first, last); `where` is for errors.
 
-    Args:
-        chunks: Consecutive, to the end of the file, from a position at or before `first` that is
-            past every boundary before `first`. No more are taken than are needed.
-        first: Position; documents that begin before it belong to another slice.
-        last: Position; documents that begin there or later belong to another slice.
-        where: File, for messages.
+    The chunks go from a position at or before `first`, past every boundary before `first`, to the
+    end of the file; no more are taken than are needed.
 
     Raises:
         DataError: A document is larger than a shard can contain.

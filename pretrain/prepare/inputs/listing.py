@@ -41,12 +41,12 @@ FORMAT_OF_SUFFIX = {
 COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
 CUTTABLE = ("lines", "jsonl", "parquet")
+# Those of the other formats, which contain records: all.
 KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
     "text": ("text",),
     "lines": ("text",),
     "paired": ("pairs",),
 }
-"""Those of the other formats, which contain records: all."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 _Item = TypeVar("_Item")
@@ -54,11 +54,7 @@ _Result = TypeVar("_Result")
 
 
 def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[InputFile]:
-    """Lists the files that `inputs` name. A file that is named again, to be read in the same way, is listed once.
-
-    Args:
-        inputs: Inputs. Empty: the default corpus.
-        kind: Kind of the documents.
+    """Lists the files that `inputs` name, each once for each way to read it; without inputs, the default corpus.
 
     Raises:
         ConfigError: Inputs that do not fit together, or cannot contain documents of this kind.

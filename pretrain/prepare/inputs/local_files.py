@@ -33,11 +33,7 @@ def stat_local(path: str | Path) -> InputFile:
 
 
 def walk(root: Path, skip_dirs: tuple[str, ...] = ()) -> list[Path]:
-    """Returns the files below `root`, sorted by relative path; follows links to folders, each folder once.
-
-    Raises:
-        DataError: A folder that cannot be read.
-    """
+    """Returns the files below `root`, sorted; follows links to folders, each folder once. Raises: DataError."""
 
     def fail(error: OSError) -> None:
         raise _cannot_read(error.filename, error) from error

@@ -50,10 +50,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
-    """Returns the uncompressed bytes of `stored`, the open `file`; itself where that is not compressed.
-
-    Its reads raise DataError where the data are truncated or damaged. It cannot seek.
-    """
+    """Returns `file`, open as `stored`, uncompressed: it cannot seek, and reads of damaged data raise DataError."""
     if not file.compression:
         return stored
     is_gzip = file.compression == "gzip"
@@ -73,17 +70,12 @@ class InputStream:
     __slots__ = ("file", "plain", "stored")
 
     def __init__(self, file: InputFile) -> None:
-        """Opens a file that was listed.
-
-        Raises:
-            DataError: A local file has changed since. A server is asked only in the end, as each
-                question costs.
-            OSError: The file system or the server failed; has the path as its filename.
-        """
+        """Opens a file that was listed. Raises: DataError: it has changed; OSError, with its filename."""
         self.file = file
         # A Path would cost as much as reading a small file does.
         self.stored: BinaryIO = open_remote(file) if file.is_remote else open(file.path, "rb")  # noqa: PTH123, SIM115
         self.plain = decompress(self.stored, file)
+        # A server is asked only in the end, as each question costs.
         if not file.is_remote:
             try:
                 self.check_unchanged()
@@ -98,12 +90,7 @@ class InputStream:
         self.stored.close()
 
     def check_unchanged(self) -> None:
-        """Checks that this is still the file that was listed.
-
-        Raises:
-            DataError: It has changed.
-            OSError: The file system or the server failed.
-        """
+        """Checks that this is still the file that was listed. Raises: DataError: it is not; OSError."""
         if self.file.is_remote:
             now = stat_remote(self.file.path)
             found = (now.size, now.version)

@@ -31,23 +31,12 @@ def _call(url: str, call: Callable[[], _T]) -> _T:
 
 
 def stat_remote(url: str) -> InputFile:
-    """Looks up one file.
-
-    Raises:
-        DataError: The server does not say how large it is.
-        IsADirectoryError: It is a folder.
-        OSError: The server failed.
-    """
+    """Looks up one file. Raises: DataError: of unknown size; OSError: a folder, or the server failed."""
     return _input_file(url, _call(url, lambda: stat_url(url)))
 
 
 def find_remote(given: str) -> dict[str, InputFile]:
-    """Returns the files that a URL names, by their URLs, sorted.
-
-    Raises:
-        DataError: No such file, or a server that fails.
-        LaunchError: The package that speaks the scheme is not installed.
-    """
+    """Returns the files that a URL names, by their URLs, sorted. Raises: DataError, LaunchError."""
     try:
         found = _find(given)
     except FileNotFoundError:
@@ -87,11 +76,7 @@ def _below(given: str, folder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def serves_ranges(file: InputFile) -> bool:
-    """Returns whether reading may begin inside a file; an http server need not support that.
-
-    Raises:
-        DataError: The server fails.
-    """
+    """Returns True if reading may begin inside a file; an http server need not support that. Raises: DataError."""
     if not file.path.startswith("http") or file.size < 2:
         return True
 

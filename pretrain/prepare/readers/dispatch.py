@@ -8,7 +8,7 @@ corpus is found months later, if ever.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from pretrain.config.prepare import DataKind, InputConfig
+from pretrain.config.prepare import DataKind, InputConfig, PrepareConfig
 from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
@@ -71,6 +71,11 @@ class Reader:
                         raise OSError(error.errno, text, piece.file.shown) from error
                     raise
                 stream.check_unchanged()
+
+
+def reader_of(config: PrepareConfig) -> Reader:
+    """Returns the reader of the inputs of a config."""
+    return Reader(tuple(config.inputs), config.kind, tuple(config.filter.require))
 
 
 def _build_finisher(config: InputConfig) -> Callable[[Document], Document] | None:

@@ -30,8 +30,8 @@ from pretrain.prepare.readers.records import (
 
 CHUNK_BYTES = 2**20
 
+# More than the longest token that may be cut at the end of a chunk, a string excepted.
 _TOKEN_CHARS = 16
-"""More than the longest token that may be cut at the end of a chunk, a string excepted."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _parse = json.JSONDecoder().raw_decode
 
@@ -54,11 +54,7 @@ def read_records(lines: Lines, rule: ReadRule) -> Iterator[Document]:
 
 
 def read_json(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the documents of a file. Memory: a record, of at most the limit, and a chunk.
-
-    Raises:
-        DataError: Malformed input.
-    """
+    """Yields the documents of a file. Memory: a record, of at most the limit, and a chunk."""
     before = 0
     for line, record in _records(_JsonText(stream, rule.limit)):
         position = stream.stored.tell()
@@ -128,11 +124,7 @@ class _JsonText:
         self._at += 1
 
     def take_object(self) -> tuple[int, Any]:
-        """Parses the next object and skips it; returns the line that it begins at, and the object.
-
-        Raises:
-            DataError: It is not an object, not JSON, or too long.
-        """
+        """Parses the next object and skips it; returns the line that it begins at, and the object."""
         if self.peek() != "{":
             # Other values might be cut short and still be JSON, as numbers are; no object is.
             what = "not a JSON object" if self.peek() else "not JSON: the file ends early"

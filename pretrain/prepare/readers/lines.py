@@ -53,12 +53,7 @@ def read_lines(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Do
 
 
 def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the pairs of two files; a side, or both, may be empty. Memory: a line of each.
-
-    Raises:
-        DataError: Malformed text, or files of which one has more lines.
-        OSError: The other file cannot be read.
-    """
+    """Yields the pairs of two files; a side, or both, may be empty. Memory: a line of each."""
     pair = stream.file.pair
     assert pair is not None
     with InputStream(pair) as other:
@@ -87,10 +82,7 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
 class Lines:
     """The lines whose first byte lies in [start, stop), in order, none longer than a limit.
 
-    Iterate once. While a line is the last that was yielded:
-
-    Attributes:
-        consumed_bytes: Bytes that it took from the file as stored.
+    `consumed_bytes` are those that the last yielded line took from the file as stored.
     """
 
     def __init__(
@@ -104,24 +96,16 @@ class Lines:
         stop: int | None = None,
         local: Path | None = None,
     ) -> None:
-        """Takes over an open file.
-
-        Args:
-            plain: At its beginning; can seek if `start` is not 0.
-            name: Name of the file, for errors.
-            limit: Bytes that a line may have, its end included.
-            stored: Source of the decompressed `plain`, by which `consumed_bytes` goes. None: `plain` is
-                not compressed.
-            start: First byte that a line may begin at; a line that began before it is skipped.
-            stop: First byte that none may begin at. None: the end of the file.
-            local: Path of the file, if lines before `start` can be counted there, for errors.
-        """
+        """Takes over an open file, at its beginning, that can seek if `start` is not 0."""
         self._plain = plain
         self._name = name
+        # Bytes that a line may have, its end included.
         self._limit = limit
+        # Source of a decompressed `plain`, by which `consumed_bytes` goes.
         self._stored = stored
         self._start = start
         self._stop = stop
+        # Where lines before `start` can be counted, for errors.
         self._local = local
         self._first = 0
         self._number = 0

@@ -17,14 +17,10 @@ MAX_BATCH_ROWS = 1024
 
 
 def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the documents of a slice.
+    """Yields the documents of a slice. Memory: a page of each column and a few MiB of rows.
 
-    Memory: a page of each column and a few MiB of rows. A row is decoded before its length is
-    known, so that of the readers this one alone cannot bound the cost of one malicious value.
-
-    Raises:
-        DataError: Malformed input.
-        OSError: The file system or the server failed.
+    A row is decoded before its length is known, so that of the readers this one alone cannot bound
+    the cost of one malicious value.
     """
     import pyarrow
 
@@ -45,12 +41,14 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
         stream.stored, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True
     )
     known = file.schema_arrow.names
-    for name in rule.text_fields:
+    text_fields = rule.text_fields
+    for option, name in text_fields.items():
         if name not in known:
             what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
-            fix = f"choose another with {_option(rule, name)}"
+            fix = f"choose another with {option}"
             raise DataError(what, where=stream.file.shown, fix=fix)
-    columns = [name for name in dict.fromkeys((*rule.text_fields, *rule.fields)) if name in known]
+    wanted = dict.fromkeys((*text_fields.values(), *rule.fields))
+    columns = [name for name in wanted if name in known]
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     bounds = _bounds(groups, stream.file.size)
     first_row = 0
@@ -117,14 +115,6 @@ def _bounds(groups: Sequence[Any], size: int) -> list[int]:
     """
     ends = list(accumulate((max(group.total_byte_size, 1) for group in groups), initial=0))
     return [size * end // ends[-1] for end in ends] if groups else []
-
-
-def _option(rule: ReadRule, name: str) -> str:
-    """Returns the option of the input that names a column."""
-    config = rule.config
-    options = [option for option in type(config).model_fields if option.endswith("_field")]
-    named = (option for option in options if getattr(config, option) == name)
-    return next(named, "a *_field of the input")
 
 
 def _damaged(error: object, stream: InputStream) -> DataError:

@@ -31,8 +31,16 @@ JSON_KINDS = {
     bytes: "bytes",
 }
 
+FIELD_OPTIONS: dict[DataKind, tuple[str, str] | tuple[str]] = {
+    "text": ("text_field",),
+    "pairs": ("source_field", "target_field"),
+    "records": ("prompt_field", "response_field"),
+    "classes": ("text_field", "label_field"),
+    "tags": ("words_field", "tags_field"),
+}
+
+# (text, loss mask) of each part of a record.
 Segments = tuple[tuple[str, bool], ...]
-"""(text, loss mask) of each part of a record."""
 
 _JSON = json.JSONDecoder()
 
@@ -59,20 +67,12 @@ class ReadRule:
         return self.config.max_document_bytes
 
     @property
-    def text_fields(self) -> tuple[str, ...]:
-        """Fields of a record that its document is made of."""
-        config = self.config
-        if self.kind == "text":
-            return (config.text_field,)
-        if self.kind == "pairs":
-            return (config.source_field, config.target_field)
-        if self.kind == "classes":
-            return (config.text_field, config.label_field)
-        if self.kind == "tags":
-            return (config.words_field, config.tags_field)
-        if config.messages_field:
-            return (config.messages_field,)
-        return (config.prompt_field, config.response_field)
+    def text_fields(self) -> dict[str, str]:
+        """Fields of a record that its document is made of, by the option that names them."""
+        options = FIELD_OPTIONS[self.kind]
+        if self.kind == "records" and self.config.messages_field:
+            options = ("messages_field",)
+        return {option: getattr(self.config, option) for option in options}
 
     def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
         """Makes a document of a record that took so many bytes of the input. Raises: RecordError."""

@@ -14,6 +14,7 @@ reads every member into memory. Nothing is extracted: names are keys here, never
 import io
 import tarfile
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, BinaryIO, cast
 
 from pretrain.errors import DataError
@@ -78,11 +79,7 @@ class TarReader:
         self.position = 0
 
     def __iter__(self) -> Iterator[TarMember]:
-        """Yields the members; their unread bytes are skipped.
-
-        Raises:
-            DataError: A tar that is damaged or cut off, or a member that is no regular file.
-        """
+        """Yields the members; their unread bytes are skipped. Raises: DataError: damaged, or not a regular file."""
         overrides: dict[str, str] = {}
         while (info := self._read_header()) is not None:
             offset = self.position - tarfile.BLOCKSIZE
@@ -169,24 +166,40 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the documents of a tar. Memory: the text and JSON of a sample, or a line of a .jsonl member.
-
-    Raises:
-        DataError: Malformed input.
-    """
-    tar = TarReader(stream.plain, stream.file.shown)
-    sample: _Sample | None = None
-    for member in tar:
-        key, kind = split_name(member.path)
-        if not key:
-            continue
-        if sample is None or sample.key != key:
-            if sample is not None:
-                yield from sample.finish(member.offset)
-            sample = _Sample(key, stream, rule, member.offset)
-        yield from sample.add(kind, member)
-    if sample is not None:
-        yield from sample.finish(tar.position)
+    """Yields the documents of a tar. Memory: the text and JSON of a sample, or a line of a .jsonl member."""
+    name = stream.file.shown
+    stored = stream.stored if stream.file.compression else None
+    tar = TarReader(stream.plain, name)
+    before = 0
+    named = (member for member in tar if split_name(member.path)[0])
+    for key, members in groupby(named, key=lambda member: split_name(member.path)[0]):
+        place = ""
+        bodies: dict[str, bytes] = {}
+        for member in members:
+            place = place or f"{name}@{member.offset}"
+            kind = split_name(member.path)[1]
+            if kind in bodies:
+                what = f"sample {key!r} has two members .{kind}"
+                raise DataError(what, where=place, fix="give each sample a key of its own")
+            bodies[kind] = b""
+            if kind == "jsonl":
+                body = cast(BinaryIO, io.BufferedReader(member))
+                lines = Lines(body, f"{name}/{member.path}", rule.limit, stored=stored)
+                yield from read_records(lines, rule)
+            elif kind in TEXT_MEMBERS:
+                if member.size > rule.limit:
+                    what = f"member {member.path!r} of {member.size} bytes"
+                    raise too_long(what, rule.limit, place)
+                bodies[kind] = member.read(member.size)
+        # Members that are skipped, too, are bytes of the input that are done.
+        position = tar.position if stored is None else stored.tell()
+        if not _is_of_lines(key, bodies, place):
+            try:
+                yield _build_document(bodies, f"{name}/{key}", rule, position - before)
+            except RecordError as error:
+                what = f"sample {key!r}: {error.what}"
+                raise DataError(what, where=place, fix=error.fix) from None
+        before = position
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -196,68 +209,25 @@ def split_name(name: str) -> tuple[str, str]:
     return (folder + slash + stem, kind.lower()) if stem and dot else ("", "")
 
 
-class _Sample:
-    """One sample while its members come."""
+def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
+    """Returns True for a sample of a .jsonl, False for one document. Raises: DataError: it is neither."""
+    found = [kind for kind in TEXT_MEMBERS if kind in bodies]
+    if not found or ("jsonl" in found and len(found) > 1):
+        has = ", ".join(f".{kind}" for kind in found or bodies)
+        what = "two texts" if found else "no text"
+        fix = "give .txt, .json or .jsonl, and of these only .txt and .json together"
+        raise DataError(f"sample {key!r} has {what} (it has {has})", where=place, fix=fix)
+    return found == ["jsonl"]
 
-    def __init__(self, key: str, stream: InputStream, rule: ReadRule, offset: int) -> None:
-        self.key = key
-        self._name = stream.file.shown
-        self._place = f"{self._name}@{offset}"
-        self._rule = rule
-        self._stored = stream.stored if stream.file.compression else None
-        self._bodies: dict[str, bytes] = {}
-        """Members by kind; only those of a document of its own are read."""
-        self._start = self._tell(offset)
 
-    def _tell(self, offset: int) -> int:
-        """Returns the bytes of the file, as stored, that were read up to `offset` of the tar."""
-        return offset if self._stored is None else self._stored.tell()
-
-    def add(self, kind: str, member: TarMember) -> Iterator[Document]:
-        """Adds one member; yields the documents of one that has many."""
-        if kind in self._bodies:
-            fix = "give each sample a key of its own"
-            raise self._error(f"sample {self.key!r} has two members .{kind}", fix)
-        self._bodies[kind] = b""
-        if kind == "jsonl":
-            name = f"{self._name}/{member.path}"
-            body = cast(BinaryIO, io.BufferedReader(member))
-            yield from read_records(Lines(body, name, self._rule.limit, stored=self._stored), self._rule)
-        elif kind in TEXT_MEMBERS:
-            if member.size > self._rule.limit:
-                what = f"member {member.path!r} of {member.size} bytes"
-                raise too_long(what, self._rule.limit, self._place)
-            self._bodies[kind] = member.read(member.size)
-
-    def finish(self, stop: int) -> Iterator[Document]:
-        """Yields the document of a sample whose last member ends before byte `stop` of the tar."""
-        found = [kind for kind in TEXT_MEMBERS if kind in self._bodies]
-        if not found or ("jsonl" in found and len(found) > 1):
-            has = ", ".join(f".{kind}" for kind in found or self._bodies)
-            what = "no text" if not found else "two texts"
-            fix = "give .txt, .json or .jsonl, and of these only .txt and .json together"
-            raise self._error(f"sample {self.key!r} has {what} (it has {has})", fix)
-        if found == ["jsonl"]:
-            return
-        try:
-            yield self._document(self._tell(stop) - self._start)
-        except RecordError as error:
-            raise self._error(f"sample {self.key!r}: {error.what}", error.fix) from None
-
-    def _document(self, consumed: int) -> Document:
-        record: dict[str, Any] = {}
-        if "json" in self._bodies:
-            record = parse_object(self._decode("json"))
-        if "txt" not in self._bodies:
-            return self._rule.build(record, consumed)
-        if self._rule.kind != "text":
-            what = f"a .txt member holds no {self._rule.kind}"
-            raise RecordError(what, "give .json or .jsonl members")
-        fields = self._rule.select_fields(record)
-        return Document(self._decode("txt"), self._bodies["txt"], consumed, fields=fields)
-
-    def _decode(self, kind: str) -> str:
-        return decode(self._bodies[kind], f"{self._name}/{self.key}.{kind}", 0)
-
-    def _error(self, what: str, fix: str) -> DataError:
-        return DataError(what, where=self._place, fix=fix)
+def _build_document(bodies: dict[str, bytes], name: str, rule: ReadRule, consumed: int) -> Document:
+    record: dict[str, Any] = {}
+    if "json" in bodies:
+        record = parse_object(decode(bodies["json"], f"{name}.json", 0))
+    if "txt" not in bodies:
+        return rule.build(record, consumed)
+    if rule.kind != "text":
+        what = f"a .txt member holds no {rule.kind}"
+        raise RecordError(what, "give .json or .jsonl members")
+    text = decode(bodies["txt"], f"{name}.txt", 0)
+    return Document(text, bodies["txt"], consumed, fields=rule.select_fields(record))

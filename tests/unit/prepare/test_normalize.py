@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from pretrain.config.load import load_prepare
-from pretrain.config.prepare import NormalizeConfig
+from pretrain.config.load import load_section
+from pretrain.config.prepare import NormalizeConfig, PrepareConfig
 from pretrain.errors import ConfigError, LaunchError
 from pretrain.prepare import normalize
 from pretrain.prepare.filters import Document
@@ -85,11 +85,14 @@ def pairs(tmp_path):
 def test_the_recipe_of_pairs_holds_out_the_input_that_says_so_and_nothing_else(tmp_path, pairs):
     out = tmp_path / "out"
     overrides = [*pairs, f"output={out}", "tokenizer.vocab_size=300"]
-    index = prepare(load_prepare("configs/prepare/multi30k.yaml", overrides), processes=1)
+    index = prepare(load_section(PrepareConfig, "configs/prepare/multi30k.yaml", overrides), processes=1)
     assert (index.kind, index.vocab_size) == ("pairs", 304)
     assert read_texts(out) == [f"de train no . {number} , ( again ) ." for number in range(60)]
     assert read_texts(out, VALIDATION) == [f"de val no . {number} , ( again ) ." for number in range(9)]
-    prepare(load_prepare("configs/prepare/multi30k.yaml", [*overrides, f"output={tmp_path}/two"]), processes=2)
+    prepare(
+        load_section(PrepareConfig, "configs/prepare/multi30k.yaml", [*overrides, f"output={tmp_path}/two"]),
+        processes=2,
+    )
     assert digests(out) == digests(tmp_path / "two")
     assert json.loads((out / "prepare.json").read_text())["options"]["inputs.1.split"] == "validation"
 
@@ -122,7 +125,7 @@ def test_rules_that_cannot_be_are_refused(tmp_path, rules, kind, message):
     path = tmp_path / "a.yaml"
     path.write_text(f"output: x\nkind: {kind}\ninputs: [{{path: a.jsonl, normalize: {rules}}}]\n")
     with pytest.raises(ConfigError, match=message):
-        load_prepare(path)
+        load_section(PrepareConfig, path)
 
 
 def test_a_package_that_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch, pairs):
@@ -132,5 +135,8 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(tmp
         "installed; run: python -m pip install no_such_package"
     )
     with pytest.raises(LaunchError, match=message):
-        prepare(load_prepare("configs/prepare/multi30k.yaml", [*pairs, f"output={tmp_path}/out"]), processes=1)
+        prepare(
+            load_section(PrepareConfig, "configs/prepare/multi30k.yaml", [*pairs, f"output={tmp_path}/out"]),
+            processes=1,
+        )
     assert not (tmp_path / "out").exists()

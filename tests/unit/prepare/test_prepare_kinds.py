@@ -11,7 +11,7 @@ import pytest
 from pretrain.config.prepare import FilterConfig
 from pretrain.errors import ConfigError
 from pretrain.prepare import duplicates
-from pretrain.prepare.filters import Document, FilterRule
+from pretrain.prepare.filters import Document, refuse
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.prepare.text_pieces import document_key
@@ -134,10 +134,10 @@ def test_every_document_that_is_left_out_is_counted_by_its_reason(tmp_path, capl
 
 
 def test_limits_hold_for_either_side_of_a_pair():
-    rule = FilterRule(FilterConfig(min_chars=2, max_chars=3))
+    config = FilterConfig(min_chars=2, max_chars=3)
     sides = {("ab", "abc"): None, ("a", "abc"): "too_short", ("ab", "abcd"): "too_long", ("", ""): "empty"}
     for (source, target), reason in sides.items():
-        assert rule.refuse(Document(target, target.encode(), 0, source=source)) == reason
+        assert refuse(Document(target, target.encode(), 0, source=source), config) == reason
 
 
 def test_limits_that_leave_nothing_are_refused(tmp_path):

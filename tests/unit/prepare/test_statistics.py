@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from pretrain.prepare.prepare import prepare
 from pretrain.prepare.part_record import LengthHistogram, bins_of
+from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
 from tests.helpers.corpus import write_corpus
 from tests.helpers.prepare_config import prepare_config

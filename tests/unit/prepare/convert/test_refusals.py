@@ -14,9 +14,11 @@ from tests.unit.prepare.convert.writers import EOS_ID, VOCAB_SIZE, join
 
 
 def test_a_source_that_changes_meanwhile_is_refused(source):
+    original = (source / "in/a.bin").read_bytes()
+
     def change(phase, done_bytes, total_bytes, num_documents):
         if phase == "converting" and done_bytes == total_bytes:
-            content = bytearray((source / "in/a.bin").read_bytes())
+            content = bytearray(original)
             content[0] ^= 1
             (source / "in/a.bin").write_bytes(content)
 
@@ -29,10 +31,13 @@ def test_a_source_that_changes_meanwhile_is_refused(source):
 
 
 def test_a_shard_that_is_damaged_before_the_proof_is_found(source):
+    whole = []
+
     def damage(phase, done_bytes, total_bytes, num_documents):
         if phase == "converting" and done_bytes == total_bytes:
             path = source / "out/train/part-00001-0000.tar"
-            content = bytearray(path.read_bytes())
+            whole.append(path.read_bytes())
+            content = bytearray(whole[0])
             content[512 + 128] ^= 1
             path.write_bytes(content)
 
