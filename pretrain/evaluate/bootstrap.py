@@ -1,8 +1,8 @@
 """Confidence intervals and paired tests of scores, by bootstrap over units (rows, documents, items).
 
 of one model     percentile interval of a score over the draws (Efron and Tibshirani 1993, 13.3)
-of two models    paired: both are scored on the same draws, and the difference is looked at (Koehn 2004)
-of a share       Wilson's interval (1927), for answers that do not depend on each other: right at 0 and 1 too
+of two models    paired: both are scored on the same draws (Koehn 2004)
+of a share       Wilson's interval (1927), for independent answers: right at 0 and 1 too
 """
 
 import math
@@ -17,19 +17,13 @@ RESAMPLES = 1000
 SEED = 12345
 MIN_UNITS = 5
 _CHUNK = 100
+_QUANTILES = (0.025, 0.975)
 _Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A score and where it may lie.
-
-    Attributes:
-        value: The score.
-        low: The 95% interval's lower end.
-        high: Upper end of the 95% interval.
-        method: `bootstrap` or `wilson`.
-    """
+    """A score with its 95% interval, by the method `bootstrap` or `wilson`."""
 
     value: float
     low: float
@@ -39,16 +33,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A model's score less a baseline's, on the same units.
+    """A model's score less a baseline's on the same units, with its 95% interval.
 
     Attributes:
-        value: The difference.
-        low: The 95% interval's lower end.
-        high: Upper end of the 95% interval.
-        p_value: Chance of a difference as large if they were equally good.
+        p_value: Probability of a difference as large if both were equally good.
         num_units: Units that were drawn from.
-        unit: What they are: `rows`, `documents`.
-        resamples: How often.
+        unit: Name of the units: `rows`, `documents`.
+        resamples: Number of draws.
     """
 
     value: float
@@ -60,7 +51,7 @@ class Difference:
     resamples: int
 
     def line(self) -> str:
-        """Returns it as it is printed."""
+        """Returns the line of a report."""
         return (
             f"{self.value:+.4f}, 95% {self.low:+.4f} to {self.high:+.4f}, p {self.p_value:.4f} "
             f"(paired bootstrap, {self.num_units:,} {self.unit}, {self.resamples:,} draws)"
@@ -68,32 +59,35 @@ class Difference:
 
 
 def draw(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
-    """Yields how often each unit is in each draw, int64 [draws, num_units], some draws at a time.
+    """Yields the count of each unit in each draw, int64 [draws, num_units], some draws at a time.
 
     Raises:
         DataError: Too few units to draw from.
     """
     if num_units < MIN_UNITS:
-        raise DataError(f"{num_units} units are too few to tell a difference from chance", fix="use more data")
+        what = f"{num_units} units are too few to tell a difference from chance"
+        raise DataError(what, fix="use more data")
     rng = np.random.default_rng(seed)
+    uniform = np.full(num_units, 1 / num_units)
+    # In chunks: all draws of a large corpus would not fit into memory.
     for start in range(0, resamples, _CHUNK):
-        yield rng.multinomial(num_units, np.full(num_units, 1 / num_units), size=min(_CHUNK, resamples - start))
+        yield rng.multinomial(num_units, uniform, size=min(_CHUNK, resamples - start))
 
 
 def judge(observed: float, draws: np.ndarray, num_units: int, unit: str) -> Difference:
-    """Returns a difference with the interval and the p-value that its draws give it.
+    """Returns a difference with the interval and the p-value of its draws.
 
-    The p-value is two-sided, from differences shifted to a mean of 0 (as sacrebleu's paired bootstrap does it).
+    The p-value is two-sided, from differences shifted to a mean of 0 (as in sacrebleu).
 
     Args:
-        observed: On all units, once each.
-        draws: On each draw.
-        num_units: For the record, as is `unit`.
+        observed: Difference on all units, once each.
+        draws: Difference on each draw.
+        num_units: For the record, like `unit`.
         unit: Plural.
     """
     if not draws.any() and observed == 0:
         return Difference(0.0, 0.0, 0.0, 1.0, num_units, unit, len(draws))
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.quantile(draws, _QUANTILES)
     extreme = int((np.abs(draws - draws.mean()) >= abs(observed)).sum())
     p_value = (extreme + 1) / (len(draws) + 1)
     return Difference(observed, float(low), float(high), p_value, num_units, unit, len(draws))
@@ -102,26 +96,27 @@ def judge(observed: float, draws: np.ndarray, num_units: int, unit: str) -> Diff
 def compare_means(
     baseline: np.ndarray, model: np.ndarray, counts: np.ndarray, resamples: int, unit: str = "rows"
 ) -> Difference:
-    """Returns the difference of two means, each a sum over units divided by what they count.
+    """Returns the difference of two means, each a sum over units divided by their counts.
 
     Args:
-        baseline: float64 [units]: its sums.
+        baseline: float64 [units]: sums of the baseline.
         model: float64 [units]: sums of the model.
-        counts: float64 [units]: of both.
-        resamples: How often units are drawn, as many as there are.
-        unit: What they are, plural.
+        counts: float64 [units]: counts of both.
+        resamples: Number of draws.
+        unit: Name of the units, plural.
 
     Raises:
         DataError: Too few units to draw from.
     """
     difference = model - baseline
     draws = [drawn @ difference / (drawn @ counts) for drawn in draw(len(counts), resamples)]
-    return judge(float(difference.sum() / counts.sum()), np.concatenate(draws), len(counts), unit)
+    observed = float(difference.sum() / counts.sum())
+    return judge(observed, np.concatenate(draws), len(counts), unit)
 
 
 def bootstrap_interval(value: float, draws: np.ndarray) -> Interval:
-    """Returns the percentile interval of a score, given what it is on each draw."""
-    low, high = np.quantile(draws, [0.025, 0.975])
+    """Returns the percentile interval of a score, from its value on each draw."""
+    low, high = np.quantile(draws, _QUANTILES)
     return Interval(value, float(low), float(high), "bootstrap")
 
 
@@ -130,4 +125,6 @@ def wilson_interval(successes: int, trials: int) -> Interval:
     share = successes / trials
     center, bend = share + _Z_95**2 / (2 * trials), 1 + _Z_95**2 / trials
     spread = _Z_95 * math.sqrt(share * (1 - share) / trials + _Z_95**2 / (4 * trials**2))
-    return Interval(share, max(0.0, (center - spread) / bend), min(1.0, (center + spread) / bend), "wilson")
+    low = max(0.0, (center - spread) / bend)
+    high = min(1.0, (center + spread) / bend)
+    return Interval(share, low, high, "wilson")

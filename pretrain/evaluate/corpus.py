@@ -1,7 +1,7 @@
 """Prepared data as a model reads it for evaluation: every token of a split once, in a fixed order.
 
 a run or checkpoint        objective, rows and seed of its config; its own data, or others
-a model or Hugging Face    next token, masked, or sequence to sequence, by its shape; rows as asked for
+any other model            next token, masked, or sequence to sequence, by its stacks
 """
 
 import re
@@ -25,7 +25,7 @@ from pretrain.evaluate.label_scores import check_labels
 from pretrain.objective import build_rows
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
-from pretrain.shards.index import DataIndex, data_hash
+from pretrain.shards.index import data_hash
 from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 
 DEFAULT_SEQ_LEN = 1024
@@ -37,15 +37,15 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class CorpusOptions:
-    """What the command line says of the data; None: not said.
+    """Options of the command line for the data; None: not given.
 
     Attributes:
         data: Shard folders or addresses; empty: those of the run.
-        split: Which split is read.
+        split: Name of the split.
         seq_len: Tokens of a row.
         source_len: Pairs: tokens of a source row.
         max_tokens: Only the first tokens of each split.
-        batch_tokens: Tokens that are read together; at least one row.
+        batch_tokens: Tokens of a batch; at least one row.
     """
 
     data: tuple[str, ...] = ()
@@ -58,14 +58,14 @@ class CorpusOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How rows are made, settled.
+    """Settings of rows.
 
     Attributes:
-        objective: What is predicted.
-        data: Where the tokens are, and how they are packed.
+        objective: Objective of the run, or by the stacks of the model.
+        data: Location and packing of the tokens.
         lengths: Lengths of rows.
         seed: Seed of masking and corruption.
-        guessed: The objective is not a run's, but what a model of this shape is for.
+        guessed: The objective is not a run's.
     """
 
     objective: ObjectiveConfig
@@ -77,13 +77,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSource:
-    """One source's split.
+    """The split of one source.
 
     Attributes:
-        name: The source's.
-        loader: Reads it, from the beginning each time.
-        num_left_out: Pairs that are longer than a row, and in none.
-        tokens_per_byte: Tokens for each byte of its text, if the loss is one of it all; 0: it is not, or not known.
+        name: Name of the source.
+        loader: Its batches, from the beginning each time.
+        num_left_out: Pairs without a row, since they are longer.
+        tokens_per_byte: Tokens for each byte of its text; 0: unknown, or not all are predicted.
     """
 
     name: str
@@ -93,34 +93,33 @@ class EvaluationSource:
 
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
-    """Returns how rows are made for a model.
-
-    Raises:
-        ConfigError: No data, or rows that cannot be.
-    """
+    """Returns the settings of rows for a model. Raises: ConfigError: No data, or impossible rows."""
     labels = source.config.head.kind == "labels"
     objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[source.config.shape])
-    data, batch, seed = DataConfig(path="-"), None, DEFAULT_SEED
+    data, seed = DataConfig(path="-"), DEFAULT_SEED
+    where = str(source.path)
+    limit = source.config.max_seq_len
+    seq_len, source_len = min(limit, DEFAULT_SEQ_LEN), None
     if source.run is not None:
         config = load_config(source.run.config)
-        objective, data, batch, seed = config.objective, config.data, config.batch, config.seed
+        objective, data, seed = config.objective, config.data, config.seed
+        seq_len, source_len = config.batch.seq_len, config.batch.source_len
     elif not choice.data:
-        raise ConfigError("this model has no data of its own", where=str(source.path), fix="give --data DIR")
+        raise ConfigError("this model has no data of its own", where=where, fix="give --data DIR")
     if choice.data:
-        data = data.model_copy(update={"path": None, "mixture": [], "curriculum": []} | _sources(choice.data))
-    seq_len = choice.seq_len or (batch.seq_len if batch else min(source.config.max_seq_len, DEFAULT_SEQ_LEN))
-    source_len = choice.source_len or (batch.source_len if batch else None)
-    if (longest := max(seq_len, source_len or 0)) > source.config.max_seq_len:
-        raise ConfigError(
-            f"rows of {longest} tokens, model.max_seq_len is {source.config.max_seq_len}",
-            where=str(source.path),
-            fix=f"use --seq-len {source.config.max_seq_len}",
-        )
+        given = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
+        data = data.model_copy(update=given)
+    seq_len = choice.seq_len or seq_len
+    source_len = choice.source_len or source_len
+    if (longest := max(seq_len, source_len or 0)) > limit:
+        what = f"rows of {longest} tokens, model.max_seq_len is {limit}"
+        raise ConfigError(what, where=where, fix=f"use --seq-len {limit}")
     try:
         rows = BatchConfig(global_tokens=seq_len, seq_len=seq_len, source_len=source_len, micro=1)
         lengths = row_lengths(objective, rows, len(source.config.shape.split("+")))
     except ValueError as error:
-        raise ConfigError(str(error).replace("batch.seq_len", "--seq-len"), fix="use longer rows") from None
+        what = str(error).replace("batch.seq_len", "--seq-len")
+        raise ConfigError(what, fix="use longer rows") from None
     return Setting(objective, data, lengths, seed, guessed=source.run is None)
 
 
@@ -128,12 +127,12 @@ def _sources(paths: Sequence[str]) -> dict[str, Any]:
     """Returns one folder as the data, or several as sources by the names of their folders."""
     if len(paths) == 1:
         return {"path": paths[0]}
-    names = [_UNNAMEABLE.sub("-", Path(path.rstrip("/")).name).lstrip("._-")[:64] for path in paths]
+    folders = [Path(path.rstrip("/")).name for path in paths]
+    names = [_UNNAMEABLE.sub("-", name).lstrip("._-")[:64] for name in folders]
     if len(set(names)) < len(names) or not all(names):
         names = [f"data{number}" for number in range(1, len(paths) + 1)]
-    return {
-        "mixture": [SourceConfig(name=name, path=path, weight=1.0) for name, path in zip(names, paths, strict=True)]
-    }
+    pairs = zip(names, paths, strict=True)
+    return {"mixture": [SourceConfig(name=name, path=path, weight=1.0) for name, path in pairs]}
 
 
 class Corpus:
@@ -142,15 +141,15 @@ class Corpus:
     Args:
         setting: Setting of the first model.
         choice: Options of the command line.
-        model: Tells stacks and special tokens.
+        model: Config of the first model, for stacks and special tokens.
         rank: Rank of this process, which reads its share of the batches.
-        world_size: Processes.
+        world_size: Number of processes.
 
     Attributes:
-        objective: What is predicted.
-        labels: Names of the labels that are predicted; empty: tokens are.
-        sources: One or several; at least one has the split.
-        data: What each of them is.
+        objective: Objective of the evaluation.
+        labels: Names of the predicted labels; empty: tokens are predicted.
+        sources: The sources that have the split, at least one.
+        data: Identity of each of them.
 
     Raises:
         ConfigError: The objective does not fit the data, or lacks a token.
@@ -168,7 +167,7 @@ class Corpus:
         self.objective = setting.objective
         if setting.guessed and self.objective.kind == "classify" and self._dataset.index.kind == "tags":
             self.objective = ObjectiveConfig(kind="tag")
-        self._check_kind(self.objective)
+        self._check_kind()
         self.labels = list(self._dataset.index.labels)
         packing = setting.data.packing
         if self._dataset.index.kind != "text" and packing == "concat":
@@ -189,10 +188,13 @@ class Corpus:
         is_code = all(task.kind == "causal" for task in self.objective.tasks)
         self.sources: list[EvaluationSource] = []
         self.data: list[Data] = []
-        for source, store, path in zip(self._dataset.sources, stores, setting.data.paths, strict=True):
+        opened = zip(self._dataset.sources, stores, setting.data.paths, strict=True)
+        for source, store, path in opened:
             if len(stores) > 1 and choice.split not in source.index.splits:
                 continue
-            index = _as_validation(source.index, choice.split)
+            # Any split is read as the validation split is: once, in a fixed order.
+            split = source.index.split(choice.split)
+            index = replace(source.index, splits={**source.index.splits, "validation": split})
             windows = open_windows(index, store, data, setting.lengths, rows)
             loader = ValidationLoader(
                 windows,
@@ -203,56 +205,45 @@ class Corpus:
                 max_tokens=choice.max_tokens,
                 crop=packing == "padded",
             )
-            left_out = windows.num_too_long if isinstance(windows, BinStream) and index.kind == "pairs" else 0
-            tokens_per_byte = _tokens_per_byte(index) if is_code else 0.0
+            left_out, tokens_per_byte = 0, 0.0
+            if isinstance(windows, BinStream) and index.kind == "pairs":
+                left_out = windows.num_too_long
+            if is_code and split.num_bytes_text:
+                tokens_per_byte = split.num_tokens / split.num_bytes_text
             self.sources.append(EvaluationSource(source.name, loader, left_out, tokens_per_byte))
             self.data.append(Data(source.name, str(path), data_hash(source.index)))
         if not self.sources:
             raise DataError(f"no source has a split {choice.split!r}", fix="choose another --split")
 
-    def _check_kind(self, objective: ObjectiveConfig) -> None:
+    def _check_kind(self) -> None:
         kind = self._dataset.index.kind
-        for task in objective.tasks:
-            if kind not in NEEDS[task.kind].data:
-                raise ConfigError(
-                    f"the model is evaluated by objective.kind={task.kind} on {' or '.join(NEEDS[task.kind].data)}, "
-                    f"and the data are {kind}",
-                    where=str(self._dataset.sources[0].folder),
-                    fix="give other data",
-                )
+        where = str(self._dataset.sources[0].folder)
+        for task in self.objective.tasks:
+            needed = NEEDS[task.kind].data
+            if kind not in needed:
+                what = f"the model is evaluated by objective.kind={task.kind} on {' or '.join(needed)}"
+                raise ConfigError(f"{what}, and the data are {kind}", where=where, fix="give other data")
 
     def check_model(self, source: ModelSource) -> None:
         """Refuses data whose tokens or labels are not those of a model. Raises: DataError, ConfigError."""
-        index, folder = self._dataset.index, self._dataset.sources[0].folder
+        index = self._dataset.index
+        folder = str(self._dataset.sources[0].folder)
+        fix = "prepare the text with the model's tokenizer"
         if self.labels:
-            check_labels(source, index, str(folder))
+            check_labels(source, index, folder)
         size = source.config.vocab_size
         if size is not None and index.vocab_size > size:
-            raise DataError(
-                f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}",
-                where=str(folder),
-                fix="prepare the text with the model's tokenizer",
-            )
+            what = f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}"
+            raise DataError(what, where=folder, fix=fix)
         content = dict(source.load_tokenizer_files()).get(_TOKENIZER)
         if content is None:  # of sentencepiece alone: it names no ids that could be compared
             return
-        mine = parse_tokenizer(content, f"{source.path}: {_TOKENIZER}").get_vocab(with_added_tokens=True)
-        its = load_tokenizer(self._dataset.tokenizer_path).get_vocab(with_added_tokens=True)
-        differing = sorted(token for token, number in its.items() if mine.get(token) != number)
+        parsed = parse_tokenizer(content, f"{source.path}: {_TOKENIZER}")
+        mine = parsed.get_vocab(with_added_tokens=True)
+        theirs = load_tokenizer(self._dataset.tokenizer_path).get_vocab(with_added_tokens=True)
+        differing = sorted(token for token, number in theirs.items() if mine.get(token) != number)
         if differing:
             token = differing[0]
-            raise DataError(
-                f"another tokenizer than that of {source.path}: {token!r} is {its[token]}, not {mine.get(token)}",
-                where=str(folder),
-                fix="prepare the text with the model's tokenizer",
-            )
-
-
-def _as_validation(index: DataIndex, split: str) -> DataIndex:
-    """Returns the index with a split in the place of the one that is read in a fixed order. Raises: DataError."""
-    return replace(index, splits={**index.splits, "validation": index.split(split)})
-
-
-def _tokens_per_byte(index: DataIndex) -> float:
-    split = index.splits["validation"]
-    return split.num_tokens / split.num_bytes_text if split.num_bytes_text else 0.0
+            found = f"{token!r} is {theirs[token]}, not {mine.get(token)}"
+            what = f"another tokenizer than that of {source.path}: {found}"
+            raise DataError(what, where=folder, fix=fix)

@@ -1,28 +1,31 @@
-"""Evaluation on several ranks: torchrun starts them, each reads its share, and all of them know the result.
+"""Evaluation on several ranks: torchrun starts them, each reads its share, and all have the result.
 
     torchrun --nproc-per-node 4 -m pretrain evaluate runs/quickstart
 
-Each rank holds the whole model. Batches are those of one rank, dealt out in turn, and sums are float64: the figures are
-those of one rank. Rank 0 prints.
+Each rank holds the whole model. Batches are those of one rank, dealt out in turn, and sums are
+float64, so that the figures are those of one rank. Rank 0 prints.
 """
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pretrain import dist
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import ModelSource
 from pretrain.dist import World, read_world
+from pretrain.utils.log import stderr_console
 
 ALONE = World(0, 1, 0)
+
+Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
-    """Joins the ranks that a launcher has started, if one has; yields this process's place, and its device.
+    """Joins the ranks of a launcher, if there is one; yields this process's rank and its device.
 
     Args:
         device: Device as in `open_artifact`; each rank takes the GPU of its local rank.
@@ -40,15 +43,25 @@ def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
     on_cuda = device in ("auto", "cuda") and torch.cuda.is_available()
     if on_cuda:
         torch.cuda.set_device(world.local_rank)
-    td.init_process_group("nccl" if on_cuda else "gloo", rank=world.rank, world_size=world.size)
+    backend = "nccl" if on_cuda else "gloo"
+    td.init_process_group(backend, rank=world.rank, world_size=world.size)
     try:
         yield world, f"cuda:{world.local_rank}" if on_cuda else device
     finally:
         td.destroy_process_group()
 
 
+def current() -> tuple[int, int]:
+    """Returns rank and number of ranks."""
+    if not dist.is_distributed():
+        return 0, 1
+    import torch.distributed as td
+
+    return td.get_rank(), td.get_world_size()
+
+
 def open_together(path: Path) -> ModelSource:
-    """Describes a model; of a run that goes on all ranks take the checkpoint that rank 0 found. Collective.
+    """Describes a model; all ranks take the checkpoint that rank 0 found in an active run. Collective.
 
     Raises:
         CheckpointError: No intact checkpoint is at the path.
@@ -60,7 +73,7 @@ def open_together(path: Path) -> ModelSource:
 
 
 def gather_batches(found: list[Any]) -> list[Any]:
-    """Returns what all ranks have found, batch by batch, in the order in which one rank would have. Collective.
+    """Returns the results of all ranks in the order of one rank. Collective.
 
     Args:
         found: JSON-able, one for each batch of this rank; every rank has as many.
@@ -70,24 +83,23 @@ def gather_batches(found: list[Any]) -> list[Any]:
 
 
 def deal(count: int) -> range:
-    """Returns this rank's share of so many items, in turn."""
+    """Returns this rank's share of `count` items, in turn."""
     rank, size = current()
     return range(rank, count, size)
 
 
 def collect(found: dict[int, Any], count: int) -> list[Any]:
     """Returns all items in order, each from the rank that `deal` gave it to. Collective."""
-    whole: dict[int, Any] = {}
-    for part in dist.gather_objects(sorted(found.items())):
-        whole |= dict(part)
+    parts = dist.gather_objects(sorted(found.items()))
+    whole = {number: item for part in parts for number, item in part}
     assert len(whole) == count
     return [whole[number] for number in range(count)]
 
 
-def current() -> tuple[int, int]:
-    """Returns rank and number of ranks."""
-    if not dist.is_distributed():
-        return 0, 1
-    import torch.distributed as td
+def with_bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    """Yields the items, with a progress bar on the terminal of rank 0."""
+    from rich.progress import track
 
-    return td.get_rank(), td.get_world_size()
+    console = stderr_console()
+    hidden = not console.is_terminal or current()[0] != 0
+    yield from track(items, label, total=total, console=console, transient=True, disable=hidden)

@@ -1,10 +1,10 @@
 """Appends the results of `pretrain evaluate` to `evaluations.jsonl` of the run folder, one row each.
 
-    model opened -> Subject (run, checkpoint, identity)  ...measured...  -> keep_evaluation -> one line at the end
+    model opened -> Subject (run, checkpoint, identity) -> measured -> keep_evaluation -> one line
 
-Several evaluations may end at once, on several machines: each appends one line by one write, behind a lock where the
-file system has locks. A row is history: `pretrain report` shows it, nothing else reads it. So what cannot be kept is
-a warning, and the evaluation has done its work.
+Evaluations may end at the same time, on several machines: each appends one line by one write,
+behind a lock where the file system has locks. Only `pretrain report` reads the rows, so a failure
+to append is a warning.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,8 +24,6 @@ from pretrain.utils.io import append_line
 from pretrain.utils.log import redact
 
 log = logging.getLogger(__name__)
-
-_VERSIONS = ("pretrain", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +44,25 @@ class Subject:
 
 
 def find_subject(source: ModelSource) -> Subject | None:
-    """Returns the checkpoint of a run; None for a model that is no run's.
+    """Returns the checkpoint of a run; None for any other model.
 
-    To be asked before it is measured: a run that goes on may have removed it after.
+    Call it before measuring: an active run may have removed the checkpoint afterwards.
     """
     if source.run is None:
         return None
     step = int(load_manifest(source.path).state["step"])
-    return Subject(
-        source.run, source.path.name, step, hashlib.sha256((source.path / MANIFEST).read_bytes()).hexdigest()
-    )
+    digest = hashlib.sha256((source.path / MANIFEST).read_bytes()).hexdigest()
+    return Subject(source.run, source.path.name, step, digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What was read.
+    """Identity of evaluation data.
 
     Attributes:
         name: Name of a source or a task, or `source` and `reference`.
         path: Folder, address or file; None: it has none.
-        sha256: Hash of shards and tokenizer, of the lines of a file, or of the documents of a task.
+        sha256: Hash of shards and tokenizer, of a file's lines, or of a task's documents.
     """
 
     name: str
@@ -74,19 +71,20 @@ class Data:
 
 
 def hash_lines(lines: list[str]) -> str:
-    """Returns the sha256 of lines with their line feeds: that of the file, where it is plain UTF-8."""
-    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")).hexdigest()
+    """Returns the sha256 of lines with their line feeds: that of the file, if it is plain UTF-8."""
+    text = "".join(f"{line}\n" for line in lines)
+    return hashlib.sha256(text.encode("utf-8", errors="replace")).hexdigest()
 
 
 def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Adds a row to the run's file; where that cannot be, says so in a warning and returns.
+    """Appends a row to the run's file; logs a warning where that fails.
 
     Args:
-        subject: What was measured.
-        data: On what.
+        subject: The measured checkpoint.
+        data: The data that was read.
         settings: Settings of the command line.
-        result: Facts, as `pretrain evaluate --json` prints them. The confusion matrix is left out: it grows with the
-            square of the labels.
+        result: Facts of `pretrain evaluate --json`, kept without the confusion matrix, which grows
+            with the square of the labels.
     """
     versions = package_versions()
     row = {
@@ -94,19 +92,20 @@ def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, A
         "step": subject.step,
         "checkpoint": subject.checkpoint,
         "manifest": subject.sha256,
-        "data": [{"name": one.name, "path": one.path, "sha256": one.sha256} for one in data],
+        "data": [asdict(one) for one in data],
         "settings": settings,
-        "versions": {name: versions[name] for name in _VERSIONS},
+        "versions": {name: versions[name] for name in ("pretrain", "torch")},
         "result": result,
     }
+    line = json.dumps(_plain(row), separators=(",", ":"), allow_nan=False).encode()
     try:
-        append_line(subject.run.evaluations, json.dumps(_plain(row), separators=(",", ":"), allow_nan=False).encode())
+        append_line(subject.run.evaluations, line)
     except DiskError as error:
         log.warning("the result could not be kept: %s", error)
 
 
 def _plain(value: Any) -> Any:
-    """Returns plain values: no secrets, null for what is not finite."""
+    """Returns plain values: no secrets, null for a number that is not finite."""
     if isinstance(value, Mapping):
         return {redact(str(key)): _plain(item) for key, item in value.items() if key != "confusion"}
     if isinstance(value, list | tuple):

@@ -1,11 +1,11 @@
-"""A decoder as lm-eval-harness sees it: what its own Hugging Face model (`HFLM`) does, with a model of ours.
+"""A decoder for lm-eval-harness, with the behaviour of its Hugging Face model (`HFLM`).
 
     context + continuation  ->  ids, cut from the left  ->  sum of log p(continuation), is it likeliest
     a text                  ->  windows of max_seq_len, each token predicted once  ->  the same, summed
     context, until          ->  greedy continuation, up to the first stop string
 
-Batches are dealt out to the ranks, and every rank has all answers: to the harness each is alone. Imported only where
-the harness is installed.
+Batches are dealt out to the ranks, and every rank returns all answers, as if it were alone. Import
+this module only where the harness is installed.
 """
 
 import importlib
@@ -27,31 +27,33 @@ _windows: Any = importlib.import_module("lm_eval.utils")
 _generation: Any = importlib.import_module("lm_eval.models.utils")
 
 MAX_GENERATED = 256
-"""Tokens of an answer where a task does not say: the harness's own."""
+"""Tokens of an answer, the default of the harness."""
 
 
 class HarnessModel(_TemplateLM):
     """A decoder with its tokenizer.
 
     Args:
-        artifact: The model, with one stack, causal.
-        batch_tokens: Tokens that are read together; at least one request.
+        artifact: A decoder-only model.
+        batch_tokens: Tokens of a batch; at least one request.
 
     Raises:
-        ConfigError: No token ends a text, or the model is not a decoder alone.
+        ConfigError: No token ends a text, or the model is not decoder-only.
     """
 
     def __init__(self, artifact: Artifact, batch_tokens: int) -> None:
         super().__init__()
-        self._model, self._codec, self._batch_tokens = artifact.model, artifact.codec, batch_tokens
-        if artifact.model_config.shape != "decoder" or artifact.model.head is None:
-            raise ConfigError(
-                f"--tasks is for models with a decoder alone and its head, this one has {artifact.model_config.shape}",
-                where=str(artifact.path),
-                fix="give --data",
-            )
+        self._model = artifact.model
+        self._codec = artifact.codec
+        self._batch_tokens = batch_tokens
+        where = str(artifact.path)
+        shape = artifact.model_config.shape
+        if shape != "decoder" or artifact.model.head is None:
+            what = f"--tasks is for models with a decoder alone and its head, this one has {shape}"
+            raise ConfigError(what, where=where, fix="give --data")
         if not self._codec.eos_ids:
-            raise ConfigError("its tokenizer has no end-of-text token", where=str(artifact.path), fix="give --data")
+            what = "its tokenizer has no end-of-text token"
+            raise ConfigError(what, where=where, fix="give --data")
         self._device = next(artifact.model.parameters()).device
         bos = artifact.model_config.special_tokens.bos
         self._prefix = self.eot_token_id if bos is None else bos
@@ -65,17 +67,18 @@ class HarnessModel(_TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Id that stands before a text without a context: the one that begins texts, or ends them."""
+        """Id before a text without a context: the one that begins texts, or else ends them."""
         return self._prefix
 
     @property
     def max_length(self) -> int:
-        """Most tokens that are read."""
+        """Most tokens of a row."""
         return self._model.max_seq_len
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Returns ids; None: with what the tokenizer puts before a text, unless the text has it already."""
-        ids, count = self._codec.encode(string), len(self._added)
+        """Returns ids; None: with the special tokens of the tokenizer, unless the text spells them."""
+        ids = self._codec.encode(string)
+        count = len(self._added)
         begins = add_special_tokens is None and string.startswith(self._prefix_text)
         if (begins or add_special_tokens is False) and ids[:count] == self._added:
             return ids[count:]
@@ -88,14 +91,14 @@ class HarnessModel(_TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
         """Returns log p of each text."""
-        pieces, of = [], []
+        pieces: list[Any] = []
+        of: list[int] = []  # the text of each piece
+        limits = {"prefix_token": self._prefix, "max_seq_len": self.max_length, "context_len": 1}
         for number, request in enumerate(requests):
-            windows = _windows.get_rolling_token_windows(
-                self.tok_encode(request.args[0]), prefix_token=self._prefix, max_seq_len=self.max_length, context_len=1
-            )
-            for window in map(_windows.make_disjoint_window, windows):
-                pieces.append((None, *window))
-                of.append(number)
+            ids = self.tok_encode(request.args[0])
+            windows = _windows.get_rolling_token_windows(ids, **limits)
+            pieces += [(None, *_windows.make_disjoint_window(window)) for window in windows]
+            of += [number] * (len(pieces) - len(of))
         sums = [0.0] * len(requests)
         for number, (log_prob, _) in zip(of, self._loglikelihood_tokens(pieces), strict=True):
             sums[number] += log_prob
@@ -103,28 +106,29 @@ class HarnessModel(_TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Returns the same of (anything, context ids, continuation ids)."""
-        rows = [(context + continuation)[-(self.max_length + 1) :] for _, context, continuation in requests]
+        most = self.max_length + 1  # the last token is predicted, not read
+        rows = [(context + continuation)[-most:] for _, context, continuation in requests]
         lengths = [len(continuation) for _, _, continuation in requests]
-        inputs = [row[:-1] for row in rows]
-        batches = list(plan_batches(inputs, self._batch_tokens))
+        batches = list(plan_batches([row[:-1] for row in rows], self._batch_tokens))
         found: dict[int, tuple[float, bool]] = {}
         for number in deal(len(batches)):
-            for row, answer in zip(batches[number], self._score(rows, lengths, batches[number]), strict=True):
-                found[row] = answer
+            batch = [(rows[row], lengths[row]) for row in batches[number]]
+            found |= zip(batches[number], self._score(batch), strict=True)
         return [(log_prob, is_greedy) for log_prob, is_greedy in collect(found, len(rows))]
 
     @torch.no_grad()
-    def _score(self, rows: Sequence[list[int]], lengths: Sequence[int], batch: list[int]) -> list[tuple[float, bool]]:
-        longest = max(len(rows[row]) for row in batch) - 1
-        # Padding comes behind what is read, and a decoder does not see it.
-        padded = [[*rows[row][:-1], *[0] * (longest - len(rows[row]) + 1)] for row in batch]
+    def _score(self, batch: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Returns log p of the last tokens of each row, so many as its number, and if they are likeliest."""
+        longest = max(len(row) for row, _ in batch)
+        # Padding comes after the tokens, and a decoder does not see it.
+        padded = [[*row, *[0] * (longest - len(row))][:-1] for row, _ in batch]
         tokens_BT = torch.tensor(padded, device=self._device)
         hidden_BTD = self._model(Batch(tokens_BT, tokens_BT), logits=False).hidden_BTD
         found = []
-        for place, row in enumerate(batch):
-            end = len(rows[row]) - 1
-            hidden_1TD = hidden_BTD[place : place + 1, end - lengths[row] : end]
-            targets_T = torch.tensor(rows[row][-lengths[row] :], device=self._device)
+        for place, (row, length) in enumerate(batch):
+            end = len(row) - 1
+            hidden_1TD = hidden_BTD[place : place + 1, end - length : end]
+            targets_T = torch.tensor(row[-length:], device=self._device)
             assert self._model.head is not None
             log_probs_TV = self._model.head(hidden_1TD)[0].float().log_softmax(dim=-1)
             of_targets = log_probs_TV.gather(1, targets_T[:, None])
@@ -133,34 +137,30 @@ class HarnessModel(_TemplateLM):
         return found
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """Returns the greedy continuation of each context, up to what ends it. Raises: ConfigError."""
+        """Returns the greedy continuation of each context, up to a stop string. Raises: ConfigError."""
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
+            # Requests of one batch have the same settings.
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(number)
         found: dict[int, str] = {}
         for numbers in groups.values():
             settings = _generation.normalize_gen_kwargs(requests[numbers[0]].args[1], MAX_GENERATED)
-            room = self._check(settings)
+            if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
+                what = "a task draws its answers, or searches with beams"
+                raise ConfigError(what, fix="set do_sample: false in the task")
+            most = settings["max_gen_toks"]
+            room = self.max_length - int(most)
+            if room < 1:
+                what = f"answers of a task have {most} tokens, model.max_seq_len is {self.max_length}"
+                fix = "set generation_kwargs.max_gen_toks in the task"
+                raise ConfigError(what, fix=fix)
             contexts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
             batches = list(plan_batches(contexts, self._batch_tokens))
             for place in deal(len(batches)):
-                texts = self._continue([contexts[row] for row in batches[place]], settings)
-                found |= {numbers[row]: text for row, text in zip(batches[place], texts, strict=True)}
+                rows = batches[place]
+                texts = self._continue([contexts[row] for row in rows], settings)
+                found |= {numbers[row]: text for row, text in zip(rows, texts, strict=True)}
         return [str(text) for text in collect(found, len(requests))]
-
-    def _check(self, settings: dict[str, Any]) -> int:
-        """Returns how many tokens of a context there is room for. Raises: ConfigError: None, or answers are drawn."""
-        if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
-            raise ConfigError(
-                "a task draws its answers, or searches with beams", fix="set do_sample: false in the task"
-            )
-        room = self.max_length - int(settings["max_gen_toks"])
-        if room < 1:
-            raise ConfigError(
-                f"answers of a task have {settings['max_gen_toks']} tokens, model.max_seq_len is {self.max_length}",
-                fix="set generation_kwargs.max_gen_toks in the task",
-            )
-        return room
 
     def _continue(self, contexts: list[list[int]], settings: dict[str, Any]) -> list[str]:
         """Returns the continuation of each, cut at the first stop string."""

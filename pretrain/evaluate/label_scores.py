@@ -1,10 +1,11 @@
 """Scores of a classifier of documents or words: accuracy, macro F1, Matthews, a table of classes.
 
-    gold and predicted labels -> confusion matrix -> scores; documents drawn again -> their intervals, and differences
+    batch -> hidden states -> head at the labelled places -> Answers of all ranks
+    gold and predicted labels -> confusion matrix -> scores; documents drawn again -> intervals, differences
 
-Figures are those of scikit-learn: a class that occurs neither in the data nor in the answers has no part in macro F1,
-one without a right answer has F1 of 0, and Matthews' coefficient (for several classes, Gorodkin 2004) is 0 where all
-answers are one class.
+Figures are those of scikit-learn: a class without cases and answers has no part in macro F1, one
+without a right answer has an F1 of 0, and Matthews' coefficient (for several classes, Gorodkin
+2004) is 0 where all answers are one class.
 """
 
 import re
@@ -36,19 +37,19 @@ from pretrain.shards.index import DataIndex
 from pretrain.types import IGNORE_INDEX, Batch
 
 SCORES = ("accuracy", "macro_f1", "matthews")
-
-_LOWEST = {"accuracy": 0.0, "macro_f1": 0.0, "matthews": -1.0}
+_LOWEST = (0.0, 0.0, -1.0)
+_NUMBERED = re.compile(r"LABEL_\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a model said of each labelled document or word.
+    """The answers of a model for labelled documents or words, arrays [P].
 
     Attributes:
-        gold: int64 [P]: numbers of the labels.
-        predicted: int64 [P]: numbers of the labels with the largest score.
-        document: int64 [P]: which document each is of, from 0, ascending.
-        nll: float64 [P]: -log p(gold).
+        gold: int64: numbers of the labels.
+        predicted: int64: numbers of the labels with the largest score.
+        document: int64: document of each, from 0, ascending.
+        nll: float64: -log p(gold).
     """
 
     gold: np.ndarray
@@ -72,15 +73,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """One class.
-
-    Attributes:
-        name: Label of the class.
-        precision: Share of the answers that are right, among those that name it; 0 where none does.
-        recall: Share of its cases that are found; 0 where it has none.
-        f1: Harmonic mean of both.
-        support: Number of cases.
-    """
+    """Scores of one class, over its `support` cases; 0 where there are no cases or answers."""
 
     name: str
     precision: float
@@ -94,10 +87,10 @@ class LabelScores:
     """Scores of a classifier.
 
     Attributes:
-        scores: By name of `SCORES`.
-        classes: In the order of the labels.
+        scores: Intervals by name of `SCORES`.
+        classes: Scores in the order of the labels.
         confusion: int64 [L, L]: rows are gold labels, columns answers.
-        num_documents: With a label.
+        num_documents: Documents with a label.
     """
 
     scores: dict[str, Interval]
@@ -107,90 +100,95 @@ class LabelScores:
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
+        classes = {one.name: asdict(one) for one in self.classes}
+        for values in classes.values():
+            del values["name"]
         return {
             **{name: asdict(score) for name, score in self.scores.items()},
-            "classes": {one.name: {k: v for k, v in asdict(one).items() if k != "name"} for one in self.classes},
+            "classes": classes,
             "confusion": self.confusion.tolist(),
             "documents": self.num_documents,
         }
 
     def lines(self) -> list[str]:
-        """Returns what is printed."""
+        """Returns the lines of the report."""
         lines = [
             f"{name:<10} {score.value:.4f}  95% {score.low:.4f} to {score.high:.4f} ({score.method})"
             for name, score in self.scores.items()
         ]
         width = max([5, *(len(one.name) for one in self.classes)])
         lines.append(f"{'class':<{width}}  precision  recall      f1  support")
-        return lines + [
-            f"{one.name:<{width}}  {one.precision:9.4f}  {one.recall:6.4f}  {one.f1:6.4f}  {one.support:7,}"
-            for one in self.classes
-        ]
+        for one in self.classes:
+            row = f"{one.precision:9.4f}  {one.recall:6.4f}  {one.f1:6.4f}  {one.support:7,}"
+            lines.append(f"{one.name:<{width}}  {row}")
+        return lines
 
 
 def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> LabelScores:
     """Scores a model's answers.
 
-    Accuracy has Wilson's interval where each document has one label; the words of a document are not independent, and
-    documents are drawn for it, as for the other scores.
+    Accuracy has Wilson's interval where each document has one label. The words of a document are
+    not independent: then documents are drawn, as for the other scores.
 
     Args:
         answers: At least one.
         names: Names of the labels.
-        resamples: Draws of documents. With too few documents to draw from, intervals are the whole range.
+        resamples: Draws of documents. With too few documents, intervals are the whole range.
     """
-    confusion = count_pairs(answers, len(names))
-    values = _scores(confusion[None].astype(float))[:, 0]
-    intervals = _intervals(answers, values, len(names), resamples)
-    if answers.num_documents == len(answers.gold):
-        right = int(np.trace(confusion))
-        intervals["accuracy"] = wilson_interval(right, len(answers.gold))
-    precision, recall, f1 = _class_scores(confusion[None].astype(float))
-    classes = [
-        ClassScores(name, float(precision[0, number]), float(recall[0, number]), float(f1[0, number]), int(support))
-        for number, (name, support) in enumerate(zip(names, confusion.sum(axis=1), strict=True))
-    ]
-    return LabelScores(intervals, classes, confusion, answers.num_documents)
-
-
-def _intervals(answers: Answers, values: np.ndarray, num_labels: int, resamples: int) -> dict[str, Interval]:
-    if answers.num_documents < MIN_UNITS:
-        return {name: Interval(float(values[row]), _LOWEST[name], 1.0, "too few") for row, name in enumerate(SCORES)}
-    draws = np.concatenate([_scores(drawn) for drawn in _drawn(answers, num_labels, resamples)], axis=1)
-    return {name: bootstrap_interval(float(values[row]), draws[row]) for row, name in enumerate(SCORES)}
+    num_labels, num_documents = len(names), answers.num_documents
+    confusion = _count(answers, num_labels)
+    values = _scores(confusion[None])[:, 0].tolist()
+    if num_documents < MIN_UNITS:
+        parts = zip(SCORES, values, _LOWEST, strict=True)
+        intervals = {name: Interval(value, low, 1.0, "too few") for name, value, low in parts}
+    else:
+        draws = np.concatenate([_scores(drawn) for drawn in _drawn(answers, num_labels, resamples)], axis=1)
+        found = zip(SCORES, values, draws, strict=True)
+        intervals = {name: bootstrap_interval(value, drawn) for name, value, drawn in found}
+    if num_documents == len(answers.gold):
+        intervals["accuracy"] = wilson_interval(int(np.trace(confusion)), num_documents)
+    columns = _class_scores(confusion[None])
+    support = confusion.sum(axis=1)
+    classes = []
+    for number, name in enumerate(names):
+        precision, recall, f1 = (float(column[0, number]) for column in columns)
+        classes.append(ClassScores(name, precision, recall, f1, int(support[number])))
+    return LabelScores(intervals, classes, confusion.astype(np.int64), num_documents)
 
 
 def compare_labels(baseline: Answers, model: Answers, num_labels: int, resamples: int) -> dict[str, Difference]:
     """Returns the difference in each score, documents drawn alike for both. Raises: DataError: Too few documents."""
-    assert np.array_equal(baseline.gold, model.gold) and np.array_equal(baseline.document, model.document)
-    pairs = [
-        (_scores(mine), _scores(its))
-        for mine, its in zip(_drawn(model, num_labels, resamples), _drawn(baseline, num_labels, resamples), strict=True)
-    ]
-    draws = np.concatenate([mine - its for mine, its in pairs], axis=1)
-    mine, its = (_scores(count_pairs(one, num_labels)[None].astype(float))[:, 0] for one in (model, baseline))
+    same_gold = np.array_equal(baseline.gold, model.gold)
+    assert same_gold and np.array_equal(baseline.document, model.document)
+    mine = _drawn(model, num_labels, resamples)
+    theirs = _drawn(baseline, num_labels, resamples)
+    differences = [_scores(one) - _scores(other) for one, other in zip(mine, theirs, strict=True)]
+    draws = np.concatenate(differences, axis=1)
+    one, other = (_scores(_count(answers, num_labels)[None])[:, 0] for answers in (model, baseline))
+    found = zip(SCORES, (one - other).tolist(), draws, strict=True)
     count = model.num_documents
-    return {name: judge(float(mine[row] - its[row]), draws[row], count, "documents") for row, name in enumerate(SCORES)}
+    return {name: judge(observed, drawn, count, "documents") for name, observed, drawn in found}
 
 
-def count_pairs(answers: Answers, num_labels: int) -> np.ndarray:
-    """Returns how often each label was answered for each, int64 [L, L]: rows are gold."""
+def _count(answers: Answers, num_labels: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """Returns the confusion matrix, float64 [L, L], of documents with weights; rows are gold."""
     pair = answers.gold * num_labels + answers.predicted
-    return np.bincount(pair, minlength=num_labels**2).reshape(num_labels, num_labels)
+    of_answers = None if weights is None else weights[answers.document]
+    found = np.bincount(pair, weights=of_answers, minlength=num_labels**2)
+    return found.astype(float).reshape(num_labels, num_labels)
 
 
 def _drawn(answers: Answers, num_labels: int, resamples: int) -> Iterator[np.ndarray]:
     """Yields the confusion matrix of each draw of documents, float64 [draws, L, L], some draws at a time."""
-    pair, cells = answers.gold * num_labels + answers.predicted, num_labels**2
     for drawn in draw(answers.num_documents, resamples):
-        counts = [np.bincount(pair, weights=weights[answers.document], minlength=cells) for weights in drawn]
-        yield np.stack(counts).reshape(-1, num_labels, num_labels)
+        yield np.stack([_count(answers, num_labels, weights) for weights in drawn])
 
 
 def _class_scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns precision, recall and F1 of each class, float64 [N, L], of N confusion matrices."""
     right = confusion.diagonal(axis1=1, axis2=2)
-    support, answered = confusion.sum(axis=2), confusion.sum(axis=1)
+    support = confusion.sum(axis=2)
+    answered = confusion.sum(axis=1)
     with np.errstate(invalid="ignore"):
         precision, recall, f1 = right / answered, right / support, 2 * right / (support + answered)
     return np.nan_to_num(precision), np.nan_to_num(recall), np.nan_to_num(f1)
@@ -198,8 +196,10 @@ def _class_scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
 def _scores(confusion: np.ndarray) -> np.ndarray:
     """Returns `SCORES` of N confusion matrices, float64 [3, N]."""
-    support, answered = confusion.sum(axis=2), confusion.sum(axis=1)
-    total, right = support.sum(axis=1), confusion.trace(axis1=1, axis2=2)
+    support = confusion.sum(axis=2)
+    answered = confusion.sum(axis=1)
+    total = support.sum(axis=1)
+    right = confusion.trace(axis1=1, axis2=2)
     occurs = (support + answered) > 0
     macro_f1 = (_class_scores(confusion)[2] * occurs).sum(axis=1) / occurs.sum(axis=1)
     covariance = right * total - (support * answered).sum(axis=1)
@@ -208,50 +208,39 @@ def _scores(confusion: np.ndarray) -> np.ndarray:
     return np.stack((right / total, macro_f1, matthews))
 
 
-# What an encoder with a head over labels says of documents or words: one pass over the data, for
-# losses and scores.
-#
-# batch -> hidden states -> head at the places that have a label -> gold, predicted, -log p(gold),
-# document -> all ranks'
-
-
-_NUMBERED = re.compile(r"LABEL_\d+")
-
-
 def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     """Refuses labelled data that a classifier cannot be measured on.
 
     Args:
-        source: With a head over labels.
+        source: A model with a head over labels.
         index: Index of the data.
-        where: Their folder.
+        where: Folder of the data.
 
     Raises:
         ConfigError: The model labels texts and the data words, or the other way round.
         DataError: The labels are not the model's, in its order.
     """
-    head, kind = source.config.head, TEXTS if index.kind == "classes" else WORDS
-    made_for = labelled_by(source.path) if is_release(source.path) else None
+    head = source.config.head
+    released = is_release(source.path)
+    kind = TEXTS if index.kind == "classes" else WORDS
+    made_for = labelled_by(source.path) if released else None
+    # Only texts have a pooler or a mean.
     if made_for is None and (head.mean or getattr(source.config, "pooler", False)):
         made_for = TEXTS
     if made_for not in (None, kind):
-        names = {TEXTS: ("texts", "words"), WORDS: ("words", "texts")}[made_for]
-        raise ConfigError(
-            f"the model labels {names[0]}, and in the data {names[1]} are labelled ({where})",
-            where=str(source.path),
-            fix=f"give data of kind {'classes' if made_for == TEXTS else 'tags'}",
-        )
+        ours, theirs = ("texts", "words") if made_for == TEXTS else ("words", "texts")
+        what = f"the model labels {ours}, and in the data {theirs} are labelled ({where})"
+        fix = f"give data of kind {'classes' if made_for == TEXTS else 'tags'}"
+        raise ConfigError(what, where=str(source.path), fix=fix)
     if head.labels != list(index.labels):
         fix = "prepare the data with the labels of the model, in its order"
-        if is_release(source.path) and all(map(_NUMBERED.fullmatch, head.labels)):
+        if released and all(map(_NUMBERED.fullmatch, head.labels)):
             fix += "; or name them in id2label of its config.json"
         elif sorted(head.labels) == sorted(index.labels):
             fix += f": labels=[{', '.join(head.labels)}]"
-        raise DataError(
-            f"its labels are {', '.join(index.labels)}, those of {source.path} {', '.join(head.labels)}",
-            where=where,
-            fix=fix,
-        )
+        labels = f"its labels are {', '.join(index.labels)}"
+        what = f"{labels}, those of {source.path} {', '.join(head.labels)}"
+        raise DataError(what, where=where, fix=fix)
 
 
 def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
@@ -263,10 +252,11 @@ def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
     """
     device = next(model.parameters()).device
     found = [_answer(model, batch.to(device)) for batch in batches]
-    rows, first = [], 0
+    rows: list[tuple[float, ...]] = []
+    first = 0
     for batch in gather_batches(found):
         rows += [(*answer, first + document) for *answer, document in batch]
-        first = rows[-1][-1] + 1 if rows else 0
+        first = int(rows[-1][-1]) + 1 if rows else 0
     columns = np.array(rows, dtype=np.float64).reshape(-1, 4)
     gold, predicted, document = (columns[:, column].astype(np.int64) for column in (0, 1, 3))
     return Answers(gold, predicted, document, columns[:, 2])
@@ -274,7 +264,7 @@ def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
 
 @torch.no_grad()
 def _answer(model: LanguageModel, batch: Batch) -> list[list[float]]:
-    """Returns gold label, answer, -log p(gold) and document, numbered within the batch, of each place with a label."""
+    """Returns gold label, answer, -log p(gold) and document within the batch, of each labelled place."""
     targets = batch.targets_BT.flatten()
     target_positions_P = (targets != IGNORE_INDEX).nonzero()[:, 0]
     gold_P = targets[target_positions_P]
@@ -282,24 +272,20 @@ def _answer(model: LanguageModel, batch: Batch) -> list[list[float]]:
     assert model.head is not None
     logits_PV = model.head(hidden_PD).float()
     nll_P = -logits_PV.log_softmax(dim=-1).gather(1, gold_P[:, None])[:, 0]
-    columns = (gold_P, logits_PV.argmax(dim=-1), nll_P, _number_documents(batch, target_positions_P))
-    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def _number_documents(batch: Batch, target_positions_P: Tensor) -> Tensor:
-    """Returns the document of each place, from 0 on, ascending; those without a label are not counted."""
+    # Documents by row and number in the row, ascending; those without a label are not counted.
     length = batch.targets_BT.shape[1]
     key_P = target_positions_P // length * (length + 1)
     if batch.documents_BT is not None:
         key_P = key_P + batch.documents_BT.flatten()[target_positions_P]
-    return torch.unique(key_P, return_inverse=True)[1]
+    document_P: Tensor = torch.unique(key_P, return_inverse=True)[1]
+    columns = (gold_P, logits_PV.argmax(dim=-1), nll_P, document_P)
+    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def sum_documents(answers: Answers) -> RowSums:
     """Returns losses and right answers of each document."""
     right = (answers.gold == answers.predicted).astype(float)
-    nll, correct, counts = (
-        np.bincount(answers.document, weights=weights, minlength=answers.num_documents).astype(float)
-        for weights in (answers.nll, right, np.ones(len(right)))
-    )
-    return RowSums(nll, correct, counts)
+    columns = (answers.nll, right, np.ones(len(right)))
+    size = answers.num_documents
+    sums = [np.bincount(answers.document, weights=one, minlength=size) for one in columns]
+    return RowSums(*(column.astype(float) for column in sums))

@@ -1,8 +1,14 @@
-"""Loss over a validation split: the exact token mean over all ranks, and what follows from it."""
+"""Loss over a validation split, the exact token mean over all ranks, and of each row by itself.
+
+    evaluate_loss   batch -> sum, right answers and count                       -> LossReport
+    sum_rows        batch -> hidden states, once -> the same of one row at a time -> RowSums
+
+Two models that read the same rows are compared by the latter (`bootstrap`).
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,24 +24,18 @@ from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
 
 
 class HasLoss(Protocol):
-    """What evaluation needs of an engine."""
+    """The part of an engine that evaluation uses."""
 
     device: torch.device
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sum of -log p(target) over a batch, and the targets held for the likeliest: float64 [2]."""
+        """Returns the sum of -log p(target) over a batch, and the number of right answers: float64 [2]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LossReport:
-    """Loss over a text.
-
-    Attributes:
-        loss: Mean over target tokens, nats.
-        num_targets: Tokens it was taken over.
-        num_correct: Targets with the largest score.
-    """
+    """Loss over a text: the mean over target tokens in nats, and the number of right answers."""
 
     loss: float
     num_targets: int
@@ -43,7 +43,7 @@ class LossReport:
 
     @property
     def accuracy(self) -> float:
-        """Share of the targets that the model held for the likeliest."""
+        """Share of the targets with the largest score."""
         return self.num_correct / max(self.num_targets, 1)
 
     @property
@@ -57,7 +57,7 @@ class LossReport:
 
 
 def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tuple[LossReport, float | None]:
-    """Returns the mean over the targets of several texts; and their bits over their bytes, where these are known.
+    """Returns the mean over the targets of several texts, and their bits per byte, if known.
 
     Args:
         reports: One a text.
@@ -68,7 +68,8 @@ def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tup
     whole = LossReport(loss, count, sum(report.num_correct for report in reports))
     if not count or not all(tokens_per_byte):
         return whole, None
-    num_bytes = sum(report.num_targets / ratio for report, ratio in zip(reports, tokens_per_byte, strict=True))
+    pairs = zip(reports, tokens_per_byte, strict=True)
+    num_bytes = sum(report.num_targets / ratio for report, ratio in pairs)
     return whole, whole.bits_per_byte(count / num_bytes)
 
 
@@ -78,10 +79,10 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
     Args:
         engine: Model and objective.
         batches: This rank's share; every rank has the same number.
-        should_stop: Collective answer whether to give up; asked now and then.
+        should_stop: Collective request to stop, polled every 16 batches.
 
     Returns:
-        The mean over all ranks' targets, or None when it was given up.
+        The mean over all ranks' targets; None: stopped.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
     for number, batch in enumerate(batches):
@@ -94,20 +95,8 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
     return LossReport(loss_sum / max(num_targets, 1.0), int(num_targets), int(num_correct))
 
 
-# The loss of each row by itself: what two models that read the same rows are compared by
-# (`bootstrap.py`).
-#
-# batch -> hidden states, once -> loss of one row after another -> a sum, right answers and a count
-# a row -> all ranks'
-
-
 class ModelLoss:
-    """A model and a loss on one device: all that evaluation needs of an engine (`HasLoss`).
-
-    Args:
-        model: In eval mode.
-        loss: Loss of its objective.
-    """
+    """A model in eval mode and a loss on one device, as `HasLoss`."""
 
     def __init__(self, model: Transformer, loss: Loss) -> None:
         self.device: torch.device = next(model.parameters()).device
@@ -115,26 +104,26 @@ class ModelLoss:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sum of -log p(target) over a batch, and the targets held for the likeliest: float64 [2]."""
+        """Returns the sum of -log p(target) over a batch, and the number of right answers: float64 [2]."""
         return _sums(self._loss(self._model, batch))
 
     @torch.no_grad()
     def evaluate_rows(self, batch: Batch) -> Tensor:
         """Returns the same for each row: float64 [B, 2]. The model reads the batch once."""
         hidden_BTD = self._model(batch, logits=False).hidden_BTD
-        rows = (
-            self._loss(_CachedLosses(self._model, hidden_BTD[row : row + 1]), _only(batch, row))
-            for row in range(len(hidden_BTD))
-        )
-        return torch.stack([_sums(found) for found in rows])
+        found = []
+        for row in range(len(hidden_BTD)):
+            read = _ReadRow(self._model, hidden_BTD[row : row + 1])
+            found.append(_sums(self._loss(read, _one_row(batch, row))))
+        return torch.stack(found)
 
 
 def _sums(found: LossOutput) -> Tensor:
     return torch.stack((found.nll_sum.double(), found.num_correct.double()))
 
 
-class _CachedLosses:
-    """A model that has read a row already."""
+class _ReadRow:
+    """A model that returns hidden states which it has computed before."""
 
     def __init__(self, model: Transformer, hidden_1TD: Tensor) -> None:
         self.head: Any = model.head
@@ -145,43 +134,21 @@ class _CachedLosses:
         return ModelOutput(self._hidden_1TD)
 
 
-def _only(batch: Batch, row: int) -> Batch:
-    """Returns one row of a batch, but for its source."""
-    width = batch.targets_BT.shape[1]
-    target_positions_P = batch.target_positions_P
-    if target_positions_P is not None:
-        first = row * width
-        is_own = (target_positions_P >= first) & (target_positions_P < first + width)
-        target_positions_P = target_positions_P[is_own] - first
-    one = slice(row, row + 1)
-    return replace(
-        batch,
-        tokens_BT=batch.tokens_BT[one],
-        targets_BT=batch.targets_BT[one],
-        positions_BT=_sliced(batch.positions_BT, one),
-        documents_BT=_sliced(batch.documents_BT, one),
-        lengths_B=_sliced(batch.lengths_B, one),
-        prefix_BT=_sliced(batch.prefix_BT, one),
-        token_types_BT=_sliced(batch.token_types_BT, one),
-        target_positions_P=target_positions_P,
-        source=None,  # has been read
-        sample_ids=batch.sample_ids[one],
-    )
-
-
-def _sliced(tensor: Tensor | None, rows: slice) -> Tensor | None:
-    return None if tensor is None else tensor[rows]
+def _one_row(batch: Batch, row: int) -> Batch:
+    """Returns one row of a batch without its source, which has been read."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    one = {name: value[row : row + 1] for name, value in values.items() if isinstance(value, Tensor)}
+    if batch.target_positions_P is not None:
+        # Positions of the flattened batch become those of the row.
+        width = batch.targets_BT.shape[1]
+        positions_P = batch.target_positions_P - row * width
+        one["target_positions_P"] = positions_P[(positions_P >= 0) & (positions_P < width)]
+    return replace(batch, **one, source=None, sample_ids=batch.sample_ids[row : row + 1])
 
 
 @dataclass(frozen=True, slots=True)
 class RowSums:
-    """Losses of rows.
-
-    Attributes:
-        nll: float64 [rows]: sums of -log p(target).
-        correct: float64 [rows]: targets held for the likeliest.
-        counts: float64 [rows]: targets.
-    """
+    """Sums of each row, float64 [rows]: -log p(target), right answers, and targets."""
 
     nll: np.ndarray
     correct: np.ndarray
@@ -199,27 +166,26 @@ class RowSums:
 
 
 def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
-    """Runs every batch; rows without targets are left out. Collective: the rows of all ranks, in the order of one."""
+    """Runs every batch; rows without targets are left out. Collective: all rows, in the order of one rank."""
     found = []
     for batch in batches:
-        counts = (batch.targets_BT != IGNORE_INDEX).sum(dim=1)
-        sums = engine.evaluate_rows(batch.to(engine.device)).cpu()
-        found.append([[*row, count] for row, count in zip(sums.tolist(), counts.tolist(), strict=True) if count])
-    rows = np.array([row for batch in gather_batches(found) for row in batch], dtype=np.float64).reshape(-1, 3)
-    return RowSums(rows[:, 0], rows[:, 1], rows[:, 2])
+        counts = (batch.targets_BT != IGNORE_INDEX).sum(dim=1).tolist()
+        sums = engine.evaluate_rows(batch.to(engine.device)).tolist()
+        found.append([[*row, count] for row, count in zip(sums, counts, strict=True) if count])
+    rows = [row for batch in gather_batches(found) for row in batch]
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    return RowSums(columns[:, 0], columns[:, 1], columns[:, 2])
 
 
 def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:
     """Returns the differences in the mean loss over all targets, and in the share of right answers.
 
-    Rows are drawn with replacement, as many as there are, the same for both. Rows, not tokens: those of a text are not
-    independent.
+    Rows are drawn with replacement, the same for both. Rows, not tokens: the tokens of a text are
+    not independent.
 
     Raises:
         DataError: Too few rows.
     """
     assert np.array_equal(baseline.counts, model.counts), "both read the same rows"
-    return {
-        "loss": compare_means(baseline.nll, model.nll, model.counts, resamples, unit),
-        "accuracy": compare_means(baseline.correct, model.correct, model.counts, resamples, unit),
-    }
+    sums = {"loss": (baseline.nll, model.nll), "accuracy": (baseline.correct, model.correct)}
+    return {name: compare_means(*pair, model.counts, resamples, unit) for name, pair in sums.items()}

@@ -1,6 +1,6 @@
-"""Tasks of lm-eval-harness: a model of ours on tasks from files or of the harness, and beside another model.
+"""Tasks of lm-eval-harness: a model of ours on tasks from files or of the harness, alone or compared.
 
-names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> the harness scores -> TaskReport
+names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> the harness scores
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -26,14 +26,14 @@ from pretrain.evaluate.translation_metrics import import_extra
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice:
-    """What the command line says of tasks.
+    """Options of the command line for tasks.
 
     Attributes:
         names: Tasks, groups or tags.
         path: Folder of task files (YAML). None: the harness's own tasks only.
-        num_fewshot: Examples before a question. None: what the task says.
+        num_fewshot: Examples before a question. None: the task's default.
         limit: Only the first documents of each task.
-        batch_tokens: Tokens that are read together.
+        batch_tokens: Tokens of a batch.
     """
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class TaskScore:
         value: The score.
         stderr: Standard error; None: not available.
         baseline: Score of the baseline.
-        difference: The model's score less the baseline's; None where the score is no mean over documents.
+        difference: The model's score less the baseline's; None: the score is no mean over documents.
     """
 
     task: str
@@ -66,15 +66,15 @@ class TaskScore:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """Scores of all tasks.
+    """Scores of all tasks, in the order of the harness.
 
     Attributes:
         model: Path as given on the command line.
         baseline: Path of the baseline; None: no comparison.
         harness: Version of the harness.
-        scores: In the order of the harness.
+        scores: Scores of all metrics.
         num_documents: Number of documents of each task.
-        data: The documents of each task.
+        data: Identity of the documents of each task.
         subject: The checkpoint; None: the model is no run's.
     """
 
@@ -88,33 +88,40 @@ class TaskReport:
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
-        named = {"kind": "tasks", "model": self.model, "lm_eval": self.harness, "documents": self.num_documents}
+        facts: dict[str, Any] = {"kind": "tasks", "model": self.model}
+        facts |= {"lm_eval": self.harness, "documents": self.num_documents}
         if self.baseline is not None:
-            named["baseline"] = self.baseline
-        return {**named, "scores": [asdict(score) for score in self.scores]}
+            facts["baseline"] = self.baseline
+        return facts | {"scores": [asdict(score) for score in self.scores]}
 
     def lines(self) -> list[str]:
-        """Returns what is printed."""
+        """Returns the lines of the report."""
         lines = [f"{self.model}: lm-eval-harness {self.harness}"]
         for score in self.scores:
             error = "" if score.stderr is None else f" +- {score.stderr:.4f}"
             lines.append(f"  {score.task:<20} {score.metric:<24} {score.value:.4f}{error}")
             if score.baseline is not None:
-                comparison = (
-                    "no mean over documents: not compared" if score.difference is None else score.difference.line()
-                )
-                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {comparison}")
+                found = "no mean over documents: not compared"
+                if score.difference is not None:
+                    found = score.difference.line()
+                against = f"against {self.baseline}: {score.baseline:.4f}"
+                lines.append(f"  {'':<20} {against}, {found}")
         return lines
 
 
 def evaluate_tasks(
-    model: Path, choice: TaskChoice, *, other: Path | None = None, resamples: int = RESAMPLES, device: str = "cpu"
+    model: Path,
+    choice: TaskChoice,
+    *,
+    other: Path | None = None,
+    resamples: int = RESAMPLES,
+    device: str = "cpu",
 ) -> TaskReport:
     """Measures a decoder on tasks. Collective; ranks other than 0 return no scores.
 
     Args:
         model: A run, a checkpoint, a model folder or a Hugging Face folder.
-        choice: Which tasks.
+        choice: Options of the tasks.
         other: The baseline to compare with.
         resamples: Bootstrap resamples.
         device: Device as in `open_artifact`.
@@ -128,62 +135,62 @@ def evaluate_tasks(
     importlib.import_module("datasets").disable_progress_bars()
     harness = version("lm_eval")
     names = None if other is None else str(other)
-    # Refused before a model is loaded; and loaded anew for each: tasks keep the answers.
+    # Unknown tasks are refused before a model is loaded.
     _load(choice)
     described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])
     found = [_run(one.path, choice, resamples, device) for one in described]
     if current()[0] != 0:
         return TaskReport(str(model), names, harness, [])
-    mine, its = found[0], found[1] if other is not None else None
+    mine = found[0]
+    theirs = found[1] if other is not None else None
     counts = {task: count["effective"] for task, count in mine["n-samples"].items()}
-    scores = list(_scores(mine, its, resamples))
-    return TaskReport(str(model), names, harness, scores, counts, _documents(mine, choice), subject)
-
-
-def _documents(results: Any, choice: TaskChoice) -> list[Data]:
-    """Returns which documents each task has asked about, in their order."""
     place = None if choice.path is None else str(choice.path)
-    found = []
-    for task, samples in results["samples"].items():
+    data = []
+    for task, samples in mine["samples"].items():
         # A document is there once for each filter.
         by_id = {sample["doc_id"]: str(sample["doc_hash"]) for sample in samples}
         hashes = "\n".join(by_id[number] for number in sorted(by_id))
-        found.append(Data(task, place, hashlib.sha256(hashes.encode()).hexdigest()))
-    return found
+        data.append(Data(task, place, hashlib.sha256(hashes.encode()).hexdigest()))
+    scores = _scores(mine, theirs, resamples)
+    return TaskReport(str(model), names, harness, scores, counts, data, subject)
 
 
 def _load(choice: TaskChoice) -> Any:
-    """Returns the harness's manager of tasks, which knows those asked for. Raises: ConfigError, DataError."""
+    """Returns the harness's manager with the tasks loaded. Raises: ConfigError, DataError."""
+    place = None if choice.path is None else str(choice.path)
     if choice.path is not None and not choice.path.is_dir():
-        raise ConfigError("no such folder", where=f"--task-path {choice.path}", fix="give the folder of task files")
-    manager = importlib.import_module("lm_eval.tasks").TaskManager
-    found = None if choice.path is None else manager(include_path=str(choice.path), include_defaults=False)
-    if found is None or _unknown(found, choice.names):
-        # Thousands of files are read: only where they are asked for.
-        found = manager(include_path=None if choice.path is None else str(choice.path))
-    if unknown := _unknown(found, choice.names):
-        raise ConfigError(f"there is no task {unknown[0]!r}", where="--tasks", fix="give --task-path, or another name")
+        fix = "give the folder of task files"
+        raise ConfigError("no such folder", where=f"--task-path {place}", fix=fix)
+    build_manager = importlib.import_module("lm_eval.tasks").TaskManager
+    manager = None
+    if place is not None:
+        manager = build_manager(include_path=place, include_defaults=False)
+    if manager is None or any(name not in manager.task_index for name in choice.names):
+        # Reads thousands of files: only where a name needs them.
+        manager = build_manager(include_path=place)
+    for name in choice.names:
+        if name not in manager.task_index:
+            fix = "give --task-path, or another name"
+            raise ConfigError(f"there is no task {name!r}", where="--tasks", fix=fix)
     try:
-        found.load(list(choice.names))
+        manager.load(list(choice.names))
     except Exception as error:  # the harness and its loaders raise nearly anything
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = f"{type(error).__name__}: {(lines or [type(error).__name__])[0]}"
         raise DataError(
-            f"cannot be loaded: {type(error).__name__}: {reason}",
+            f"cannot be loaded: {reason}",
             where=f"--tasks {','.join(choice.names)}",
             fix="correct the task's file, or fetch its documents",
         ) from None
-    return found
-
-
-def _unknown(manager: Any, names: Sequence[str]) -> list[str]:
-    return [name for name in names if name not in manager.task_index]
+    return manager
 
 
 def _run(path: Path, choice: TaskChoice, resamples: int, device: str) -> Any:
-    """Returns what the harness says of a model; None on ranks other than 0."""
+    """Returns the results of the harness for a model; None on ranks other than 0."""
     harness_model = importlib.import_module("pretrain.evaluate.harness_model").HarnessModel
-    model, manager = harness_model(open_artifact(path, device), choice.batch_tokens), _load(choice)
+    model = harness_model(open_artifact(path, device), choice.batch_tokens)
+    manager = _load(choice)  # anew for each model: tasks keep the answers
     with _quiet():
         return importlib.import_module("lm_eval").simple_evaluate(
             model=model,
@@ -198,12 +205,13 @@ def _run(path: Path, choice: TaskChoice, resamples: int, device: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drops what the harness writes to stderr, bars and what git says of a folder that is none; not on a terminal."""
+    """Drops the harness's output on stderr, such as bars and messages of git; not on a terminal."""
     if sys.stderr.isatty():
         yield
         return
     sys.stderr.flush()
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
@@ -214,42 +222,41 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _scores(mine: Any, its: Any, resamples: int) -> list[TaskScore]:
-    """Returns every score of a model, beside a baseline's."""
+def _scores(mine: Any, theirs: Any, resamples: int) -> list[TaskScore]:
+    """Returns every score of a model, compared with a baseline's if there is one."""
     found = []
-    tables = [{**results["results"], **results.get("groups", {})} for results in (mine, its) if results is not None]
-    for task, values in tables[0].items():
+    for task, values in _table(mine).items():
         for metric, value in values.items():
             name, _, chain = metric.partition(",")
             if not chain or name.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            stderr = values.get(f"{name}_stderr,{chain}")
-            score = TaskScore(task, metric, float(value), float(stderr) if isinstance(stderr, int | float) else None)
-            if its is not None:
-                baseline = float(tables[1][task][metric])
-                score = TaskScore(
-                    task, metric, score.value, score.stderr, baseline, _difference(mine, its, task, metric, resamples)
-                )
-            found.append(score)
+            error = values.get(f"{name}_stderr,{chain}")
+            stderr = float(error) if isinstance(error, int | float) else None
+            baseline, difference = None, None
+            if theirs is not None:
+                baseline = float(_table(theirs)[task][metric])
+                difference = _difference(mine, theirs, task, metric, resamples)
+            found.append(TaskScore(task, metric, float(value), stderr, baseline, difference))
     return found
 
 
-def _difference(mine: Any, its: Any, task: str, metric: str, resamples: int) -> Difference | None:
+def _table(results: Any) -> dict[str, dict[str, Any]]:
+    return {**results["results"], **results.get("groups", {})}
+
+
+def _difference(mine: Any, theirs: Any, task: str, metric: str, resamples: int) -> Difference | None:
     """Compares two models over a task's documents; None where the score is no mean over them."""
-    columns = []
-    for results in (mine, its):
-        values = _per_document(results, task, metric)
-        if values is None or not np.isclose(values.mean(), results["results"][task][metric], rtol=1e-9, atol=1e-12):
-            return None
-        columns.append(values)
-    return compare_means(columns[1], columns[0], np.ones(len(columns[0])), resamples, "documents")
-
-
-def _per_document(results: Any, task: str, metric: str) -> np.ndarray | None:
-    """Returns a metric of each document, in order; None where it is no number."""
     name, _, chain = metric.partition(",")
-    samples = [sample for sample in results["samples"].get(task, ()) if sample["filter"] == chain]
-    values = [sample.get(name) for sample in sorted(samples, key=lambda sample: sample["doc_id"])]
-    if not values or not all(isinstance(value, bool | int | float | np.number) for value in values):
-        return None
-    return np.array(values, dtype=np.float64)
+    columns = []
+    for results in (mine, theirs):
+        samples = [sample for sample in results["samples"].get(task, ()) if sample["filter"] == chain]
+        samples.sort(key=lambda sample: sample["doc_id"])
+        values = [sample.get(name) for sample in samples]
+        if not values or not all(isinstance(value, bool | int | float | np.number) for value in values):
+            return None
+        column = np.array(values, dtype=np.float64)
+        if not np.isclose(column.mean(), results["results"][task][metric], rtol=1e-9, atol=1e-12):
+            return None
+        columns.append(column)
+    counts = np.ones(len(columns[0]))
+    return compare_means(columns[1], columns[0], counts, resamples, "documents")

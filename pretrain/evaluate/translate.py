@@ -1,4 +1,8 @@
-"""Texts of a test set: one a line, plain or gzip."""
+"""A test set through a translator: texts one a line, sentences of similar length decoded together.
+
+sources -> ids, by length -> batches of at most `batch_tokens` over all beams -> dealt out to the ranks
+        -> decoded -> texts in the order of the sources, on every rank
+"""
 
 import gzip
 import time
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.evaluate.distributed import collect, current, deal
+from pretrain.evaluate.distributed import collect, deal, with_bar
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.incremental_decoder import check_prompt, check_prompts
@@ -16,16 +20,18 @@ from pretrain.generate.sampling import generate
 from pretrain.generate.text import Method
 from pretrain.model import Transformer
 from pretrain.utils.io import write_file
-from pretrain.utils.log import stderr_console
+
+BATCH_TOKENS = 8192
+"""Source tokens of a batch, with padding and beams: caches of small models stay below 100 MiB."""
 
 
 def read_texts(file: Path) -> list[str]:
-    """Returns the lines of a UTF-8 file, empty ones too, without what ends them.
+    """Returns the lines of a UTF-8 file, plain or gzip, empty ones too, without their ends.
 
-    Only line feeds divide lines: a text may hold the other characters that Unicode takes for the end of one.
+    Only line feeds divide lines: a text may have other characters that Unicode calls line ends.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
         DataError: It is empty, damaged, or not UTF-8; names the line.
     """
     try:
@@ -33,33 +39,32 @@ def read_texts(file: Path) -> list[str]:
         if file.suffix == ".gz":
             content = gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"truncated or damaged gzip: {error}", where=str(file), fix="copy it again") from None
+        what = f"truncated or damaged gzip: {error}"
+        raise DataError(what, where=str(file), fix="copy it again") from None
     except OSError as error:
-        raise ConfigError(f"cannot read it: {error.strerror}", where=str(file), fix="check the path") from None
-    lines = content.removesuffix(b"\n").split(b"\n") if content else []
-    if not lines:
+        what = f"cannot read it: {error.strerror}"
+        raise ConfigError(what, where=str(file), fix="check the path") from None
+    if not content:
         raise DataError("holds no line", where=str(file), fix="give one text a line")
-    return [_decode(line, file, number) for number, line in enumerate(lines, start=1)]
-
-
-def _decode(line: bytes, file: Path, number: int) -> str:
-    try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"not UTF-8: byte {line[error.start]:#04x}", where=f"{file}:{number}", fix="convert it"
-        ) from None
+    found = []
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            what = f"not UTF-8: byte {line[error.start]:#04x}"
+            raise DataError(what, where=f"{file}:{number}", fix="convert it") from None
+        found.append(text.removesuffix("\r"))
+    return found
 
 
 def read_parallel(source: Path, reference: Path) -> tuple[list[str], list[str]]:
-    """Returns sources and references. Raises: as `read_texts`; DataError where they are not as many."""
-    sources, references = read_texts(source), read_texts(reference)
+    """Returns sources and references. Raises: as `read_texts`; DataError: Their numbers differ."""
+    sources = read_texts(source)
+    references = read_texts(reference)
     if len(sources) != len(references):
-        raise DataError(
-            f"has {len(references)} lines, {source} has {len(sources)}",
-            where=str(reference),
-            fix="give files whose lines belong together",
-        )
+        what = f"has {len(references)} lines, {source} has {len(sources)}"
+        fix = "give files whose lines belong together"
+        raise DataError(what, where=str(reference), fix=fix)
     return sources, references
 
 
@@ -69,24 +74,13 @@ def write_texts(file: Path, texts: list[str]) -> None:
     write_file(file, "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"))
 
 
-# A test set through a translator: sentences of similar length together, so that little is padding.
-#
-# sources -> ids, by length -> batches of at most so many tokens over all beams -> dealt out to the ranks -> decoded
-#         -> texts in the order they came, on every rank
-
-
-BATCH_TOKENS = 8192
-
-"""Source tokens of a batch, padding and beams counted: cores are busy, and caches of small models below 100 MiB."""
-
-
 @dataclass(frozen=True, slots=True)
 class Translations:
-    """What became of a test set.
+    """The translations of a test set.
 
     Attributes:
         texts: In the order of the sources.
-        num_tokens: Generated, those that end a text not counted.
+        num_tokens: Generated tokens, without those that end a text.
         num_cut: Texts that were ended by their length.
         seconds: Time of decoding.
     """
@@ -98,22 +92,22 @@ class Translations:
 
 
 def encode_sources(model: Transformer, codec: Codec, texts: Sequence[str], where: str) -> list[list[int]]:
-    """Returns what the encoder reads of each text: its tokens and, as in training, the one that ends a document.
+    """Returns the ids of each text and, as in training, of the token that ends a document.
 
     Raises:
         ConfigError: The model does not translate, or a text is too long for it; names the line.
     """
     check_prompts(model, [])
     if model.encoder is None:
-        raise ConfigError(
-            "--source is for models with an encoder and a decoder; this one has a decoder alone",
-            fix="give --data, for its loss",
-        )
-    found = [codec.encode(text) for text in texts]
-    end = list(codec.eos_ids[:1])
-    rows = [ids if not end or end[0] in ids else [*ids, *end] for ids in found]
-    for number, row in enumerate(rows, start=1):
-        check_prompt(model, row, where=f"{where}:{number}")
+        what = "--source is for models with an encoder and a decoder; this one has a decoder alone"
+        raise ConfigError(what, fix="give --data, for its loss")
+    end = codec.eos_ids[:1]
+    rows = []
+    for number, text in enumerate(texts, start=1):
+        ids = codec.encode(text)
+        # The codec of a release ends its texts itself.
+        rows.append([*ids, *(token for token in end if token not in ids)])
+        check_prompt(model, rows[-1], where=f"{where}:{number}")
     return rows
 
 
@@ -131,20 +125,21 @@ def translate(
     """Decodes every source. Collective. The texts do not depend on `batch_tokens`, up to rounding.
 
     Args:
-        model: With an encoder and a decoder.
+        model: A model with an encoder and a decoder.
         codec: Tokenizer of the model.
         sources: Result of `encode_sources`.
-        constraints: What may come, and where it ends.
-        method: How to choose.
+        constraints: Limits on tokens and length.
+        method: Sampling or beam search.
         seed: Seed of sampling.
-        batch_tokens: Source tokens that are decoded together, times the beams; at least one sentence.
-        label: What a progress bar calls it.
+        batch_tokens: Source tokens of a batch, times the beams; at least one sentence.
+        label: Label of the progress bar.
     """
     started = time.monotonic()
     width = method.num_beams if isinstance(method, Beams) else 1
     batches = list(plan_batches(sources, batch_tokens // width))
     found: dict[int, tuple[list[int], bool]] = {}
-    for rows in _shown([batches[number] for number in deal(len(batches))], label):
+    mine = [batches[number] for number in deal(len(batches))]
+    for rows in with_bar(mine, label, len(mine)):
         batch = [sources[row] for row in rows]
         if isinstance(method, Beams):
             best = [one[0] for one in beam_search(model, batch, constraints, method)]
@@ -161,7 +156,7 @@ def translate(
 
 
 def plan_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Yields the rows of each batch, the longest first: what does not fit into memory is known at once."""
+    """Yields the rows of each batch, the longest first: a batch that exceeds memory fails at once."""
     batch: list[int] = []
     for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
         # The first of a batch is its longest.
@@ -171,12 +166,3 @@ def plan_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterato
         batch.append(row)
     if batch:
         yield batch
-
-
-def _shown(batches: list[list[int]], label: str) -> Iterator[list[int]]:
-    """Passes the batches on, and draws a bar on a terminal."""
-    from rich.progress import track
-
-    console = stderr_console()
-    is_shown = console.is_terminal and current()[0] == 0
-    yield from track(batches, label, console=console, transient=True, disable=not is_shown)

@@ -1,15 +1,15 @@
 """A translator on a test set: decoded with one or several beam sizes, scored, and compared with another.
 
-sources -> normalised as the training text was -> translate -> Hypotheses -> Measure -> scores, significance
+sources -> normalised like the training text -> translate -> Hypotheses -> Measure -> scores, significance
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.open import Artifact, find_normalize, open_artifact
+from pretrain.artifact.open import find_normalize, open_artifact
 from pretrain.artifact.source import ModelSource
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import ConfigError
@@ -30,13 +30,13 @@ from pretrain.prepare.normalize import build_normalizers
 
 @dataclass(frozen=True, slots=True)
 class TranslationTask:
-    """What is translated, and how.
+    """A test set and settings of decoding.
 
     Attributes:
         source: File of one source a line.
         reference: File of its translations, line by line.
-        preprocessed: Both have been through the normalisation of the training text already.
-        beams: Beam sizes to decode with, 1 being greedy. Empty: what the model's makers say.
+        preprocessed: Both are already normalised like the training text.
+        beams: Beam sizes, 1 being greedy. Empty: the default of the release.
         length_penalty: Length penalty as in `pretrain generate`, for beam search.
         early_stopping: Early stopping as in `pretrain generate`, for beam search.
         max_tokens: Most tokens of a translation.
@@ -55,19 +55,16 @@ class TranslationTask:
     resamples: int = RESAMPLES
 
     def options(self) -> list[Options]:
-        """Returns how to decode, once for each beam size. Raises: ConfigError: A value out of its range."""
+        """Returns the options of each beam size. Raises: ConfigError: A value out of its range."""
         several = any(number > 1 for number in self.beams)
         found = []
         for number in self.beams or (None,):
-            alone = number == 1 and several  # greedy beside a search: what belongs to the search is not for it
-            found.append(
-                Options(
-                    max_tokens=self.max_tokens,
-                    beams=number,
-                    length_penalty=None if alone else self.length_penalty,
-                    early_stopping=None if alone else self.early_stopping,
-                )
-            )
+            options = Options(max_tokens=self.max_tokens, beams=number)
+            # Next to a search, greedy decoding takes no options of the search.
+            if number != 1 or not several:
+                early = self.early_stopping
+                options = replace(options, length_penalty=self.length_penalty, early_stopping=early)
+            found.append(options)
         return found
 
 
@@ -77,9 +74,9 @@ class TranslationSet:
 
     Attributes:
         model: Path as given on the command line.
-        beams: 1 is greedy.
+        beams: Beam size; 1 is greedy.
         found: The translations.
-        normalize: What the model was taught on went through.
+        normalize: Normalisation of the training text.
     """
 
     model: str
@@ -89,9 +86,9 @@ class TranslationSet:
 
     @property
     def hypotheses(self) -> Hypotheses:
-        """What is scored."""
-        name = f"{self.model}, {'greedy' if self.beams == 1 else f'beam {self.beams}'}"
-        return Hypotheses(name, self.found.texts, self.normalize)
+        """The texts to score."""
+        method = "greedy" if self.beams == 1 else f"beam {self.beams}"
+        return Hypotheses(f"{self.model}, {method}", self.found.texts, self.normalize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ class TranslationReport:
 
     Attributes:
         systems: Translations and their scores.
-        compared: Pairs of them.
-        data: The test set.
+        compared: Comparisons of pairs of them.
+        data: Identity of the test set.
         subject: The checkpoint; None: the model is no run's.
     """
 
@@ -128,11 +125,13 @@ class TranslationReport:
                     "scores": {score.metric: asdict(score) for score in scores},
                 }
             )
-        return {"kind": "translation", "systems": systems, "compared": [asdict(paired) for paired in self.compared]}
+        compared = [asdict(paired) for paired in self.compared]
+        return {"kind": "translation", "systems": systems, "compared": compared}
 
     def lines(self) -> list[str]:
-        """Returns what is printed."""
+        """Returns the lines of the report."""
         lines = []
+        pair = None
         for decoded, scores in self.systems:
             found = decoded.found
             speed = len(found.texts) / max(found.seconds, 1e-9)
@@ -144,8 +143,10 @@ class TranslationReport:
             for score in scores:
                 details = f"  {score.details}" if score.details else ""
                 lines.append(f"  {score.metric:<15}{score.score:6.2f}  {score.signature}{details}")
-        for number, paired in enumerate(self.compared):
-            if number == 0 or (paired.baseline, paired.system) != _names(self.compared[number - 1]):
+        for paired in self.compared:
+            # A heading for each pair, over its metrics.
+            if pair != (paired.baseline, paired.system):
+                pair = (paired.baseline, paired.system)
                 lines.append(f"{paired.system} against {paired.baseline}")
             lines.append(
                 f"  {paired.metric:<15}{paired.difference:+6.2f}  p {paired.p_value:.4f}  "
@@ -154,20 +155,22 @@ class TranslationReport:
         return lines
 
 
-def _names(paired: PairedComparison) -> tuple[str, str]:
-    return paired.baseline, paired.system
-
-
 def evaluate_translation(
-    model: Path, task: TranslationTask, *, other: Path | None = None, output: Path | None = None, device: str = "cpu"
+    model: Path,
+    task: TranslationTask,
+    *,
+    other: Path | None = None,
+    output: Path | None = None,
+    device: str = "cpu",
 ) -> TranslationReport:
     """Translates a test set and scores it.
 
     Args:
         model: A run, a checkpoint, a model folder or a Hugging Face folder.
-        task: The test set, and how it is decoded.
-        other: The baseline to compare with, decoded alike.
-        output: Where the translations of `model` go; with several beam sizes `.beam5` and so on comes behind its name.
+        task: The test set, and settings of decoding.
+        other: The baseline, decoded alike.
+        output: File of the translations of `model`; with several beam sizes `.beam5` and so on is
+            appended to its name.
         device: Device as in `open_artifact`.
 
     Raises:
@@ -175,7 +178,7 @@ def evaluate_translation(
         DataError: Sources and references do not belong together.
         LaunchError: A package is missing.
     """
-    task.options()  # what is out of range is refused before anything is loaded
+    task.options()  # values out of range are refused before anything is loaded
     sources, references = read_parallel(task.source, task.reference)
     described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])
@@ -186,7 +189,10 @@ def evaluate_translation(
         for one in own:
             name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
             write_texts(output.with_name(name), one.found.texts)
-    theirs = [] if other is None else _decode(other, described[1], task, sources, steps[1], device)
+    theirs = []
+    if other is not None:
+        theirs = _decode(other, described[1], task, sources, steps[1], device)
+    # Larger beams against the first size, and each size against that of the baseline.
     pairs = [(own[0], one) for one in own[1:]] + list(zip(theirs, own, strict=False))
     compared = [
         paired
@@ -207,37 +213,30 @@ def _decode(
     normalize: NormalizeConfig | None,
     device: str,
 ) -> list[TranslationSet]:
-    """Translates with one model, called by its path as it was given, once for each beam size."""
+    """Translates with one model, once for each beam size; `path` names it in the report."""
     artifact = open_artifact(source.path, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
         print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
     if normalize is not None and not task.preprocessed:
         to_source = build_normalizers(normalize)[0]
         texts = [to_source(text) for text in texts]
-    sources = encode_sources(artifact.model, artifact.codec, texts, str(task.source))
-    return [_run(artifact, path, options, sources, task, normalize) for options in task.options()]
-
-
-def _run(
-    artifact: Artifact,
-    path: Path,
-    options: Options,
-    sources: Sequence[Sequence[int]],
-    task: TranslationTask,
-    normalize: NormalizeConfig | None,
-) -> TranslationSet:
-    method = options.method(artifact.model, artifact.generation)
-    beams = int(getattr(method, "num_beams", 1))
-    found = translate(
-        artifact.model,
-        artifact.codec,
-        sources,
-        options.constraints(artifact.model, artifact.codec, artifact.generation),
-        method,
-        batch_tokens=task.batch_tokens,
-        label=f"{path.name}, beam {beams}",
-    )
-    return TranslationSet(str(path), beams, found, normalize)
+    opened, codec, defaults = artifact.model, artifact.codec, artifact.generation
+    sources = encode_sources(opened, codec, texts, str(task.source))
+    decoded = []
+    for options in task.options():
+        method = options.method(opened, defaults)
+        beams = int(getattr(method, "num_beams", 1))
+        found = translate(
+            opened,
+            codec,
+            sources,
+            options.constraints(opened, codec, defaults),
+            method,
+            batch_tokens=task.batch_tokens,
+            label=f"{path.name}, beam {beams}",
+        )
+        decoded.append(TranslationSet(str(path), beams, found, normalize))
+    return decoded
 
 
 def parse_beams(text: str | None) -> tuple[int, ...]:

@@ -1,16 +1,18 @@
 """BLEU and chrF of translations by sacrebleu, each with its signature, and paired significance (Koehn 2004).
 
-    tokenized    as the model was taught: hypotheses as they come, references through the same normalisation; BLEU is
-                 what papers report on lower-cased, Moses-tokenised text
-    text         as people read it: hypotheses detokenised, references as they are; BLEU by the tokenizer 13a
+    tokenized    like the training text: hypotheses unchanged, references normalised; the BLEU that
+                 papers report on lower-cased, Moses-tokenised text
+    text         as people read it: hypotheses detokenised, references unchanged; BLEU by the
+                 tokenizer 13a
 
-A model that was taught on text as it is has the second only; beside one that was not it has both.
+A model of text without normalisation has the second only; compared with one that has some, both.
 """
 
 import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pretrain.config.prepare import NormalizeConfig
@@ -28,9 +30,9 @@ class Hypotheses:
     """One system's translations.
 
     Attributes:
-        name: What a report calls it.
-        texts: In the order of the references, as the model says them.
-        normalize: What the model was taught on went through. None: nothing.
+        name: Name in reports.
+        texts: Output of the model, in the order of the references.
+        normalize: Normalisation of the training text. None: none.
     """
 
     name: str
@@ -40,13 +42,13 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class MetricScore:
-    """A score.
+    """A score, 0 to 100.
 
     Attributes:
         metric: `bleu_tokenized`, `bleu`, `bleu_lowercase`, `chrf`.
-        score: 0 to 100.
-        details: What sacrebleu prints after it.
-        signature: Tells exactly what was computed.
+        score: The score.
+        details: Further figures of sacrebleu.
+        signature: Settings of the metric, by sacrebleu.
     """
 
     metric: str
@@ -64,10 +66,10 @@ class PairedComparison:
         baseline: Name of the baseline.
         system: Name of the system.
         difference: Score of the system less that of the baseline.
-        p_value: Chance of a difference as large if they were equally good; 1 where the scores are equal.
+        p_value: Probability of a difference as large if both were equally good; 1 for equal scores.
         baseline_ci: Half of the baseline's 95% interval.
         system_ci: Half of the system's 95% interval.
-        signature: With seed and number of resamples.
+        signature: Settings of the metric, seed and number of resamples.
     """
 
     metric: str
@@ -92,8 +94,8 @@ class Measure:
 
     Args:
         references: References as written; with `preprocessed`, after normalisation.
-        normalize: What defines tokenised text. None: there is none.
-        preprocessed: Sources and references have been through it already: nothing is known of the text before.
+        normalize: Normalisation of tokenised text. None: there is none.
+        preprocessed: Sources and references are already normalised; their text is unknown.
 
     Raises:
         LaunchError: A package is missing.
@@ -104,50 +106,55 @@ class Measure:
     ) -> None:
         self._module = import_extra("sacrebleu.metrics", _PURPOSE)
         self._normalize, self._preprocessed = normalize, preprocessed
-        self._to_tokens = build_normalizers(normalize)[1] if normalize is not None and not preprocessed else None
+        self._to_tokens = None
         self._references: dict[Form, list[str]] = {}
-        if preprocessed or self._to_tokens is None:
-            self._references["tokenized" if preprocessed else "text"] = list(references)
-        else:
-            self._references["text"] = list(references)
+        self._references["tokenized" if preprocessed else "text"] = list(references)
+        if normalize is not None and not preprocessed:
+            self._to_tokens = build_normalizers(normalize)[1]
             self._references["tokenized"] = [self._to_tokens(text) for text in references]
         self._metrics = self._choose_metrics()
 
     def _choose_metrics(self) -> list[_Metric]:
-        bleu, chrf = self._module.BLEU, self._module.CHRF
+        bleu = partial(self._module.BLEU, force=True)
+        chrf = self._module.CHRF
         lowercase = self._normalize is not None and "lowercase" in self._normalize.steps
-        found = [_Metric("bleu_tokenized", "tokenized", lambda: bleu(tokenize="none", force=True))]
+        found: list[_Metric] = []
+        if "tokenized" in self._references:
+            found.append(_Metric("bleu_tokenized", "tokenized", partial(bleu, tokenize="none")))
         if self._preprocessed:
             return [*found, _Metric("chrf", "tokenized", chrf)]
-        found = found if "tokenized" in self._references else []
-        found.append(_Metric("bleu", "text", lambda: bleu(tokenize="13a", force=True)))
-        if lowercase:  # a model that has no capitals cannot have the cased score that its words deserve
-            found.append(_Metric("bleu_lowercase", "text", lambda: bleu(tokenize="13a", lowercase=True, force=True)))
-        return [*found, _Metric("chrf", "text", lambda: chrf(lowercase=lowercase))]
+        cased = partial(bleu, tokenize="13a")
+        found.append(_Metric("bleu", "text", cased))
+        if lowercase:  # a model without capitals is not judged by the cased score alone
+            found.append(_Metric("bleu_lowercase", "text", partial(cased, lowercase=True)))
+        return [*found, _Metric("chrf", "text", partial(chrf, lowercase=lowercase))]
 
     def score(self, system: Hypotheses) -> list[MetricScore]:
         """Returns the scores of a system."""
         found = []
         for metric in self._metrics:
             scorer = metric.build()
-            score = scorer.corpus_score(self._as(system, metric.form), [self._references[metric.form]])
+            texts = self._as(system, metric.form)
+            score = scorer.corpus_score(texts, [self._references[metric.form]])
             details = str(getattr(score, "_verbose", ""))
-            found.append(MetricScore(metric.name, float(score.score), details, str(scorer.get_signature())))
+            signature = str(scorer.get_signature())
+            found.append(MetricScore(metric.name, float(score.score), details, signature))
         return found
 
     def compare(self, baseline: Hypotheses, system: Hypotheses, resamples: int = RESAMPLES) -> list[PairedComparison]:
-        """Returns paired bootstrap resampling of a system against a baseline, by sacrebleu, in each metric."""
+        """Returns the paired bootstrap of a system against a baseline, by sacrebleu, in each metric."""
         significance = import_extra("sacrebleu.significance", _PURPOSE)
         found = []
         for metric in self._metrics:
-            named = [("baseline", self._as(baseline, metric.form)), ("system", self._as(system, metric.form))]
+            named = {"baseline": baseline, "system": system}
+            texts = [(name, self._as(one, metric.form)) for name, one in named.items()]
             references = [self._references[metric.form]]
-            signatures, results = significance.PairedTest(
-                named, {metric.name: metric.build()}, references, "bs", resamples
-            )()
+            metrics = {metric.name: metric.build()}
+            test = significance.PairedTest(texts, metrics, references, "bs", resamples)
+            signatures, results = test()
             (key,) = (name for name in results if name != "System")
             first, second = results[key]
-            # sacrebleu holds it for unlikely that equal scores are equal.
+            # sacrebleu gives equal scores a small p-value.
             p_value = 1.0 if first.score == second.score else float(second.p_value)
             found.append(
                 PairedComparison(
@@ -164,18 +171,19 @@ class Measure:
         return found
 
     def _as(self, system: Hypotheses, form: Form) -> list[str]:
-        """Returns a system's texts in the form in which they are compared."""
+        """Returns a system's texts in the form of a metric."""
         if self._preprocessed:
             return system.texts
         if form == "text":
             return detokenize(system.texts, system.normalize)
         assert self._to_tokens is not None
-        # What the same normalisation taught is in this form already.
-        return system.texts if system.normalize == self._normalize else [self._to_tokens(t) for t in system.texts]
+        if system.normalize == self._normalize:  # the output is in this form already
+            return system.texts
+        return [self._to_tokens(text) for text in system.texts]
 
 
 def detokenize(texts: Sequence[str], normalize: NormalizeConfig | None) -> list[str]:
-    """Returns texts without the spaces that Moses put around marks, where it did."""
+    """Returns texts without the spaces of Moses' tokenizer, if the normalisation has it."""
     if normalize is None or "moses" not in normalize.steps:
         return list(texts)
     from sacremoses import MosesDetokenizer  # type: ignore[import-untyped]
@@ -197,8 +205,7 @@ def import_extra(module: str, purpose: str) -> Any:
     try:
         found = importlib.import_module(module)
     except ImportError:
-        raise LaunchError(
-            f"{purpose}, which is not installed", fix="run: python -m pip install 'pretrain[eval]'"
-        ) from None
+        fix = "run: python -m pip install 'pretrain[eval]'"
+        raise LaunchError(f"{purpose}, which is not installed", fix=fix) from None
     logging.getLogger(module.partition(".")[0]).setLevel(logging.ERROR)
     return found
