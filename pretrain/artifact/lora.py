@@ -70,7 +70,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     if config.dropout:
         for part in model.modules():
             if isinstance(part, Stack):
-                part.recompute.draws_noise = True
+                part.draws_noise = True
     return layers
 
 
