@@ -1,5 +1,6 @@
 """Checks before submission: errors that would end a job at once, after days in the queue."""
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -20,7 +21,7 @@ from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
 from pretrain_launch.runs import last_save_s
 from pretrain_launch.site import SiteConfig
-from pretrain_launch.spec import LaunchSpec, Mode, new_chain
+from pretrain_launch.spec import LaunchSpec, Mode
 
 MIN_SIGNAL_S = 60
 MARGIN_S = 30
@@ -123,7 +124,7 @@ def plan_job(
         elastic=config.launch.elastic,
         max_idle_restarts=config.launch.max_idle_restarts,
         singleton=request.singleton,
-        chain=new_chain(),
+        chain=secrets.token_hex(6),
         site=site,
     )
     gpu = "cpu" if config.engine.device == "cpu" else site.gpu or "h100"

@@ -5,7 +5,6 @@ files do not affect a waiting job. Not here: secrets, which travel in the enviro
 """
 
 import json
-import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,21 +66,12 @@ class LaunchSpec(Section):
         return self.folder.launch / "spec.json"
 
 
-def new_chain() -> str:
-    """Returns the identity of a submission."""
-    return secrets.token_hex(6)
-
-
-def write_spec(spec: LaunchSpec, config: str) -> None:
-    """Writes a spec and the config of its run into the run folder. Raises: DiskError."""
+def write_spec(spec: LaunchSpec, config: str | None) -> None:
+    """Writes a spec, readable by its owner only, and the config of its run (None: it stays). Raises: DiskError."""
     make_dir(spec.folder.launch)
     make_dir(spec.folder.logs)
-    write_file(spec.config, config.encode())
-    rewrite_spec(spec)
-
-
-def rewrite_spec(spec: LaunchSpec) -> None:
-    """Replaces the spec, readable by its owner only; the config stays. Raises: DiskError."""
+    if config is not None:
+        write_file(spec.config, config.encode())
     write_file(spec.path, (json.dumps(spec.model_dump(mode="json"), indent=2) + "\n").encode())
     spec.path.chmod(0o600)
 

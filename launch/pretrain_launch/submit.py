@@ -5,6 +5,7 @@ cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ra
 resubmit  the run has no owner  ->  a new chain of the same spec, without that file
 """
 
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run
 from pretrain_launch.site import EXPORTED, slurm_folder
 from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
-from pretrain_launch.spec import LaunchSpec, load_spec, new_chain, rewrite_spec
+from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
 
 POLL_S = 1.0
 
@@ -155,8 +156,8 @@ def resubmit(run: Path) -> str:
     save_s = last_save_s(RunDir(run))
     if spec.site.signal_s is None and save_s is not None:  # the duration of a save is known by now
         signal_s = max(signal_s, min(signal_for(save_s), spec.time_s // 2))
-    spec = spec.model_copy(update={"chain": new_chain(), "signal_s": signal_s})
-    rewrite_spec(spec)
+    spec = spec.model_copy(update={"chain": secrets.token_hex(6), "signal_s": signal_s})
+    write_spec(spec, None)
     return submit(spec)
 
 

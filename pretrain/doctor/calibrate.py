@@ -1,7 +1,7 @@
 """`pretrain doctor --calibrate`: measured speeds as constants of `pretrain plan`.
 
 kernels alone, on all ranks at once           shares of the peaks of `plan/gpus.py`
-a few steps of a small config, on one rank    efficiency: time of the kernels alone over that of a step
+a few steps of a small config, on one rank    efficiency: time of kernels alone over that of a step
 """
 
 import math
@@ -33,6 +33,7 @@ from pretrain.utils.jsonl import read_rows
 
 _STEPS = 12
 _MEASURED_WITHIN_S = 600.0
+_AS_MEASURED = ("device", "host", "versions", "overhead_bytes", "group_bytes", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ def shape_of(config: RunConfig, device: str) -> KernelShape:
     """Returns the kernel shape of a config. Raises: ConfigError for recurrent models."""
     model = config.model
     if not isinstance(model, ModelConfig):
-        raise ConfigError("model.kind=recurrent is not calibrated", fix="give a config with a Transformer")
+        fix = "give a config with a Transformer"
+        raise ConfigError("model.kind=recurrent is not calibrated", fix=fix)
     stack = model.last_stack
     causal = model.decoder is not None
     length = config.lengths.target
@@ -59,11 +61,7 @@ def shape_of(config: RunConfig, device: str) -> KernelShape:
 
 
 def build_calibration(found: dict[str, Any], gpu_name: str | None) -> Calibration:
-    """Converts the result of `measure` to shares of a GPU's data sheet; the efficiency stays 1.
-
-    Raises:
-        ConfigError: `gpu_name` is None, and the name of the device is unknown.
-    """
+    """Converts the result of `measure` to shares of a data sheet. Raises: ConfigError."""
     is_cpu = found["shape"]["device"] == "cpu"
     name = gpu_name or ("cpu" if is_cpu else name_of_device(found["device"]))
     if name is None:
@@ -77,20 +75,15 @@ def build_calibration(found: dict[str, Any], gpu_name: str | None) -> Calibratio
     link, network = _shares_of_links(found, gpu)
     return Calibration(
         gpu=name,
-        device=found["device"],
-        host=found["host"],
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=found["versions"],
         products=products,
         half_width=half_width,
         attention=found["attention"] / peak,
         memory_share=found["memory"] / gpu.memory_bytes_s,
         link_share=link,
         network_share=network,
-        efficiency=1.0,
-        overhead_bytes=found["overhead_bytes"],
-        group_bytes=found["group_bytes"],
-        memory_bytes=found["memory_bytes"],
+        efficiency=1.0,  # until steps are timed
+        **{name: found[name] for name in _AS_MEASURED},
     )
 
 
@@ -102,7 +95,7 @@ def _shares_of_links(found: dict[str, Any], gpu: Gpu) -> tuple[float | None, flo
         return None, None
     if hosts == 1:
         return speed / gpu.link_bytes_s, None
-    # As in `link_seconds`: (hosts - 1) / hosts of the bytes pass the cards, which a node's ranks share.
+    # As `link_seconds`: (hosts - 1) / hosts of the bytes pass the cards, which a node's ranks share.
     ranks = found["num_ranks"]
     passed = speed * ranks / (ranks - 1) * (hosts - 1) / hosts
     return None, passed / (ranks // hosts * gpu.network_bytes_s)
@@ -148,8 +141,7 @@ def calibrate(
 ) -> tuple[Calibration, dict[str, Any]] | None:
     """Measures kernels on the ranks of this machine, or of a job, and times a step on one.
 
-    Returns:
-        The calibration, and the result of `measure`; None on ranks of a job other than 0.
+    Returns the calibration, and the result of `measure`; None on ranks of a job other than 0.
 
     Raises:
         ConfigError: The device or its name is unknown, or the config has no attention.
@@ -171,7 +163,7 @@ def calibrate(
     tell(f"{_STEPS} steps of a small run of the config")
     timed = _time_step(asked, calibration)
     if timed is None:
-        tell("the steps could not be timed: their efficiency is taken as 1, predictions are too fast")
+        tell("the steps could not be timed: with an efficiency of 1, predictions are too fast")
         return calibration, found
     return with_step(calibration, *timed), found
 
@@ -212,12 +204,7 @@ _REPEATS = {"cuda": 10, "cpu": 3}
 
 
 def measure(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Measures on every rank at once; returns the least of all, as JSON values. Collective.
-
-    Args:
-        world: Ranks.
-        arguments: Fields of a `KernelShape`.
-    """
+    """Measures on every rank; returns the least of all, as JSON values. Collective."""
     shape = KernelShape(**arguments)
     device = shape.device
     torch = import_torch()
@@ -289,7 +276,7 @@ def _attention(torch: Any, shape: KernelShape, dtype: Any) -> float:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
         torch.autograd.grad(out, (q, k, v), grad)
 
-    # Scores and mixing forward, twice that backward, without recomputation: as plan/flops.py counts.
+    # Scores and mixing forward, twice that backward, nothing recomputed: as in plan/flops.py.
     flops = 3 * 4 * rows * shape.heads * shape.seq_len**2 * shape.head_width
     return flops / _seconds(torch, shape.device, run)
 

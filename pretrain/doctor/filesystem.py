@@ -23,7 +23,8 @@ from pathlib import Path
 import psutil
 
 from pretrain.doctor.check import Check
-from pretrain.errors import EXIT_DISK
+from pretrain.errors import EXIT_DISK, DiskError
+from pretrain.utils.io import write_file
 
 WRITTEN_WITHIN_S = 30.0
 VISIBLE_WITHIN_S = 5.0
@@ -39,13 +40,7 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Check]:
-    """Tries the file system of a run folder, which may not exist yet.
-
-    Args:
-        folder: The run folder.
-        needed_bytes: Size of the checkpoints to come; 0: unknown.
-        is_shared: Whether other nodes must see the folder too.
-    """
+    """Tries the file system of a run folder, existing or not; a size of checkpoints of 0: unknown."""
     where = nearest_folder(folder)
     probe = where / f".doctor-{secrets.token_hex(6)}"
     try:
@@ -57,8 +52,8 @@ def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Che
         for name, try_it in _TRIALS:
             try:
                 checks.append(try_it(probe))
-            except OSError as error:
-                checks.append(_failed(name, f"refused: {error.strerror or error}"))
+            except (OSError, DiskError) as error:
+                checks.append(_failed(name, f"refused: {error}"))
         checks += [_check_room(probe, needed_bytes), _check_kind(where, is_shared)]
     finally:
         shutil.rmtree(probe, ignore_errors=True)
@@ -69,26 +64,19 @@ def _failed(name: str, detail: str, fix: str = _FIX) -> Check:
     return Check(name, "fail", detail, fix, EXIT_DISK)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def try_rename(probe: Path) -> Check:
     """Renames a file over another, and a folder to a new name."""
     old = probe / "old"
     new = probe / "new"
-    _write(old, b"old")
-    _write(new, b"new")
+    write_file(old, b"old")
+    write_file(new, b"new")
     new.replace(old)
-    if old.read_bytes() != b"new" or new.exists():
-        return _failed("atomic rename", "a file that is renamed over another does not replace it")
     (probe / "tmp").mkdir()
     (probe / "tmp").rename(probe / "step")
-    if not (probe / "step").is_dir() or (probe / "tmp").exists():
-        return _failed("atomic rename", "a folder that is renamed is not at its new name")
+    if old.read_bytes() != b"new" or not (probe / "step").is_dir():
+        return _failed("atomic rename", "a renamed file or folder is not at its new name")
+    if new.exists() or (probe / "tmp").exists():
+        return _failed("atomic rename", "a renamed file or folder is still at its old name")
     return Check("atomic rename", "pass", "a file over another, and a folder")
 
 
@@ -96,7 +84,7 @@ def try_link(probe: Path) -> Check:
     """Makes a hard link twice: the second must fail."""
     first = probe / "first"
     link = probe / "link"
-    _write(first, b"owner")
+    write_file(first, b"owner")
     try:
         os.link(first, link)
     except OSError as error:
@@ -118,12 +106,7 @@ def try_fsync(probe: Path) -> Check:
     slowest = 0.0
     for number in range(3):
         begun = time.monotonic()
-        _write(probe / f"sync-{number}", b"x" * 4096)
-        descriptor = os.open(probe, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_file(probe / f"sync-{number}", b"x" * 4096)
         slowest = max(slowest, time.monotonic() - begun)
     if slowest > SLOW_FSYNC_S:
         fix = "raise checkpoint.every_steps, or set run.dir to another file system"
@@ -165,7 +148,7 @@ def try_clock(probe: Path) -> Check:
     """Compares the time that the file system gives to a new file with the clock of this host."""
     path = probe / "clock"
     before = time.time()
-    _write(path, b"?")
+    write_file(path, b"?")
     after = time.time()
     written = path.stat().st_mtime
     # A file system may count in whole seconds.

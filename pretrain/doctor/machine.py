@@ -157,7 +157,7 @@ def check_memory(needed: int, memory: tuple[int, int]) -> Check:
 
 
 def check_shared_memory(ranks_here: int) -> Check | None:
-    """Checks /dev/shm, which NCCL uses between ranks of one host; None without it, or for one rank."""
+    """Checks /dev/shm, which NCCL uses on one host; None without it, or for one rank."""
     folder = Path("/dev/shm")
     if ranks_here == 1 or not folder.is_dir():
         return None

@@ -102,11 +102,7 @@ def _check_batch(config: RunConfig, num_ranks: int) -> Check | None:
 
 
 def examine(config: RunConfig | None, place: JobTopology) -> tuple[Report, bool]:
-    """Returns the report of all checks, the same on every rank, and whether this process prints it.
-
-    Raises:
-        LaunchError: This rank cannot meet the others.
-    """
+    """Returns the report of all checks, on every rank, and whether this process prints it."""
     from pretrain import dist
     from pretrain.doctor.rank_checks import meet, start_ranks
 
@@ -144,9 +140,10 @@ def merge_reports(reports: Sequence[Report]) -> list[Check]:
         if not bad:
             host, first = found[0]
             is_same = len({check.detail for _, check in found}) == 1
-            text = first.detail if is_same else f"{host}: {first.detail}; {len(found) - 1} more pass"
-            merged.append(replace(first, detail=text))
-        merged += [replace(check, detail=f"{list_hosts(hosts)}: {check.detail}") for check, hosts in bad.items()]
+            more = f"{host}: {first.detail}; {len(found) - 1} more pass"
+            merged.append(first if is_same else replace(first, detail=more))
+        for check, hosts in bad.items():
+            merged.append(replace(check, detail=f"{list_hosts(hosts)}: {check.detail}"))
     return merged
 
 

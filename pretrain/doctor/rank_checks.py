@@ -37,16 +37,10 @@ _REPEATS = 5
 def meet(
     world: World, engine: EngineConfig, folder: Path, report: Report | None = None
 ) -> tuple[list[Check], list[Report]]:
-    """Meets the other ranks, and runs the checks between them. Collective.
-
-    Args:
-        world: Rank of this process; the environment has the address of rank 0.
-        engine: Engine section of the config.
-        folder: Run folder, existing or not.
-        report: Report of this host; None if another process of the host has it.
+    """Meets the other ranks, by the environment, and runs the checks between them. Collective.
 
     Returns:
-        The checks between ranks, and the reports of all hosts; the same on every rank.
+        The checks, and the reports of all hosts, of which one process each gives its own.
 
     Raises:
         LaunchError: torch cannot be imported, or the ranks do not meet within a minute.
@@ -149,7 +143,7 @@ def _check_seen(world: World, folder: Path) -> Check:
 
 
 def all_reduce_speed(torch: Any, world: World, device: str, num_bytes: int) -> float:
-    """Returns the bus bandwidth of an all-reduce, bytes/s: 2 (n - 1) / n of the size pass each link."""
+    """Returns the bus bandwidth of an all-reduce, bytes/s: 2 (n - 1) / n of its size a link."""
     values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
     seconds = []
     for _ in range(_REPEATS + 1):

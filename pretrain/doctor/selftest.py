@@ -1,8 +1,8 @@
 """`pretrain doctor --selftest CONFIG`: checks that training is correct on these machines.
 
     each ZeRO stage trains the same few steps    the same samples, losses within rounding
-    a run is killed, resumed, and compared       by `pretrain drill`: ledger, weights, moments equal in bits;
-                                                 by ranks of a job on several nodes: the ledger equal in bits
+    a run is killed, resumed, and compared       by `pretrain drill`: ledger, weights, moments equal;
+                                                 by ranks of a job on several nodes: the ledger equal
 
 The runs are made small (small.py), in a folder of their own, which is removed if all passes.
 """
@@ -82,7 +82,7 @@ def _overrides(asked: TrialOptions, name: str, steps: int) -> list[str]:
 
 
 def _start_rank(asked: TrialOptions, overrides: list[str], turn: int, log: Path) -> subprocess.Popen[bytes]:
-    """Starts a rank that meets those that the other ranks start; each turn, from 1, has its own port."""
+    """Starts a rank that meets those of the other ranks; each turn, from 1, has its own port."""
     environment = {**os.environ, "MASTER_PORT": str(int(os.environ["MASTER_PORT"]) + turn)}
     return start_command(["train", asked.config, *overrides], log, environment)
 
@@ -173,11 +173,8 @@ def _run_drill(asked: TrialOptions) -> Check:
 def _kill_in_job(asked: TrialOptions) -> Check:
     """Trains, kills, resumes and compares, as one rank of a job; the check of rank 0 counts.
 
-    Every rank starts a rank of its own, three times:
-
-    golden    to its end
-    killed    the last rank is killed after a checkpoint; the others notice, and end by themselves
-    again     the same command resumes, to its end; then the two ledgers must be equal in bits
+    Every rank starts a rank three times: to its end; until the last rank is killed after a checkpoint,
+    which the others notice; and again, resumed, to its end. The two ledgers must be equal in bits.
     """
     victim = asked.place.size - 1
     mark = asked.folder / "killed.at"

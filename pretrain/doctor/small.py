@@ -37,13 +37,8 @@ def ask(
 ) -> TrialOptions:
     """Returns the options of a trial on ranks of this machine, or of this process's job.
 
-    Args:
-        config: Path or name of the config.
-        overrides: Overrides of the command line.
-        loaded: The resolved config.
-        ranks: Ranks to start. None: one per GPU, else two; one with engine.kind=single.
-        folder: Output folder. None: a new one next to the run, the same for all ranks of a job.
-        place: Place of this process.
+    `ranks` of None: one per GPU, else two; one with engine.kind=single. `folder` of None: a new one next
+    to the run, the same for all ranks of a job.
     """
     gpus = [] if loaded.engine.device == "cpu" else ask_driver()[0]
     num_nodes = 1

@@ -1,7 +1,6 @@
 """Processes that the doctor starts on this machine: ranks for one task, and `pretrain` commands.
 
-run_ranks("module:task", 2, {...})  ->  twice python -m pretrain.doctor.spawn module:task {...} OUTPUT
-                                    ->  JSON in OUTPUT
+run_ranks("module:task", 2, {...})  ->  twice `spawn module:task {...} OUTPUT`  ->  JSON in OUTPUT
 run_command(["train", ...], log)    ->  exit code, stdout, first error
 """
 
@@ -61,13 +60,7 @@ def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN
 
 
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
-    """Runs a task on ranks of this machine; returns the answer of rank 0.
-
-    Args:
-        task: Function of (world, arguments), as "module:name".
-        num_ranks: Number of processes.
-        arguments: JSON values, the same for all ranks.
-        within_s: Seconds until the ranks are killed.
+    """Runs a function of (world, arguments), "module:name", on ranks; returns the answer of rank 0.
 
     Raises:
         LaunchError: Rank 0 gave no answer in time; quotes the first error of a rank.
@@ -82,7 +75,7 @@ def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: fl
             numbers = {**shared, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
             environment = {"OMP_NUM_THREADS": "1", **os.environ}
             environment |= {name: str(value) for name, value in numbers.items()}
-            processes.append(_start(command, log, environment, subprocess.STDOUT))
+            processes.append(_start(command, log, environment, subprocess.DEVNULL))
         deadline = time.monotonic() + within_s
         try:
             for process in processes:
@@ -98,13 +91,13 @@ def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: fl
 
 
 def _start(command: Sequence[str], log: Path, environment: Mapping[str, str], stdout: int) -> subprocess.Popen[bytes]:
-    """Starts `python -m COMMAND` with stderr in `log`; stdout: PIPE, or STDOUT for `log`."""
+    """Starts `python -m COMMAND` with stderr in `log`."""
     with log.open("wb") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=stream if stdout == subprocess.STDOUT else stdout,
+            stdout=stdout,
             stderr=stream,
         )
 

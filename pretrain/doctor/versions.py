@@ -7,6 +7,7 @@ sums, or a hang long after the start, and nothing in that hang says why.
 import hashlib
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,9 @@ def digest_of(versions: dict[str, str]) -> str:
 
 
 def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
-    """Returns a sentence for each package whose version differs between hosts.
+    """Returns `torch is 2.9.0 on n2, 2.8.0 on n1, n3, n4 and 5 more` for each package that differs.
 
-    Args:
-        hosts: Name and versions of each rank; a host may appear several times.
-
-    Returns:
-        `torch is 2.9.0 on n2, 2.8.0 on n1, n3, n4 and 5 more`: the rarest version first.
+    `hosts` are name and versions of each rank; a host may appear several times.
     """
     found = []
     for name in sorted({name for _, versions in hosts for name in versions} - _UNCOMPARED):
@@ -116,9 +113,7 @@ def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
         return []  # run from its source
     for one in declared:
         version = versions.get(one.name, "absent")
-        try:
+        with suppress(InvalidVersion):
             if version != "absent" and not one.specifier.contains(version, prereleases=True):
                 found.append((one.name, one.specifier))
-        except InvalidVersion:
-            continue
     return found

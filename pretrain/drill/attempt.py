@@ -1,9 +1,9 @@
 """One attempt at a run of a drill: launched as a user does, killed at its moment, or left to end.
 
-    launch  ->  wait for the moment (start-up | steps | save)  ->  SIGKILL  ->  wait for all processes
+    launch  ->  wait for the moment (start-up, steps, save)  ->  SIGKILL  ->  wait for all processes
 
-Processes are found in /proc by a mark in their environment, which children inherit. The launcher dies with the drill
-(PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
+Processes are found in /proc by a mark in their environment, which children inherit. The launcher dies
+with the drill (PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
 """
 
 import os
@@ -114,13 +114,7 @@ class AttemptOutcome:
 
 
 class DrillAttempts:
-    """Attempts at the two runs of a drill.
-
-    Args:
-        folder: Folder of the drill.
-        mark: Value of PRETRAIN_DRILL in the environment of all processes.
-        num_ranks: Ranks of a run.
-    """
+    """Attempts at the two runs of a drill; `mark` is in the environment of all processes."""
 
     def __init__(self, folder: DrillFolder, mark: str, num_ranks: int) -> None:
         self._folder = folder
@@ -179,7 +173,7 @@ class DrillAttempts:
                 process.wait(END_WITHIN_S)
             left = wait_until_gone(self._mark, GONE_WITHIN_S)
         finally:
-            # After a Ctrl-C during the launch, the mark finds a launcher that `process` does not name yet.
+            # After a Ctrl-C during the launch, only the mark finds the launcher.
             kill(list(marked(self._mark)))
             wait_until_gone(self._mark, GONE_WITHIN_S)
         exit_code = process.wait()

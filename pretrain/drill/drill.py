@@ -1,10 +1,10 @@
 """The drill, start to end.
 
     golden run, uninterrupted            ->  its pace: seconds to the first step, a step, a save
-    killed run, the same config          ->  kill 0, 1, ... (watch.py), each followed by a start that resumes
+    killed run, the same config          ->  kill 0, 1, ... (watch.py), each followed by a resumption
     complete the killed run              ->  compare: ledger, weights, moments, leftovers (verdict.py)
 
-The state is written after each kill: an interrupted drill, or one done in parts, continues with the next.
+The state is written after each kill, with the next of which another call continues.
 """
 
 import secrets
@@ -34,7 +34,7 @@ from pretrain.utils.io import remove_dir, write_file
 
 MAX_MISSES = 3
 KILLED_CODES = {EXIT_RESUME_ME, EXIT_HANG, EXIT_UNAVAILABLE}
-"""Exit codes of a launcher after a killed rank, besides signals: peers were stopped, or found the loss."""
+"""Exit codes of a launcher after a killed rank, besides signals: peers were stopped, or noticed."""
 
 
 def plan_steps(config: RunConfig, kills: int, every_steps: int) -> int:
@@ -45,23 +45,14 @@ def plan_steps(config: RunConfig, kills: int, every_steps: int) -> int:
 def steps_for(kills: int, every_steps: int) -> int:
     """Returns the steps for so many kills: a kill advances a run by 5/4 of a checkpoint at most.
 
-    Measured on an idle machine; on a busy one it was half a checkpoint. Steps after the last kill are trained at once;
-    if the run is too short, all later kills are in start-up.
+    Measured on an idle machine; on a busy one it was half a checkpoint. Steps after the last kill are
+    trained at once; if the run is too short, all later kills are in start-up.
     """
     return max(4 * every_steps, -(-5 * kills * every_steps // 4))
 
 
 class Drill:
-    """One drill in its folder.
-
-    Args:
-        config: Config of the user.
-        folder: Output folder.
-        ranks: Ranks of a run.
-        seed: Seed of the kills.
-        target: Target of the kills.
-        steps: Steps of a run.
-        every_steps: Checkpoint interval in steps.
+    """One drill in its folder; the arguments are those of `DrillSettings`.
 
     Raises:
         ConfigError: The folder holds other files, or another drill.
@@ -100,12 +91,7 @@ class Drill:
         return config.model_copy(update=changes)
 
     def run(self, kills: int, at_most: int | None, bar: Any) -> DrillVerdict | None:
-        """Does the remaining kills; returns the verdict, or None if kills remain for another call.
-
-        Args:
-            kills: Total number of kills.
-            at_most: Kills in this call; None: all.
-            bar: Progress bar (`transient_bar`).
+        """Does the remaining kills, `at_most` in this call; returns the verdict once none remain.
 
         Raises:
             LaunchError: The uninterrupted run ends with an error.
@@ -222,15 +208,9 @@ def _problems(ended: AttemptOutcome) -> list[str]:
 def _entry(kill: Kill, ended: AttemptOutcome) -> dict[str, object]:
     """Returns the entry of a kill in drill.json."""
     return {
-        "number": kill.number,
-        "phase": kill.phase,
-        "target": kill.target,
-        "step": ended.step,
+        **{name: getattr(kill, name) for name in ("number", "phase", "target")},
         "saved": ended.saved[1],
-        "resumed_from": ended.resumed_from,
         "steps_lost": max(0, ended.step - ended.saved[1]),
-        "first_step_s": ended.first_step_s,
-        "gone_s": round(ended.gone_s, 3),
-        "wall_s": round(ended.wall_s, 3),
-        "exit_code": ended.exit_code,
+        **{name: getattr(ended, name) for name in ("step", "resumed_from", "first_step_s", "exit_code")},
+        **{name: round(getattr(ended, name), 3) for name in ("gone_s", "wall_s")},
     }

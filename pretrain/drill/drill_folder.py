@@ -131,7 +131,7 @@ def find_temporary(folder: DrillFolder, run: RunDir) -> list[str]:
 
 
 def find_leases(run: RunDir) -> list[str]:
-    """Returns the files in the lease folder of a run that has ended, except a released last lease."""
+    """Returns the leases of a run that has ended, except the last one if it was released."""
     if not run.lease.is_dir():
         return []
     last = path_of(run.lease, highest_number(run.lease))

@@ -62,13 +62,7 @@ class DrillVerdict:
 
 
 def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
-    """Compares the two complete runs.
-
-    Args:
-        folder: Folder of the drill.
-        state: State after all kills.
-        left: Leftovers of the processes.
-    """
+    """Compares the two complete runs, given the final state and the leftovers of processes."""
     problems = [*state.problems, *(f"left behind: {text}" for text in left)]
     if (different := compare(folder.run(GOLDEN).audit, folder.run(KILLED).audit)) is not None:
         text = str(different).replace("first ledger", "uninterrupted run").replace("second", "killed one")
@@ -94,7 +88,7 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
 
 
 def _compare_checkpoints(folder: DrillFolder) -> list[str]:
-    """Returns differences of the last checkpoints; one layout wrote both: equal bits are equal bytes."""
+    """Returns differences of the last checkpoints, which one layout wrote: equal bits are equal bytes."""
     found = [list_checkpoints(folder.run(name).checkpoints) for name in (GOLDEN, KILLED)]
     if not all(found):
         return ["a run has no checkpoint at its end"]
@@ -102,7 +96,7 @@ def _compare_checkpoints(folder: DrillFolder) -> list[str]:
     if golden.name != killed.name:
         return [f"the last checkpoint is {killed.name}, not {golden.name}"]
     manifests = [load_manifest(path) for path in (golden, killed)]
-    # Parsing fills in fields that an earlier version did not know, in a drill that is done in parts.
+    # Parsing fills in fields that an earlier version did not know.
     states = [TrainState.from_json(manifest.state, str(folder.path)).to_json() for manifest in manifests]
     wanted, own = (state | manifest.scalars for state, manifest in zip(states, manifests, strict=True))
     keys = [key for key in sorted(wanted.keys() | own.keys()) if wanted.get(key) != own.get(key)]

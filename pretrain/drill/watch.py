@@ -1,4 +1,4 @@
-"""Kills of a drill, a pure function of (seed, number), and the state of a run folder during a run."""
+"""Kills of a drill, a pure function of (seed, number), and the state of its runs."""
 
 import json
 import random
@@ -43,13 +43,7 @@ class Kill:
 
 
 def plan_kill(seed: int, number: int, target: Target = "rank") -> Kill:
-    """Returns a kill of the drill with this seed, independent of earlier kills.
-
-    Args:
-        seed: Seed of the drill.
-        number: Number of the kill, from 0.
-        target: Target; `any` draws one of the three, a rank in two cases of three.
-    """
+    """Returns a kill of a drill, independent of earlier kills; `any` draws a target."""
     rng = random.Random(f"{seed}/{number}")
     (phase,) = rng.choices(PHASES, _PHASE_WEIGHTS)
     moment, jitter, victim = (rng.random() for _ in range(3))
@@ -83,24 +77,17 @@ def _attempts(run: RunDir) -> list[dict[str, Any]]:
 
 
 class Watch:
-    """Observes one attempt from its run folder.
-
-    Attributes:
-        saved: Newest committed step at the beginning.
-        begun: Monotonic time of the beginning.
-        first_step_s: Seconds from there to the first step; None before.
-        longest_save_s: Longest save so far, from the first file to the commit.
-    """
+    """Observes one attempt from its run folder."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._num_earlier = len(_attempts(run))
         self._leftovers = set(self._temporary())
         self._saving_since: float | None = None
-        self.saved = newest_step(run)
+        self.saved = newest_step(run)  # committed at the beginning
         self.begun = time.monotonic()
-        self.first_step_s: float | None = None
-        self.longest_save_s = 0.0
+        self.first_step_s: float | None = None  # since the beginning
+        self.longest_save_s = 0.0  # from the first file to the commit
 
     def step(self) -> int:
         """Returns the last step that this attempt has done; 0 before its first."""

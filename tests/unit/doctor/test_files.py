@@ -98,13 +98,13 @@ def test_another_process_that_does_not_come_to_write_fails(tmp_path, monkeypatch
 
 
 def test_a_skewed_clock_is_told_and_does_not_fail(tmp_path, monkeypatch):
-    real, begun = filesystem._write, 1.7e9
+    real, begun = filesystem.write_file, 1.7e9
 
     def write(path, content):
         real(path, content)
         os.utime(path, (begun, begun))
 
-    monkeypatch.setattr(filesystem, "_write", write)
+    monkeypatch.setattr(filesystem, "write_file", write)
     for shift, told in ((86_400.0, "-86399"), (-86_400.0, "+86400")):  # the server may count seconds
         monkeypatch.setattr(filesystem, "time", SimpleNamespace(time=lambda shift=shift: begun + shift))
         check = filesystem.try_clock(tmp_path)
