@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.engine.deepspeed_engine import deepspeed_config
+from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
-from pretrain.engine.frozen import CompleteState
+from pretrain.engine.replicated import CompleteState
+from pretrain.engine.torch_engine import TorchEngine
 from pretrain.errors import ConfigError, LaunchError
 from pretrain.utils.log import quiet_libraries
 
@@ -29,7 +30,7 @@ _WORKING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.
 
 
 def builds_sharded(config: EngineConfig) -> bool:
-    """Tells whether to build the model on the meta device and fill it by `fill_sharded`."""
+    """Returns whether to build the model on the meta device and fill it by `fill_sharded`."""
     return config.kind == "deepspeed" and config.zero_stage == 3
 
 
@@ -38,14 +39,9 @@ def fill_sharded(
 ) -> None:
     """Initialises and shards the parameters of a model on the meta device, one by one. Collective.
 
-    A rank never has more than its shares and one whole parameter in memory. Parameter objects stay the same, so that
-    names and optimizer groups built before remain valid.
-
-    Args:
-        model: Parameters on the meta device; shared ones are filled once.
-        draw: Returns the whole initial value of a parameter, the same on every rank.
-        config: The engine section; `precision` is the dtype of the working weights.
-        accelerator: Result of `start_accelerator`, with its DeepSpeed plugin.
+    A rank never has more than its shares and one whole parameter in memory. Parameter objects stay
+    the same, so that names and optimizer groups built before remain valid. `draw` returns the whole
+    initial value of a parameter, the same on every rank.
     """
     import deepspeed
 
@@ -68,13 +64,11 @@ def fill_sharded(
 def pick_device(config: EngineConfig) -> str:
     """Returns `cuda` or `cpu`. Raises: ConfigError: CUDA is requested or needed, and absent."""
     if config.precision == "fp16" and not torch.cuda.is_available():
-        raise ConfigError(
-            "engine.precision=fp16 needs a GPU, and torch sees none", fix="use engine.precision=bf16, or fp32"
-        )
+        fix = "use engine.precision=bf16, or fp32"
+        raise ConfigError("engine.precision=fp16 needs a GPU, and torch sees none", fix=fix)
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "engine.device=cuda, but torch sees no GPU", fix="use engine.device=auto, or install a CUDA torch"
-        )
+        fix = "use engine.device=auto, or install a CUDA torch"
+        raise ConfigError("engine.device=cuda, but torch sees no GPU", fix=fix)
     return "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -89,7 +83,8 @@ def start_accelerator(
     """
     device = pick_device(config)
     if config.kind == "single" and world.size > 1:
-        raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix="use engine.kind=ddp or deepspeed")
+        fix = "use engine.kind=ddp or deepspeed"
+        raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix=fix)
     # accelerate and deepspeed call collectives by deprecated names: not something a user can fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     if device == "cuda":
@@ -129,14 +124,15 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     try:
         import deepspeed
     except ImportError as error:
-        raise LaunchError(
-            f"engine.kind=deepspeed needs the deepspeed package: {error}", fix="install it, or use engine.kind=ddp"
-        ) from None
+        fix = "install it, or use engine.kind=ddp"
+        problem = f"engine.kind=deepspeed needs the deepspeed package: {error}"
+        raise LaunchError(problem, fix=fix) from None
     from accelerate.utils import DeepSpeedPlugin
 
     quiet_libraries()
-    # DeepSpeed's shared-memory op serves inference only, needs a compiler, and leaves segments in /dev/shm after a
-    # kill. Setting its entry here also prevents a compiled probe of each op, which a kill would leave in TMPDIR.
+    # DeepSpeed's shared-memory op serves inference only, needs a compiler, and leaves segments in
+    # /dev/shm after a kill. Setting its entry here also prevents a compiled probe of each op, which a
+    # kill would leave in TMPDIR.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))
 
@@ -156,7 +152,8 @@ def build_engine(
     """Wraps a module and its optimizer.
 
     Args:
-        module: Model and loss; `forward(batch)` returns the sum of the losses, a scalar, and metrics, float64 [2].
+        module: Model and loss; `forward(batch)` returns the scalar sum of the losses, and metrics,
+            float64 [2].
         names: Name of each of its parameters in checkpoints, by `id(parameter)`.
         optimizer: Optimizer of its parameters.
         accelerator: Result of `start_accelerator`.
@@ -169,9 +166,6 @@ def build_engine(
     Raises:
         LaunchError: accelerate built another engine than `config` requests.
     """
-    from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
-    from pretrain.engine.torch_engine import TorchEngine
-
     if accelerator.num_processes != world.size:
         raise LaunchError(
             f"accelerate sees {accelerator.num_processes} processes, the launcher started {world.size}",

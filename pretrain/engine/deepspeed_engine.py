@@ -1,6 +1,14 @@
-"""The DeepSpeed engine, ZeRO 0 to 3 behind accelerate: its config, its steps, and dropped steps.
+"""DeepSpeed, ZeRO 0 to 3 behind accelerate: its config, its steps, dropped steps, and its state.
 
-Weights and moments, which DeepSpeed stores by stage, are in `zero_state.py`.
+Master weights and moments are stored by stage, and yielded as fragments:
+
+    stage 0, fp32   the parameters themselves                                   whole on every rank
+    stage 0, bf16   optimizer.fp32_groups, beside optimizer.fp16_groups         whole on every rank
+    stage 1, 2      one flat partition a group; _hp_mapping gives each parameter's part
+    stage 3         every parameter sharded evenly over the ranks, padded at its end
+
+Only this file uses attributes outside of DeepSpeed's documented interface;
+`tests/integration/test_deepspeed_private.py` fails when one of them changes.
 """
 
 import contextlib
@@ -14,12 +22,19 @@ from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.engine.replicated import WrappedModule, clip_or_drop, set_optimizer_step
-from pretrain.engine.zero_state import build_zero_state, never_raise, read_loss_scale, set_loss_scale
+from pretrain.engine.replicated import (
+    ReplicatedState,
+    WrappedModule,
+    clip_or_drop,
+    place_cut,
+    set_optimizer_step,
+    state_fragments,
+)
 from pretrain.errors import LaunchError
 from pretrain.model.stack import Block
+from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets
-from pretrain.types import Batch
+from pretrain.types import Batch, Fragment, FragmentStore
 
 NEVER = 2**31
 
@@ -29,8 +44,9 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """Returns the dictionary for `deepspeed.initialize`, on `cuda` or `cpu`.
 
-    Buckets are sized from the model: DeepSpeed's defaults (5e8 elements) take 1-2 GB whatever the model. The
-    accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundary at each micro-batch.
+    Buckets are sized from the model: DeepSpeed's defaults (5e8 elements) take 1-2 GB for any model.
+    The accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundary at each
+    micro-batch.
     """
     buckets = plan_buckets(num_parameters, config.zero_stage)
     zero: dict[str, Any] = {
@@ -54,7 +70,7 @@ def deepspeed_config(
     return {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": plan.accumulation,
-        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed clips without reporting the norm, so our engine clips.
+        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed would clip without reporting the norm.
         "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
         "bf16": {"enabled": config.precision == "bf16"},
         # A loss scale of 0 means dynamic. The rest are DeepSpeed's defaults, fixed here.
@@ -75,18 +91,47 @@ def deepspeed_config(
 
 
 def clips_itself(config: EngineConfig) -> bool:
-    """Tells whether our engine clips and checks the gradient, because DeepSpeed's optimizer does not."""
+    """Returns whether our engine clips and checks the gradient, instead of DeepSpeed's optimizer."""
     return config.zero_stage == 0 and config.precision == "fp32"
 
 
-# Dropping a step: DeepSpeed's own path for a gradient that is not finite, triggered by a patched method.
-#
-#     ZeRO 1, 2         the norm of the gradient is infinite
-#     ZeRO 3            the norms of its groups are infinite
-#     stage 0, bf16     the overflow check reports an overflow
-#
-# Weights and moments are unchanged, buffers are cleared, and every rank drops the same step, so that no collective is
-# left unmatched. The loss scale of fp16, which DeepSpeed halves then, is restored.
+# The dynamic loss scale of fp16 (Micikevicius et al. 2018, 3.2), the same on every rank. Without it,
+# a resumed run would repeat the overflows of its first steps.
+
+FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes of DeepSpeed's DynamicLossScaler that are saved."""
+
+
+def _scaler(optimizer: Any) -> Any:
+    scaler = getattr(optimizer, "loss_scaler", None)
+    return scaler if getattr(scaler, "dynamic", False) else None
+
+
+def read_loss_scale(optimizer: Any) -> dict[str, float]:
+    """Returns the state of a DeepSpeed optimizer's loss scale; empty if it is not dynamic."""
+    scaler = _scaler(optimizer)
+    return {} if scaler is None else {f"loss_scale.{name}": getattr(scaler, name) for name in FIELDS}
+
+
+def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
+    """Restores the result of `read_loss_scale`; does nothing if the scale is, or was, not dynamic."""
+    scaler = _scaler(optimizer)
+    if scaler is not None:
+        for name in FIELDS:
+            setattr(scaler, name, values.get(f"loss_scale.{name}", getattr(scaler, name)))
+
+
+def never_raise(optimizer: Any) -> None:
+    """Disables DeepSpeed's untyped exception at the minimum scale: the step is skipped, a bad step."""
+    scaler = _scaler(optimizer)
+    if scaler is not None:
+        scaler.raise_error_at_min_scale = False
+
+
+# Dropping a step: DeepSpeed's own path for a gradient that is not finite, triggered by a patched
+# method: the norm of the gradient (ZeRO 1, 2), the norms of its groups (ZeRO 3), or the overflow check
+# (stage 0, bf16). Weights and moments are unchanged, buffers are cleared, and every rank drops the same step, so that
+# no collective is left unmatched. The loss scale of fp16, which DeepSpeed halves then, is restored.
 
 INFINITE = float("inf")
 
@@ -116,22 +161,24 @@ def _overflow_hook(optimizer: Any) -> tuple[Any, str, Any]:
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
     """Checks that DeepSpeed offloads what the config requests. Raises: LaunchError."""
     # The attribute of offloading has one name at stages 1 and 2, and two others at stage 3.
+    early = getattr(optimizer, "cpu_offload", False)
     found = {
-        "offload_optimizer": getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False),
+        "offload_optimizer": early or getattr(optimizer, "offload_optimizer", False),
         "offload_params": getattr(optimizer, "offload_param", False),
     }
-    masters = getattr(
-        optimizer, "single_partition_of_fp32_groups", getattr(optimizer, "fp32_partitioned_groups_flat", ())
-    )
+    late_masters = getattr(optimizer, "fp32_partitioned_groups_flat", ())
+    masters = getattr(optimizer, "single_partition_of_fp32_groups", late_masters)
     place = "cpu" if config.offload_optimizer != "none" else device.type
     wrong = [name for name, is_on in found.items() if bool(is_on) != (getattr(config, name) != "none")]
-    if not wrong and any(master.device.type != place for master in masters):
-        wrong = ["offload_optimizer"]
+    if any(master.device.type != place for master in masters):
+        wrong.append("offload_optimizer")
     if wrong:
-        raise LaunchError(
-            f"engine.{wrong[0]}={getattr(config, wrong[0])} was asked for, DeepSpeed did otherwise",
-            fix="report this as a bug",
-        )
+        requested = f"engine.{wrong[0]}={getattr(config, wrong[0])}"
+        raise _unexpected(f"{requested} was asked for, DeepSpeed did otherwise")
+
+
+def _unexpected(problem: str) -> LaunchError:
+    return LaunchError(problem, fix="report this as a bug")
 
 
 class DeepSpeedZeroEngine(WrappedModule):
@@ -153,39 +200,34 @@ class DeepSpeedZeroEngine(WrappedModule):
         if config.compile and config.zero_stage == 3:
             # Gathers the weights of a block at once, by hooks outside of its compiled graph.
             deepspeed.utils.set_z3_leaf_modules(module, [Block])
-        # Some of DeepSpeed's optimizers step with zero gradients when they are built, and weight decay would shrink
-        # the fp32 masters then. `update` sets the learning rate of each step.
+        # Some of DeepSpeed's optimizers step with zero gradients when they are built, and weight
+        # decay would shrink the fp32 masters then. `update` sets the learning rate of each step.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
-            raise LaunchError(
-                f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}",
-                fix="report this as a bug",
-            )
-        if wrapped.zero_optimization_stage() != config.zero_stage:
-            raise LaunchError(
-                f"ZeRO stage {config.zero_stage} was asked for, stage {wrapped.zero_optimization_stage()} runs",
-                fix="report this as a bug",
-            )
+            raise _unexpected(f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}")
+        stage = wrapped.zero_optimization_stage()
+        if stage != config.zero_stage:
+            raise _unexpected(f"ZeRO stage {config.zero_stage} was asked for, stage {stage} runs")
         _check_offload(wrapped.optimizer, config, accelerator.device)
         super().__init__(wrapped, module, names)
         self.device = accelerator.device
-        stage = f"ZeRO-{config.zero_stage}"
         host = [name for name in ("optimizer", "params") if getattr(config, f"offload_{name}") != "none"]
         on_host = f", {' and '.join(host)} in host memory" if host else ""
-        self.description = f"DeepSpeed {stage}, {config.precision}, {world.size} x {self.device.type}{on_host}"
+        devices = f"{world.size} x {self.device.type}{on_host}"
+        self.description = f"DeepSpeed ZeRO-{stage}, {config.precision}, {devices}"
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
-        self.is_sharded = config.zero_stage == 3
+        self.is_sharded = stage == 3
         never_raise(wrapped.optimizer)
-        self.state = build_zero_state(wrapped, names, config.zero_stage, world)
+        self.state = build_zero_state(wrapped, names, stage, world)
         # Undo the count of the step at construction.
         set_optimizer_step(wrapped.basic_optimizer, 0)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
-        # Setting the mode walks every module. DeepSpeed's own `training` flag is not updated by its `eval()`.
+        # Setting the mode walks every module. DeepSpeed's `eval()` does not update its `training`.
         if not self._wrapped.module.training:
             self._wrapped.train()
         self._wrapped.set_gradient_accumulation_boundary(is_last)
@@ -205,3 +247,113 @@ class DeepSpeedZeroEngine(WrappedModule):
             self._wrapped.step()
         skipped = not self._wrapped.was_step_applied()
         return Update(float("nan") if skipped else float(self._wrapped.get_global_grad_norm()), skipped)
+
+
+def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> FragmentStore:
+    """Returns the state of a DeepSpeedEngine; `names` of parameters are by `id(parameter)`."""
+    if stage == 3:
+        return _PartitionedParameters(engine, names, world)
+    if stage in (1, 2):
+        return _PartitionedGroups(engine, names, world)
+    return _Replicated(engine, names, world)
+
+
+class _Replicated(ReplicatedState):
+    """Stage 0."""
+
+    def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
+        zero = engine.optimizer
+        groups = getattr(zero, "fp16_groups", None)
+        masters = zero.fp32_groups if groups else [group["params"] for group in zero.param_groups]
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        for group, group_masters in zip(groups or masters, masters, strict=True):
+            self._pairs += zip(group, group_masters, strict=True)
+        named = [(names[id(parameter)], master) for parameter, master in self._pairs]
+        super().__init__(named, engine.basic_optimizer, world)
+
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        """Copies fp32 masters to bf16 weights; in fp32 they are the same tensors."""
+        super().finish_load(optimizer_step, scalars)
+        for working, master in self._pairs:
+            if working is not master:
+                working.data.copy_(master.data)
+
+
+class _Partitioned:
+    """State that is sharded over the ranks; `pieces` are those of this rank."""
+
+    def __init__(self, engine: Any, pieces: list[WeightPiece], masters: list[Any], rank: int) -> None:
+        self._zero = engine.optimizer
+        self._base = engine.basic_optimizer
+        self._pieces = pieces
+        place_cut(self._base, masters, pieces, rank)
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """Yields this rank's part of the parameters, and of the optimizer's state."""
+        yield from state_fragments(self._base, self._pieces)
+
+    owned_fragments = held_fragments
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the loss scale, in fp16."""
+        return read_loss_scale(self._zero)
+
+    def _restore(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        set_optimizer_step(self._base, optimizer_step)
+        set_loss_scale(self._zero, scalars)
+
+
+class _PartitionedGroups(_Partitioned):
+    """Stages 1 and 2."""
+
+    def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
+        # The working parameters of a group are in one flat tensor; this rank's partitions in fp32:
+        masters = engine.optimizer.single_partition_of_fp32_groups
+        groups = zip(engine.optimizer.bit16_groups, masters, strict=True)
+        pieces = []
+        for slot, (group, master) in enumerate(groups):
+            for parameter in group:
+                mapping = parameter._hp_mapping
+                if mapping is not None:
+                    place = mapping.hp_fragment_address
+                    offset = mapping.lp_fragment_address.start
+                    span = Span(names[id(parameter)], slot, offset, place.start, place.numel)
+                    pieces.append(WeightPiece(span, tuple(parameter.shape), master))
+        super().__init__(engine, pieces, masters, world.rank)
+
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        """Copies this rank's masters to its working partition and gathers the others'."""
+        self._restore(optimizer_step, scalars)
+        self._zero.update_lp_params()
+
+
+class _PartitionedParameters(_Partitioned):
+    """Stage 3: an even share of every parameter, without padding."""
+
+    def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
+        zero = engine.optimizer
+        masters = zero.fp32_partitioned_groups_flat
+        pieces = []
+        self._working: list[tuple[Tensor, Tensor]] = []
+        for parameter in (parameter for group in zero.fp16_groups for parameter in group):
+            slot, start, _ = zero.grad_position[zero.get_param_id(parameter)]
+            share = parameter.ds_tensor.ds_numel
+            self._working.append((parameter.ds_tensor, masters[slot].data.narrow(0, start, share)))
+            offset = world.rank * share
+            length = min(share, parameter.ds_numel - offset)
+            if length > 0:
+                span = Span(names[id(parameter)], slot, offset, start, length)
+                pieces.append(WeightPiece(span, tuple(parameter.ds_shape), masters[slot]))
+        super().__init__(engine, pieces, masters, world.rank)
+
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        """Copies masters to the working shares, and gathers the small parameters that stay whole again."""
+        self._restore(optimizer_step, scalars)
+        for share, master in self._working:
+            share.data.copy_(master)
+        persistent = self._zero.persistent_parameters
+        if persistent:
+            persistent[0].partition(persistent, has_been_updated=False)
+            persistent[0].all_gather(persistent)

@@ -2,12 +2,12 @@
 
     start_accelerator, build_engine (build.py)  ->  step of micro-batches: forward_backward ... then update
 
-The input of `forward_backward` is a sum of losses over this rank's target tokens and a scale. Every engine averages
-gradients over the ranks, and the scale is `world_size / global targets`: the result is the gradient of the token mean
-over the global batch.
+The input of `forward_backward` is a sum of losses over this rank's target tokens and a scale. Every
+engine averages gradients over the ranks, and the scale is `world_size / global targets`: the result
+is the gradient of the token mean over the global batch.
 
-Deliberately not here: data (accelerate would re-shard a loader), checkpoints (the engine only yields fragments), and
-the learning-rate schedule (a pure function of the step that the loop evaluates).
+Not here: data (accelerate would re-shard a loader), checkpoints (the engine only yields fragments),
+and the learning-rate schedule (a pure function of the step that the loop evaluates).
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Update:
 
     Attributes:
         grad_norm: Global L2 norm of the gradient before clipping; not finite if the step was skipped.
-        skipped: Weights and moments are unchanged, because the gradient was not finite or a drop was requested.
+        skipped: Weights and moments are unchanged: the gradient was not finite, or was dropped.
     """
 
     grad_norm: float
@@ -56,22 +56,15 @@ class Engine(Protocol):
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """Runs one micro-batch and accumulates the gradient of `scale x (sum of its losses)`.
 
-        Args:
-            batch: Tensors on `device`.
-            scale: World size over the number of target tokens of the global batch.
-            is_last: Last micro-batch of the step: gradients are reduced over the ranks.
-
-        Returns:
-            Second output of the module: float64 [2], the sum of -log p(target) and the number of correct targets.
+        Gradients are reduced over the ranks after the last micro-batch of a step. Returns the sum of
+        -log p(target) and the number of correct targets, float64 [2].
         """
         ...
 
     def update(self, learning_rate: float, drop: bool = False) -> Update:
-        """Clips, applies the optimizer, clears the gradients. A non-finite gradient changes nothing on any rank.
+        """Clips, applies the optimizer, clears the gradients; a non-finite gradient changes nothing.
 
-        Args:
-            learning_rate: Learning rate of this step.
-            drop: Discard the gradient, even a finite one. The same on every rank.
+        `drop` discards the gradient, even a finite one; the same on every rank.
         """
         ...
 
@@ -84,5 +77,5 @@ class Engine(Protocol):
         ...
 
     def working_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, live tensor) of the weights in the forward pass; at ZeRO 3 this rank's shares."""
+        """Yields (name, live tensor) of the weights in the forward pass; this rank's shares at ZeRO 3."""
         ...

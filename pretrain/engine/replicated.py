@@ -1,7 +1,14 @@
-"""Optimizer state as fragments, and the state of engines that replicate weights (DDP, one process, ZeRO 0).
+"""Optimizer state as fragments, and state that is whole on every rank: DDP, one process, ZeRO 0.
 
-torch optimizers create their state in the first `step()`; loading, and saving at step 0, need it before. AdamW has two
-moments of the shape of each parameter; an optimizer over whole matrices yields its own (`WholeOptimizer.fragments`).
+torch optimizers create their state in the first `step()`; loading, and saving at step 0, need it
+before. AdamW has two moments of the shape of each parameter; an optimizer over whole matrices yields
+its own (`WholeOptimizer.fragments`).
+
+Frozen parameters are state too, as weights without moments and without an fp32 master copy:
+
+    fp32 working weights   saved and loaded in place
+    bf16, fp16             converted to fp32 while saving or loading; the round trip is exact
+    ZeRO 3                 this rank's share; otherwise whole, and each rank saves an even part
 """
 
 import math
@@ -14,9 +21,8 @@ from torch import Tensor, nn
 from pretrain import dist
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.optim.matrices import WholeOptimizer
-from pretrain.optim.pieces import Span, WeightPiece
-from pretrain.types import Batch, Fragment
+from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
+from pretrain.types import Batch, Fragment, FragmentStore
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
@@ -34,32 +40,30 @@ def place_whole(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pie
 def place_cut(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pieces: Sequence[WeightPiece], rank: int
 ) -> None:
-    """Registers the matrices of an optimizer over whole matrices: each is sharded over the ranks. Collective."""
+    """Registers the matrices of an optimizer over whole matrices: each is sharded. Collective."""
     if isinstance(optimizer, WholeOptimizer):
         gathered = dist.gather_objects([piece.span for piece in pieces])
-        optimizer.place(masters, pieces, [[Span(*values) for values in spans] for spans in gathered], rank)
+        spans = [[Span(*values) for values in found] for found in gathered]
+        optimizer.place(masters, pieces, spans, rank)
 
 
 def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPiece]) -> Iterator[Fragment]:
-    """Yields master weights with their moments, piece by piece, then the state of an optimizer over whole matrices."""
+    """Yields master weights with their moments, then the state of an optimizer over whole matrices."""
+    over_matrices = isinstance(optimizer, WholeOptimizer)
     for piece in pieces:
         tensors = {"weight": piece.weight}
-        if not _is_whole(optimizer, piece.master):
+        if not (over_matrices and optimizer.takes_whole(piece.master)):
             create_moments_of(optimizer, piece.master)
             for key in MOMENTS[type(optimizer)]:
                 flat = optimizer.state[piece.master][key].view(-1)
                 tensors[key] = flat.narrow(0, piece.span.start, piece.span.length)
         yield Fragment(piece.span.name, piece.span.offset, piece.shape, tensors)
-    if isinstance(optimizer, WholeOptimizer):
+    if over_matrices:
         yield from optimizer.fragments()
 
 
-def _is_whole(optimizer: torch.optim.Optimizer, master: Tensor) -> bool:
-    return isinstance(optimizer, WholeOptimizer) and optimizer.takes_whole(master)
-
-
 def create_moments_of(optimizer: torch.optim.Optimizer, master: Tensor) -> None:
-    """Creates the state that the optimizer would create in its first step: zeros, and a step count of 0."""
+    """Creates the state of the optimizer's first step: zeros, and a step count of 0."""
     state = optimizer.state[master]
     if not state:
         # Fused kernels need the count on the device of the parameter.
@@ -78,14 +82,14 @@ def set_optimizer_step(optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def working_weights(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name in checkpoints, live tensor) of each parameter, shared ones once; at ZeRO 3 this rank's shares."""
+    """Yields (name in checkpoints, live tensor) of each parameter once; at ZeRO 3 this rank's shares."""
     for parameter in module.parameters():
         share = getattr(parameter, "ds_tensor", None)
         yield names[id(parameter)], parameter.data if share is None else share.data
 
 
 class WrappedModule:
-    """Forward passes without gradient, and the weights they read: the part of `Engine` that both engines share.
+    """Forward passes without gradient, and the weights they read, for every engine.
 
     Args:
         wrapped: The module in the wrapper of DeepSpeed or DDP.
@@ -116,10 +120,10 @@ class WrappedModule:
 
 
 def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
-    """Clips the reduced gradients to a global norm; discards them if the norm is not finite, or with `drop`.
+    """Clips the reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
 
-    Every torch optimizer skips a parameter without a gradient, its moments and step count too. All ranks have the same
-    reduced gradients and decide alike.
+    Every torch optimizer skips a parameter without a gradient, its moments and step count too. All
+    ranks have the same reduced gradients and decide alike.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
@@ -133,17 +137,20 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
     return Update(grad_norm, skipped)
 
 
+def _even_share(length: int, world: World) -> slice:
+    """Returns the elements that this rank saves of a tensor that is whole on every rank."""
+    return slice(length * world.rank // world.size, length * (world.rank + 1) // world.size)
+
+
 class ReplicatedState:
     """Master weights and moments that are whole on every rank; each rank saves an even share.
 
-    Args:
-        masters: (name, fp32 parameter that the optimizer updates).
-        optimizer: Optimizer of the masters.
-        world: Rank and world size: the share that this rank saves.
+    `masters` are the names and fp32 parameters that the optimizer updates.
     """
 
     def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
-        self._optimizer, self._world = optimizer, world
+        self._optimizer = optimizer
+        self._world = world
         self._pieces = [
             WeightPiece(Span(name, slot, offset=0, start=0, length=master.numel()), tuple(master.shape), master)
             for slot, (name, master) in enumerate(masters)
@@ -156,12 +163,11 @@ class ReplicatedState:
 
     def owned_fragments(self) -> Iterator[Fragment]:
         """Yields this rank's even share of every fragment."""
-        rank, size = self._world.rank, self._world.size
         for whole in self.held_fragments():
-            start, end = whole.length * rank // size, whole.length * (rank + 1) // size
-            if start < end:
-                tensors = {key: tensor[start:end] for key, tensor in whole.tensors.items()}
-                yield Fragment(whole.name, whole.offset + start, whole.shape, tensors)
+            share = _even_share(whole.length, self._world)
+            if share.start < share.stop:
+                tensors = {key: tensor[share] for key, tensor in whole.tensors.items()}
+                yield Fragment(whole.name, whole.offset + share.start, whole.shape, tensors)
 
     def scalars(self) -> dict[str, float]:
         """Returns nothing: there is no loss scale."""
@@ -170,3 +176,57 @@ class ReplicatedState:
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """See `FragmentStore.finish_load`."""
         set_optimizer_step(self._optimizer, optimizer_step)
+
+
+class CompleteState:
+    """The state of an engine together with frozen parameters, given with their names in checkpoints."""
+
+    def __init__(self, trained: FragmentStore, frozen: list[tuple[str, Tensor]], world: World) -> None:
+        self._trained = trained
+        self._frozen = frozen
+        self._world = world
+        self._filled: list[tuple[Tensor, Tensor]] = []
+
+    def held_fragments(self) -> Iterator[Fragment]:
+        """Yields the trained state, and this rank's part of the frozen parameters."""
+        yield from self._trained.held_fragments()
+        self._filled = []
+        for name, parameter in self._frozen:
+            live, offset, shape = self._place(parameter)
+            if live.numel():
+                weight = live if live.dtype == torch.float32 else live.float()
+                if weight is not live:
+                    self._filled.append((live, weight))
+                yield Fragment(name, offset, shape, {"weight": weight})
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """Yields the fragments that this rank saves."""
+        yield from self._trained.owned_fragments()
+        for name, parameter in self._frozen:
+            live, offset, shape = self._place(parameter)
+            if not hasattr(parameter, "ds_tensor"):
+                share = _even_share(live.numel(), self._world)
+                live, offset = live[share], share.start
+            if live.numel():
+                yield Fragment(name, offset, shape, {"weight": live.float()})
+
+    def _place(self, parameter: Any) -> tuple[Tensor, int, tuple[int, ...]]:
+        """Returns this rank's part of a parameter, flat, its offset, and the shape of the whole."""
+        if not hasattr(parameter, "ds_tensor"):
+            return parameter.data.view(-1), 0, tuple(parameter.shape)
+        share = parameter.ds_tensor.ds_numel
+        offset = self._world.rank * share
+        length = max(0, min(share, parameter.ds_numel - offset))
+        return parameter.ds_tensor.data[:length], offset, tuple(parameter.ds_shape)
+
+    def scalars(self) -> dict[str, float]:
+        """See `FragmentStore.scalars`."""
+        return self._trained.scalars()
+
+    @torch.no_grad()
+    def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
+        """Copies loaded values to working weights, before the engine gathers small parameters (ZeRO 3)."""
+        for live, weight in self._filled:
+            live.copy_(weight)
+        self._filled = []
+        self._trained.finish_load(optimizer_step, scalars)

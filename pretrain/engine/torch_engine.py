@@ -50,8 +50,8 @@ class TorchEngine(WrappedModule):
         """See `Engine.forward_backward`."""
         if not self._wrapped.training:  # setting the mode walks every module
             self._wrapped.train()
-        hold = self._wrapped.no_sync() if self._is_ddp and not is_last else contextlib.nullcontext()
-        with hold:
+        waits = self._is_ddp and not is_last
+        with self._wrapped.no_sync() if waits else contextlib.nullcontext():
             loss_sum, sums = self._wrapped(batch)
             (loss_sum * scale).backward()
         return sums

@@ -1,13 +1,20 @@
-"""Parameter groups: weight decay for matrices only, learning rates by depth, and the matrices of fused weights."""
+"""Parameter groups: weight decay for matrices only, learning rates by depth, matrices of fused weights.
 
-from collections.abc import Callable, Iterable
+Weight decay applies to matrices, but not to norms, biases and embeddings: it is of no use for a gain
+or a shift, and would shrink the embedding of a rare token between the few steps that update it. A
+tied output head is the embedding's parameter and does not decay either; a table of learned positions
+counts as an embedding.
+
+Fused weights (queries, keys and values; gate and up) consist of several matrices, each with its own
+spectrum, rows and columns. An optimizer over whole matrices steps them separately: Muon's author
+found it better (Jordan et al. 2024), and T5's Adafactor factors (Shazeer and Stern 2018) were those
+of separate matrices.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
-
-# Fused weights (queries, keys and values; gate and up) consist of several matrices, each with its own spectrum, rows
-# and columns. An optimizer over whole matrices steps them separately: Muon's author found it better (Jordan et al.
-# 2024), and T5's Adafactor factors (Shazeer and Stern 2018) were those of separate matrices.
 
 _HALVES = frozenset({"key_value", "gate_up"})
 """Layers whose weight consists of two matrices of equal height."""
@@ -17,19 +24,18 @@ _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 
 
 def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the number of rows of each matrix of a parameter, from the top; one number if it is not fused.
+    """Returns the number of rows of each matrix of a parameter, from the top; one if it is not fused.
 
-    Args:
-        model: The model, before an engine partitions its parameters.
-        name: Name of the parameter.
+    To be called before an engine partitions the parameters.
     """
     parameter = model.get_parameter(name)
     rows = parameter.shape[0] if parameter.ndim else 1
-    owner_name, _, _ = name.rpartition(".")
-    parent_name, _, layer = owner_name.rpartition(".")
-    owner, parent = model.get_submodule(owner_name), model.get_submodule(parent_name)
     if parameter.ndim != 2:
         return (rows,)
+    owner_name, _, _ = name.rpartition(".")
+    parent_name, _, layer = owner_name.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    parent = model.get_submodule(parent_name)
     if layer == "qkv" and hasattr(parent, "kv_heads"):
         heads = (parent.heads, parent.kv_heads, parent.kv_heads)
         blocks = tuple(int(number) * int(parent.head_width) for number in heads)
@@ -39,10 +45,6 @@ def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
     assert sum(blocks) == rows, f"{name}: {blocks} are not {rows} rows"
     return blocks
 
-
-# Weight decay applies to matrices, but not to norms, biases and embeddings: it is of no use for a gain or a shift, and
-# would shrink the embedding of a rare token between the few steps that update it. A tied output head is the embedding's
-# parameter and does not decay either; a table of learned positions counts as an embedding.
 
 EMBEDDING_PARTS = frozenset({"embedding", "position"})
 """Parts of the parameter names of look-up tables whose module is not nn.Embedding."""
@@ -58,9 +60,9 @@ class ParameterGroup:
     Attributes:
         name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`.
         decays: `optim.weight_decay` applies.
-        names: Name of each parameter, in the order of registration in the model.
+        names: Parameter names, in the order of registration in the model.
         parameters: The parameters, in the same order.
-        blocks: Shapes of the matrices of each parameter, along its rows; its own shape if it is not fused.
+        blocks: Shapes of the matrices of each parameter, along its rows; its own if it is not fused.
         lr_ratio: Factor of the learning rate, from `layer_decay`.
     """
 
@@ -71,50 +73,41 @@ class ParameterGroup:
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
     lr_ratio: float = 1.0
 
-    def select(self, name: str, wanted: Callable[[str, tuple[tuple[int, ...], ...]], bool]) -> "ParameterGroup":
-        """Returns a group of the parameters for which `wanted(name, blocks)` is true, in order."""
-        kept = [number for number, key in enumerate(self.names) if wanted(key, self.blocks[number])]
-        return ParameterGroup(
-            name=name,
-            decays=self.decays,
-            names=tuple(self.names[number] for number in kept),
-            parameters=tuple(self.parameters[number] for number in kept),
-            blocks=tuple(self.blocks[number] for number in kept),
-            lr_ratio=self.lr_ratio,
-        )
-
 
 def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
     """Returns the depth of each parameter, and that of the head.
 
-    Blocks count from 1; embeddings, positions and the input norm have depth 0. Blocks of a decoder come after those of
-    its encoder. An output norm has the depth of the module above it.
+    Blocks count from 1; embeddings, positions and the input norm have depth 0. Blocks of a decoder
+    come after those of its encoder. An output norm has the depth of the module above it.
     """
-    found, top = dict[str, int](), 0
     names = list(names)
+    found = dict.fromkeys(names, 0)
+    top = 0
     for stack in ("encoder", "decoder"):
         prefix = f"{stack}.blocks."
-        numbers = {name: int(name[len(prefix) :].partition(".")[0]) for name in names if name.startswith(prefix)}
+        inside = [name for name in names if name.startswith(prefix)]
+        numbers = {name: int(name[len(prefix) :].partition(".")[0]) for name in inside}
         found |= {name: top + 1 + number for name, number in numbers.items()}
         top += 1 + max(numbers.values(), default=-1)
         found |= {name: top + 1 for name in names if name.startswith(f"{stack}.norm.")}
-    above = {name: top + 1 for name in names if name.split(".")[0] in _ABOVE}
-    return dict.fromkeys(names, 0) | found | above, top + 1
+    found |= {name: top + 1 for name in names if name.split(".")[0] in _ABOVE}
+    return found, top + 1
 
 
 def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list[ParameterGroup]:
     """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
-    A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns it, and no part of its
-    dotted name is in EMBEDDING_PARTS. The order is that of registration, the same in every process. Frozen parameters
-    are in no group. Call it before an engine partitions the parameters.
+    A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns it,
+    and no part of its dotted name is in EMBEDDING_PARTS. The order is that of registration, the same
+    in every process. Frozen parameters are in no group. To be called before an engine partitions the
+    parameters.
 
     Args:
         model: Any module; shared parameters count once, under their first name.
-        layer_decay: Learning rate of a block relative to the block above it. None: one rate, at most two groups.
+        layer_decay: Learning rate of a block relative to the block above it. None: one rate.
 
     Returns:
-        The groups that are not empty, the decaying one first; with `layer_decay` by depth, two for each.
+        At most two groups, the decaying one first; with `layer_decay` two for each depth.
     """
     embeddings = {
         id(parameter)
@@ -126,9 +119,10 @@ def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list
     members: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_embedding = id(parameter) in embeddings or not EMBEDDING_PARTS.isdisjoint(name.split("."))
+            is_table = not EMBEDDING_PARTS.isdisjoint(name.split("."))
+            decays = parameter.ndim >= 2 and not is_table and id(parameter) not in embeddings
             depth = head_depth if layer_decay is None else depth_of[name]
-            members.setdefault((depth, parameter.ndim >= 2 and not is_embedding), []).append((name, parameter))
+            members.setdefault((depth, decays), []).append((name, parameter))
     return [
         ParameterGroup(
             name=("decay" if decays else "no_decay") + ("" if layer_decay is None else f".{depth}"),

@@ -1,27 +1,139 @@
-"""Steps torch optimizers over whole matrices (Muon, Adafactor) on masters that are flattened and sharded over ranks.
+"""Steps torch optimizers over whole matrices (Muon, Adafactor) on masters sharded over ranks.
 
-Muon sets the singular values of a matrix's update equal, Adafactor's variance is a row times a column: neither works on
-the flat pieces of ZeRO. So, in each step:
+Muon sets the singular values of a matrix's update equal, Adafactor's variance is a row times a
+column: neither works on the flat pieces of ZeRO. So, in each step:
 
     matrices that are whole on this rank   ->  stepped in place, as views
     matrices that are sharded              ->  gathered on one rank each, stepped there, and sent back
     parameters of other groups             ->  AdamW, on the tensors of the engine
 
-    keepers -- weight and gradient, all-to-all -->  owners: step whole matrices  -- weight, all-to-all --> keepers
+    keepers  --weight and gradient, all-to-all-->  owners: step whole matrices
+    owners   --weight, all-to-all-->               keepers
 
-The update rule is torch's class, unchanged, with its own state on the owner of a matrix. Without a sharding engine,
-every matrix is whole on every rank, and nothing is sent.
+An owner is planned for each matrix, the same on every rank: the rank that has at least half of it,
+otherwise the rank with the least work. ZeRO 1 and 2 shard a long concatenation of parameters, so that
+few matrices are split; ZeRO 3 splits all of them.
+
+The update rule is torch's class, unchanged, with its own state on the owner of a matrix. Without a
+sharding engine, every matrix is whole on every rank, and nothing is sent.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 
 from pretrain.optim.groups import ParameterGroup
-from pretrain.optim.pieces import BlockPart, MatrixBlock, Span, WeightPiece, blocks_of, plan_parts
 from pretrain.types import Fragment
+
+
+class Span(NamedTuple):
+    """A piece of a parameter on a rank, without its values.
+
+    Attributes:
+        name: Parameter.
+        slot: Number of the tensor that the piece lies in; the same on every rank.
+        offset: First element in the flattened parameter.
+        start: First element in the flattened tensor.
+        length: Number of elements.
+    """
+
+    name: str
+    slot: int
+    offset: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPiece:
+    """A piece of a parameter of some shape in a tensor on this rank.
+
+    `master` is the fp32 tensor that the optimizer steps: a parameter, or a flat partition of many.
+    """
+
+    span: Span
+    shape: tuple[int, ...]
+    master: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """1-D live view."""
+        return self.master.data.view(-1).narrow(0, self.span.start, self.span.length)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixBlock:
+    """A matrix or vector that an optimizer steps as a whole.
+
+    It is number `number` of parameter `name`, from element `offset` of the flattened parameter on.
+    """
+
+    name: str
+    number: int
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """The part of a block on one rank, the keeper; the owner steps the block.
+
+    `start` is the first element in the keeper's flattened tensor, `first` that in the flattened block.
+    """
+
+    block: MatrixBlock
+    keeper: int
+    owner: int
+    start: int
+    first: int
+    length: int
+
+
+def blocks_of(name: str, shapes: Sequence[tuple[int, ...]]) -> list[MatrixBlock]:
+    """Returns the blocks of a parameter, given the shapes of its matrices from the top."""
+    blocks = []
+    offset = 0
+    for number, shape in enumerate(shapes):
+        blocks.append(MatrixBlock(name, number, offset, shape))
+        offset += prod(shape)
+    return blocks
+
+
+def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -> list[list[BlockPart]]:
+    """Returns the parts of each block, by rank, with an owner for each block.
+
+    Blocks have the same order on every rank. The spans of all ranks cover every element once.
+    """
+    spans = defaultdict(list)
+    for rank, kept in enumerate(ranks):
+        for span in kept:
+            spans[span.name].append((rank, span))
+    load = [0] * len(ranks)
+    planned = []
+    for block in blocks:
+        kept_parts = []
+        for rank, span in spans[block.name]:
+            first = max(span.offset, block.offset)
+            length = min(span.offset + span.length, block.offset + block.length) - first
+            if length > 0:
+                kept_parts.append((rank, span.start + first - span.offset, first - block.offset, length))
+        assert sum(length for *_, length in kept_parts) == block.length, f"{block} is incomplete"
+        keeper, *_, most = max(kept_parts, key=lambda part: (part[3], -part[0]))
+        owner = keeper if 2 * most >= block.length else load.index(min(load))
+        load[owner] += block.length
+        planned.append([BlockPart(block, rank, owner, *place) for rank, *place in kept_parts])
+    return planned
+
 
 ROUND_ELEMENTS = 2**24
 """Elements of a rank in one exchange, about: 128 MiB of gradients and weights."""
@@ -42,45 +154,40 @@ def cut_into_rounds(blocks: Sequence[list[BlockPart]], num_ranks: int) -> list[l
 
 
 class Round:
-    """One exchange of the parts of sharded matrices. Its calls are collective.
-
-    Args:
-        parts: Parts of the blocks of this round, of every rank.
-        rank: This rank.
-        num_ranks: Number of ranks.
-    """
+    """One exchange of the parts of sharded matrices; `parts` are those of every rank. Collective."""
 
     def __init__(self, parts: list[BlockPart], rank: int, num_ranks: int) -> None:
         # Sorting is stable: between two ranks, both sides see the same parts in the same order.
         self._kept = sorted((p for p in parts if p.keeper == rank), key=lambda part: part.owner)
-        self._worked_on = sorted((p for p in parts if p.owner == rank), key=lambda part: part.keeper)
-        self._kept_sizes = [sum(p.length for p in self._kept if p.owner == r) for r in range(num_ranks)]
-        self._worked_on_sizes = [sum(p.length for p in self._worked_on if p.keeper == r) for r in range(num_ranks)]
+        self._owned = sorted((p for p in parts if p.owner == rank), key=lambda part: part.keeper)
+        ranks = range(num_ranks)
+        self._kept_sizes = [sum(p.length for p in self._kept if p.owner == r) for r in ranks]
+        self._owned_sizes = [sum(p.length for p in self._owned if p.keeper == r) for r in ranks]
 
     def run(self, master: Tensor, step: Callable[[dict[MatrixBlock, tuple[Tensor, Tensor]]], None]) -> None:
-        """Steps the blocks of this round.
+        """Steps the blocks of this round; `step` modifies the weights of {block: (weight, gradient)}.
 
-        Args:
-            master: fp32; this rank's parts are read from it and from its gradient, and written back to it.
-            step: Called with {block: (weight, gradient)} of this rank's blocks; modifies the weights in place.
+        This rank's parts are read from the fp32 master and from its gradient, and written back.
         """
         weights, gradients = master.data.view(-1), master.grad
         assert gradients is not None, "a sharding engine gives every tensor a gradient"
         whole = self._gather(gradients.view(-1), weights)
         step(whole)
-        flat = [whole[p.block][0].view(-1)[p.first : p.first + p.length] for p in self._worked_on]
-        back = self._send(flat, weights, self._worked_on_sizes, self._kept_sizes)
+        flat = [whole[p.block][0].view(-1)[p.first : p.first + p.length] for p in self._owned]
+        back = self._send(flat, weights, self._owned_sizes, self._kept_sizes)
         for part, values in zip(self._kept, back.split([p.length for p in self._kept]), strict=True):
             weights[part.start : part.start + part.length] = values
 
     def _gather(self, gradients: Tensor, weights: Tensor) -> dict[MatrixBlock, tuple[Tensor, Tensor]]:
-        pairs = [source[p.start : p.start + p.length] for p in self._kept for source in (weights, gradients)]
-        sizes = [[2 * size for size in side] for side in (self._kept_sizes, self._worked_on_sizes)]
+        pairs = []
+        for part in self._kept:
+            place = slice(part.start, part.start + part.length)
+            pairs += [weights[place], gradients[place]]
+        sizes = [[2 * size for size in side] for side in (self._kept_sizes, self._owned_sizes)]
         received = self._send(pairs, weights, *sizes)
         whole: dict[MatrixBlock, tuple[Tensor, Tensor]] = {}
-        lengths = [p.length for p in self._worked_on for _ in range(2)]
-        values = iter(received.split(lengths))
-        for part in self._worked_on:
+        values = iter(received.split([p.length for p in self._owned for _ in range(2)]))
+        for part in self._owned:
             if part.block not in whole:
                 whole[part.block] = (weights.new_empty(part.block.shape), weights.new_empty(part.block.shape))
             for target in whole[part.block]:
@@ -97,72 +204,61 @@ class Round:
 MakeRule = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-@dataclass(frozen=True, slots=True)
-class WholeGroup:
-    """Parameters whose matrices are stepped whole.
+class WholeGroup(NamedTuple):
+    """Parameters whose matrices are stepped whole, by the torch optimizer that `make` builds.
 
-    Attributes:
-        group: Parameters and the matrices of each.
-        make: Builds the torch optimizer over matrices of this group.
-        lr: Peak learning rate.
-        lr_ratio: `lr` over `optim.lr`, to which the schedule applies.
+    `lr_ratio` is the peak learning rate `lr` over `optim.lr`, to which the schedule applies.
     """
 
     group: ParameterGroup
     make: MakeRule
     lr: float
-    lr_ratio: float = 1.0
+    lr_ratio: float
 
 
 class WholeOptimizer(torch.optim.Optimizer):
     """AdamW for some groups, and for others a torch optimizer over whole matrices.
 
-    Leaves the matrices unchanged until `place` has registered them: a sharding engine takes a step of zeros while it
-    is built.
-
-    Args:
-        groups: Groups of whole matrices.
-        elementwise: Optimizer of all other parameters; None if there are none.
+    Leaves the matrices unchanged until `place` has registered them: a sharding engine takes a step of
+    zeros while it is built. `elementwise` steps all other parameters; None if there are none.
     """
 
     def __init__(self, groups: Sequence[WholeGroup], elementwise: torch.optim.Optimizer | None) -> None:
         own = [
-            {"params": list(g.group.parameters), "lr": g.lr, "lr_ratio": g.lr_ratio, "name": g.group.name}
-            for g in groups
+            {"params": list(group.parameters), "lr": lr, "lr_ratio": lr_ratio, "name": group.name}
+            for group, _, lr, lr_ratio in groups
         ]
         # The dicts of the elementwise optimizer are shared: an engine replaces the parameters in them.
         super().__init__([*own, *(elementwise.param_groups if elementwise else [])], {})
         self._elementwise = elementwise
         if elementwise is not None:
             elementwise.state = self.state
-        self._groups = {g.group.name: g for g in groups}
+        self._groups = {whole.group.name: whole for whole in groups}
         self._rules: dict[str, _Rule] = {}
         self._masters: set[int] = set()
 
     def place(
         self, masters: Sequence[Tensor], pieces: Sequence[WeightPiece], ranks: Sequence[Sequence[Span]], rank: int
     ) -> None:
-        """Registers where the masters are.
+        """Registers every tensor that the engine steps, by slot, and the pieces on this rank.
 
-        Args:
-            masters: Every tensor that the engine steps, by slot, with or without a piece on this rank.
-            pieces: Pieces on this rank.
-            ranks: Spans of the pieces of every rank; of this rank only, if every rank has all.
-            rank: Index of this rank in `ranks`.
+        `ranks` are the spans of the pieces of every rank; of this rank only, if every rank has all.
+        `rank` is the index of this rank in `ranks`.
         """
-        for name, group in self._groups.items():
-            members = dict(zip(group.group.names, group.group.blocks, strict=True))
+        for name, (group, make, *_) in self._groups.items():
+            members = dict(zip(group.names, group.blocks, strict=True))
             shared = [[span for span in spans if span.name in members] for spans in ranks]
             slots = {span.name: span.slot for spans in shared for span in spans}
             assert slots.keys() == members.keys(), "every parameter of the group is kept by some rank"
             blocks = [block for key, shapes in members.items() for block in blocks_of(key, shapes)]
             own = {slot: masters[slot] for slot in set(slots.values())}
             shapes = {piece.span.name: piece.shape for piece in pieces}
-            self._rules[name] = _Rule(group.make, own, slots, shapes, plan_parts(blocks, shared), rank, len(ranks))
+            planned = plan_parts(blocks, shared)
+            self._rules[name] = _Rule(make, own, slots, shapes, planned, rank, len(ranks))
             self._masters |= {id(master) for master in own.values()}
 
     def takes_whole(self, master: Tensor) -> bool:
-        """Tells whether a master contains matrices that are stepped whole; their state is in `fragments`."""
+        """Returns whether a master contains matrices that are stepped whole, with state in `fragments`."""
         return id(master) in self._masters
 
     @torch.no_grad()
@@ -217,11 +313,10 @@ class _Rule:
         }
         device = next(iter(masters.values())).device
         # A handle identifies a matrix and its state in the optimizer; between steps it is empty.
-        self._handles = {
-            parts[0].block: nn.Parameter(torch.empty(0, *parts[0].block.shape[1:], device=device), requires_grad=False)
-            for parts in planned
-            if parts[0].owner == rank
-        }
+        self._handles: dict[MatrixBlock, nn.Parameter] = {}
+        for block in (parts[0].block for parts in planned if parts[0].owner == rank):
+            empty = torch.empty(0, *block.shape[1:], device=device)
+            self._handles[block] = nn.Parameter(empty, requires_grad=False)
         self._optimizer = make(list(self._handles.values())) if self._handles else None
 
     def step(self, masters: list[Tensor], learning_rate: float) -> None:
@@ -230,10 +325,12 @@ class _Rule:
         for master in masters:
             if master.grad is None:
                 continue
-            weights, gradients = master.data.view(-1), master.grad.reshape(-1)
+            weights = master.data.view(-1)
+            gradients = master.grad.reshape(-1)
             for part in self._local.get(self._slots[id(master)], []):
                 place = slice(part.start, part.start + part.length)
-                here[part.block] = weights[place].view(part.block.shape), gradients[place].view(part.block.shape)
+                shape = part.block.shape
+                here[part.block] = weights[place].view(shape), gradients[place].view(shape)
         self._step_whole(here, learning_rate)
         for master in masters:
             for exchange in self._rounds.get(self._slots[id(master)], []):
@@ -243,49 +340,47 @@ class _Rule:
         if self._optimizer is None or not matrices:
             return
         for block, (weight, gradient) in matrices.items():
-            self._handles[block].data, self._handles[block].grad = weight, gradient
+            self._handles[block].data = weight
+            self._handles[block].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._optimizer.step()
         for block in matrices:
-            self._release(self._handles[block])
-
-    @staticmethod
-    def _release(handle: nn.Parameter) -> None:
-        handle.grad = None
-        handle.data = handle.data.new_empty(0, *handle.shape[1:])
+            handle = self._handles[block]
+            handle.grad = None
+            handle.data = handle.data.new_empty(0, *handle.shape[1:])
 
     def fragments(self) -> Iterator[Fragment]:
-        """Yields the state of each matrix; a tensor of its size as a piece of the parameter's state."""
+        """Yields the state of each matrix; tensors of its size are pieces of the parameter's state."""
         if self._optimizer is None:
             return
+        state = self._optimizer.state
         for block, handle in self._handles.items():
-            if not self._optimizer.state.get(handle):
-                self._create_state(block)
-            for key, value in self._optimizer.state[handle].items():
+            if not state.get(handle):
+                self._create_state(block, state)
+            shape = self._shapes[block.name]
+            for key, value in state[handle].items():
                 if key == "step":
                     continue
-                shape = self._shapes[block.name]
-                if value.numel() == block.length:
-                    yield Fragment(block.name, block.offset, shape, {key: value.view(-1)})
-                else:
-                    yield Fragment(block.name, 0, shape, {f"{key}.{block.number}": value.view(-1)})
+                offset = block.offset
+                if value.numel() != block.length:
+                    offset, key = 0, f"{key}.{block.number}"
+                yield Fragment(block.name, offset, shape, {key: value.view(-1)})
 
     @torch.no_grad()
-    def _create_state(self, block: MatrixBlock) -> None:
+    def _create_state(self, block: MatrixBlock, state: dict[Tensor, dict[str, Tensor]]) -> None:
         """Makes the optimizer create the state of a matrix, by a step of zeros."""
         handle = self._handles[block]
         zeros = torch.zeros(block.shape, device=handle.device)
         self._step_whole({block: (zeros, torch.zeros_like(zeros))}, 0.0)
-        self._reset_step(handle, 0)
+        _set_step(state[handle], 0)
 
     def set_step(self, step: int) -> None:
         """Sets the step count of every matrix that has state."""
         if self._optimizer is not None:
-            for handle in self._optimizer.state:
-                self._reset_step(handle, step)
+            for state in self._optimizer.state.values():
+                _set_step(state, step)
 
-    def _reset_step(self, handle: Tensor, step: int) -> None:
-        assert self._optimizer is not None
-        count = self._optimizer.state[handle].get("step")
-        if count is not None:
-            count.fill_(step)
+
+def _set_step(state: dict[str, Tensor], step: int) -> None:
+    if "step" in state:
+        state["step"].fill_(step)

@@ -16,17 +16,11 @@ from pretrain.config.optim import ScheduleConfig
 def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) -> float:
     """Returns the learning rate of a step relative to the peak.
 
-    Step 0 is the first. Warm-up is linear: step 0 has factor 1 / warmup_steps (0 would waste the step), and step
-    warmup_steps - 1 has factor 1. From there to the end (`decay_steps`, or `total_steps`) the factor decays to
-    `min_ratio`, and stays there.
+    Step 0 is the first. Warm-up is linear: step 0 has factor 1 / warmup_steps (0 would waste the
+    step), and step warmup_steps - 1 has factor 1. From there to the end (`decay_steps`, or
+    `total_steps`) the factor decays to `min_ratio`, and stays there.
 
-    Args:
-        step: At least 0; may be beyond the end.
-        schedule: Schedule with positions in steps (`ScheduleConfig.in_steps`); its end is after its warm-up.
-        total_steps: Steps of the run; the end of a schedule without `decay_steps`.
-
-    Returns:
-        A factor in (0, 1] during warm-up, and in [min_ratio, 1] after it.
+    `step` may be beyond the end. Positions of the schedule are in steps (`ScheduleConfig.in_steps`).
     """
     assert schedule is schedule.in_steps(1), "convert positions by token to steps first"
     if step < schedule.warmup_steps:
@@ -34,7 +28,12 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
     if schedule.kind == "constant":
         return 1.0
     if schedule.kind == "inverse_sqrt":
-        return max(schedule.min_ratio, _inverse_sqrt(step + 1, schedule))
+        # 1 up to step number k, counted from 1, then sqrt(k / number); k is the hold or the warm-up.
+        # With a warm-up w this is `d_model^-0.5 * min(n^-0.5, n * w^-1.5)` over its peak,
+        # (d_model * w)^-0.5 (Vaswani et al. 2017, eq. 3); with a hold k and no warm-up it is T5's
+        # `1 / sqrt(max(n, k))` over its peak, 1 / sqrt(k) (Raffel et al. 2020, 3.1.2).
+        flat = max(schedule.hold_steps or 0, schedule.warmup_steps)
+        return max(schedule.min_ratio, math.sqrt(flat / max(step + 1, flat)))
     end = schedule.decay_steps or total_steps
     if schedule.kind == "wsd":
         assert schedule.cooldown_steps is not None
@@ -43,17 +42,6 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
         start = schedule.warmup_steps
     progress = min(1.0, max(0, step - start) / max(1, end - start))
     return schedule.min_ratio + (1.0 - schedule.min_ratio) * _remaining(progress, schedule)
-
-
-def _inverse_sqrt(number: int, schedule: ScheduleConfig) -> float:
-    """1 up to step `number` k, counted from 1, and sqrt(k / number) after it; k is the hold, or else the warm-up.
-
-    With warm-up w this is `d_model^-0.5 * min(n^-0.5, n * w^-1.5)` (Vaswani et al. 2017, eq. 3) over its peak, which
-    is (d_model * w)^-0.5. With a hold k and no warm-up it is T5's `1 / sqrt(max(n, k))` (Raffel et al. 2020, 3.1.2)
-    over its peak, 1 / sqrt(k).
-    """
-    flat = max(schedule.hold_steps or 0, schedule.warmup_steps)
-    return math.sqrt(flat / max(number, flat))
 
 
 def _remaining(progress: float, schedule: ScheduleConfig) -> float:

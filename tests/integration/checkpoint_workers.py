@@ -7,7 +7,7 @@ from typing import Any
 from pretrain.checkpoint.manager import CheckpointManager, load_checkpoint
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
-from pretrain.engine.zero_state import set_loss_scale
+from pretrain.engine.deepspeed_engine import set_loss_scale
 from pretrain.errors import CheckpointError
 from tests.integration.workers import build, train
 

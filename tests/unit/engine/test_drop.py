@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from pretrain.engine.deepspeed_engine import dropping
-from pretrain.engine.zero_state import read_loss_scale
+from pretrain.engine.deepspeed_engine import dropping, read_loss_scale
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.toy import assemble, fakes, train
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.engine.frozen import CompleteState
+from pretrain.engine.replicated import CompleteState
 from tests.helpers.fake_deepspeed import DTYPES
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.test_zero_state import CASES

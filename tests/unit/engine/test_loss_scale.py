@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.engine.zero_state import FIELDS, never_raise, read_loss_scale, set_loss_scale
+from pretrain.engine.deepspeed_engine import FIELDS, never_raise, read_loss_scale, set_loss_scale
 from tests.helpers.fake_zero import FakeFixedScaler, FakeScaler
 
 

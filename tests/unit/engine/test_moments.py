@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.engine.replicated import create_moments_of, set_optimizer_step, state_fragments
-from pretrain.optim.pieces import Span, WeightPiece
+from pretrain.optim.matrices import Span, WeightPiece
 
 
 def stepped(master, gradient, prepare=False):

@@ -9,7 +9,7 @@ from torch import nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.engine.build import builds_sharded, fill_sharded
-from pretrain.engine.zero_state import build_zero_state
+from pretrain.engine.deepspeed_engine import build_zero_state
 from tests.helpers.fake_deepspeed import DTYPES, FakeAccelerator, FakeEngine, fake_deepspeed
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.toy import SHAPES, Toy, adamw, assemble, engine_config, names_of

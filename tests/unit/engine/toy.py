@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
+from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, build_zero_state
 from pretrain.engine.replicated import working_weights
-from pretrain.engine.zero_state import build_zero_state
 from pretrain.types import Fragment, FragmentStore
 from tests.helpers.fake_deepspeed import FakeAccelerator, FakeEngine, fake_deepspeed
 from tests.helpers.thread_ranks import Ranks

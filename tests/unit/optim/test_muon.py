@@ -9,7 +9,7 @@ from pretrain.engine.replicated import place_whole
 from pretrain.errors import LaunchError
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.optim.pieces import Span, WeightPiece
+from pretrain.optim.matrices import Span, WeightPiece
 
 CPU = torch.device("cpu")
 

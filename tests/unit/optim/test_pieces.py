@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.optim import matrices
-from pretrain.optim.matrices import cut_into_rounds
-from pretrain.optim.pieces import BlockPart, MatrixBlock, Span, blocks_of, plan_parts
+from pretrain.optim.matrices import BlockPart, MatrixBlock, Span, blocks_of, cut_into_rounds, plan_parts
 
 SHAPES = st.lists(
     st.integers(1, 6).flatmap(
