@@ -1,6 +1,6 @@
 """Hashes of rows and tokens that do not depend on the order in which a stream gives them.
 
-    a row      -> CRC32 of its tokens (and of its loss mask, labels and source), mixed with its sample id
+    a row      -> CRC32 of its tokens (and loss mask, labels and source), mixed with its sample id
     borders    -> each document start of a row, mixed with the sample id
     a reading  -> sums mod 2**64 over all rows: equal sums, equal multisets of rows
 
@@ -25,20 +25,22 @@ _SIDES = {"target": 0x74, "source": 0x73}
 
 @dataclass(frozen=True, slots=True)
 class RowHashes:
-    """Sums below 2**64 over rows: of sample ids, and of sample ids with tokens, borders, labels and loss masks."""
+    """Sums over rows, below 2**64: of sample ids; of these with tokens, borders, labels, masks."""
 
     samples: int = 0
     content: int = 0
 
     def __add__(self, other: "RowHashes") -> "RowHashes":
-        return RowHashes((self.samples + other.samples) % 2**64, (self.content + other.content) % 2**64)
+        samples = (self.samples + other.samples) % 2**64
+        return RowHashes(samples, (self.content + other.content) % 2**64)
 
 
 def hash_rows(rows: TokenRows | PairRows) -> RowHashes:
     """Returns the hashes of some rows; about one nanosecond a token."""
-    sides = {"target": rows}
+    sides: dict[str, TokenRows] = {}
     if isinstance(rows, PairRows):
-        sides = {"target": rows.target, "source": rows.source}
+        sides["source"] = rows.source
+    sides["target"] = rows.target if isinstance(rows, PairRows) else rows
     mixed = mix64(sides["target"].sample_ids.astype(np.uint64))
     content = 0
     for name, side in sides.items():
@@ -47,15 +49,17 @@ def hash_rows(rows: TokenRows | PairRows) -> RowHashes:
         # The upper half is free: rows have a loss mask or labels, never both.
         for beside in (side.loss_mask, side.labels):
             if beside is not None:
-                checks |= np.fromiter(map(zlib.crc32, beside), np.uint64, len(keys)) << np.uint64(32)
+                upper = np.fromiter(map(zlib.crc32, beside), np.uint64, len(keys))
+                checks |= upper << np.uint64(32)
         row, column = np.divmod(side.starts, side.tokens.shape[1])
         borders = mix64(keys[row] + column.astype(np.uint64))
-        content += int(mix64(keys ^ checks).sum(dtype=np.uint64)) + int(borders.sum(dtype=np.uint64))
+        content += int(mix64(keys ^ checks).sum(dtype=np.uint64))
+        content += int(borders.sum(dtype=np.uint64))
     return RowHashes(int(mixed.sum(dtype=np.uint64)), content % 2**64)
 
 
 class TokenSums:
-    """Sums of mixed token ids below `vocab_size`: equal for two sets of tokens with equal counts of each id."""
+    """Sums of mixed token ids: equal for two sets of tokens with equal counts of each id."""
 
     def __init__(self, vocab_size: int) -> None:
         self._mixed = mix64(np.arange(vocab_size, dtype=np.uint64))
@@ -66,6 +70,6 @@ class TokenSums:
 
 
 def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields 1-D tokens in parts of `CHUNK_TOKENS`, which bounds the memory of what is computed from each."""
+    """Yields 1-D tokens in parts of `CHUNK_TOKENS`, which bounds the memory of computations."""
     for first in range(0, len(tokens), CHUNK_TOKENS):
         yield tokens[first : first + CHUNK_TOKENS]

@@ -1,9 +1,9 @@
-"""Plans of a reading exactly once: an epoch in the order of training, or a split in its fixed order.
+"""Plans to read each sample once: an epoch in the order of training, or a split in its fixed order.
 
-    a shard folder, an order  ->  ReadingPlan: number of rows, how a rank opens them, the tokens that each row owns
+    a shard folder, an order  ->  ReadingPlan: number of rows, their reader, the tokens of each
 
-Rows overlap: the last token of one is the first of the next, or belongs to the next epoch. A row *owns*
-the tokens that no other row of the plan owns, so those of all rows are the tokens of the split.
+Rows overlap: the last token of one is the first of the next, or belongs to the next epoch. A row
+*owns* the tokens that no other row of the plan owns; all rows together own those of the split.
 """
 
 import contextlib
@@ -27,8 +27,9 @@ from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
 Read = Callable[[range], TokenRows | PairRows]
-Owned = Callable[[TokenRows], tuple[np.ndarray, np.ndarray]]
-"""Returns the first column that each row owns, and the one after the last: int64 [B] both."""
+Columns = tuple[np.ndarray, np.ndarray]
+"""The first column that each row owns, and the one after the last: int64 [B] both."""
+Owned = Callable[[TokenRows], Columns]
 
 PACKINGS = ("concat", "bins", "padded")
 MAX_MICRO = 64
@@ -41,7 +42,7 @@ PADDED_ROWS = 48
 
 @contextlib.contextmanager
 def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore]]]:
-    """Opens the sources of a config, local folders or addresses through the cache, and the store of each.
+    """Opens the sources of a config, folders or addresses through the cache, and their stores.
 
     Raises:
         DataError: A folder, an index or a file is missing, or has another size than in the index; a
@@ -64,7 +65,7 @@ def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Options of `pretrain data verify` that are keys of `data` and `batch`; None: chosen by the data."""
+    """Options of `pretrain data verify` for `data` and `batch`; None: chosen by the data."""
 
     seq_len: int = 1024
     source_len: int | None = None
@@ -76,13 +77,14 @@ class Order:
     def data(self, path: str, kind: str) -> DataConfig:
         """Returns the section of a config. Raises: ConfigError: There is no such packing."""
         if self.packing not in (None, *PACKINGS):
-            raise ConfigError(f"there is no packing {self.packing!r}", fix=f"use {', '.join(PACKINGS)}")
+            fix = f"use {', '.join(PACKINGS)}"
+            raise ConfigError(f"there is no packing {self.packing!r}", fix=fix)
         values: dict[str, Any] = {"packing": self.packing or choose_packing(kind)}
         return DataConfig(path=path, lanes=self.lanes, block_samples=self.block_samples, **values)
 
 
 def choose_packing(kind: str) -> str:
-    """Returns the default packing of a kind of data: `concat` for text, and `bins` for what must not be cut."""
+    """Returns the default packing: `concat` for text, and `bins` for kinds that must not be cut."""
     return "concat" if kind == "text" else "bins"
 
 
@@ -92,25 +94,31 @@ class ReadingPlan:
 
     name: str
     num_samples: int  # samples 0 to this
-    num_rows: int  # they have all come after so many; where these are more, the others are of the next epoch
+    num_rows: int  # that contain them all; rows beyond `num_samples` are of the next epoch
     batch_rows: int
     num_tokens: int  # of the split that lie in rows; of pairs, target tokens
     token_sum: int  # over these tokens, below 2**64 (hash.py)
     num_left_out: int  # pairs that are longer than a row, and in none
-    open: Callable[[], Read]  # as a rank does that has just started; the result reads rows by position
+    open: Callable[[], Read]  # as a rank does at its start; the result reads rows by position
     owned: Owned
 
 
 def plan_rows(num_samples: int, world_sizes: Sequence[int]) -> int:
-    """Returns the rows of a global batch, which all world sizes divide, for at least `STEPS` steps where possible."""
+    """Returns rows of a global batch that all world sizes divide, for `STEPS` steps if possible."""
     quantum = lcm(*world_sizes)
-    return quantum * max(1, min(num_samples // (STEPS * quantum), -(-MAX_MICRO * max(world_sizes) // quantum)))
+    most = -(-MAX_MICRO * max(world_sizes) // quantum)
+    return quantum * max(1, min(num_samples // (STEPS * quantum), most))
 
 
 def plan_reading(
-    dataset: Dataset, store: ShardStore, split: str, order: Order, world_sizes: Sequence[int], token_sum: int
+    dataset: Dataset,
+    store: ShardStore,
+    split: str,
+    order: Order,
+    world_sizes: Sequence[int],
+    token_sum: int,
 ) -> ReadingPlan:
-    """Returns the plan of the first epoch of `train`, as a run reads it, or of `validation` in its fixed order.
+    """Returns the plan of the first epoch of `train`, or of `validation` in its fixed order.
 
     The dataset has one source; `token_sum` is that of the split (hash.py).
 
@@ -146,10 +154,13 @@ def plan_reading(
         num_rows = -(-num_samples // (GROUP_BATCHES * batch_rows)) * GROUP_BATCHES * batch_rows
     owned: Owned = partial(_owned_by_documents, num_samples)
     if is_cut:
-        owned = partial(_owned_by_samples, num_tokens, order.seq_len) if is_train else _owned_by_windows
+        owned = _owned_by_windows
+        if is_train:
+            owned = partial(_owned_by_samples, num_tokens, order.seq_len)
     num_left_out = 0
     if index.kind == "pairs":
-        num_left_out, num_tokens, token_sum = _leave_out(ShardSet(store, index, split), lengths, token_sum)
+        shards = ShardSet(store, index, split)
+        num_left_out, num_tokens, token_sum = _leave_out(shards, lengths, token_sum)
     return ReadingPlan(
         name=f"train, {data.packing}" if is_train else "validation, fixed",
         num_samples=num_samples,
@@ -164,7 +175,7 @@ def plan_reading(
 
 
 def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[int, int, int]:
-    """Returns the count of pairs that do not fit a row, and tokens and token sum of the split without their targets."""
+    """Returns the pairs that do not fit a row, and the split's tokens and sum without their targets."""
     num_left_out = 0
     num_tokens = shards.split.num_tokens
     sums = TokenSums(shards.index.vocab_size)
@@ -181,20 +192,20 @@ def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[i
     return num_left_out, num_tokens, token_sum % 2**64
 
 
-def _owned_by_samples(num_tokens: int, seq_len: int, rows: TokenRows) -> tuple[np.ndarray, np.ndarray]:
+def _owned_by_samples(num_tokens: int, seq_len: int, rows: TokenRows) -> Columns:
     """Returns the epoch's inputs: the tokens behind them in its last row are the next epoch's."""
     left = num_tokens - rows.sample_ids * seq_len
     return np.zeros_like(left), np.clip(left, 0, seq_len)
 
 
-def _owned_by_windows(rows: TokenRows) -> tuple[np.ndarray, np.ndarray]:
+def _owned_by_windows(rows: TokenRows) -> Columns:
     """Returns the targets, and the first token of all, which is no target."""
     assert rows.num_tokens is not None, "windows count their real tokens"
     return (rows.sample_ids > 0).astype(np.int64), rows.num_tokens
 
 
-def _owned_by_documents(num_samples: int, rows: TokenRows) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whole documents: a token beyond the row, the target of its last, is the next row's."""
+def _owned_by_documents(num_samples: int, rows: TokenRows) -> Columns:
+    """Returns whole documents: a token beyond the row, the target of its last, is the next's."""
     assert rows.num_tokens is not None, "rows of documents count their real tokens"
     own = np.where(rows.sample_ids < num_samples, rows.num_tokens, 0)
     return np.zeros_like(own), np.minimum(own, rows.tokens.shape[1] - 1)

@@ -1,8 +1,8 @@
 """Reads a plan as the ranks of a run would, with kills, and accounts for every sample.
 
-    world size, rows a step  ->  step by step, rank by rank, micro-batch by micro-batch, as data/loader.py cuts them
-    at some steps            ->  all that was opened or read ahead is dropped; only the cursor is kept
-    each part                ->  sample ids, hashes, owned tokens  ->  Reading: sums, each sample exactly once
+    world size, rows  ->  by step, then rank, then micro-batch, as in data/loader.py
+    at some steps     ->  all that was opened or read ahead is dropped; only the cursor is kept
+    each part         ->  sample ids, hashes, owned tokens  ->  Reading: sums, each sample once
 
 Deliberately not here: processes. A rank keeps nothing between two reads that another could miss, so
 one thread after another reads what it would.
@@ -10,7 +10,7 @@ one thread after another reads what it would.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ from pretrain.data.order import random_bits, rank_bits
 from pretrain.data.prefetch import Prefetcher
 from pretrain.datacheck.hash import RowHashes, TokenSums, hash_rows
 from pretrain.datacheck.reading import MAX_MICRO, ReadingPlan
+from pretrain.datacheck.shard_files import Tick
 from pretrain.errors import DataError
 from pretrain.rows import PairRows
 
@@ -59,7 +60,7 @@ def plan_ranks(rows: int, world_size: int) -> BatchPlan:
 
 
 def rank_rows(plan: BatchPlan, world_size: int, number: int) -> range:
-    """Returns the positions of part `number` of a reading: step by step, rank by rank, micro-batch by micro-batch."""
+    """Returns the positions of part `number` of a reading: by step, then rank, then micro-batch."""
     step, rest = divmod(number, world_size * plan.accumulation)
     rank, micro = divmod(rest, plan.accumulation)
     first = step * plan.rows + rank * plan.rows_per_rank + micro * plan.micro
@@ -67,7 +68,7 @@ def rank_rows(plan: BatchPlan, world_size: int, number: int) -> range:
 
 
 def choose_kills(num_steps: int, restarts: int, world_sizes: Sequence[int]) -> list[int]:
-    """Returns the steps before which all ranks are killed: up to `restarts` of 1 to `num_steps` - 1, ascending."""
+    """Returns steps before which all ranks are killed: up to `restarts` of 1 to `num_steps` - 1."""
     if num_steps < 2:
         return []
     order = rank_bits(random_bits("kills", (num_steps, *world_sizes), num_steps - 1))
@@ -81,11 +82,11 @@ def read_course(
     limit: int,
     restarts: int,
     sums: TokenSums,
-    tick: Callable[[float], None],
+    tick: Tick,
 ) -> Reading:
-    """Reads the first `limit` rows of a plan, with at most `restarts` kills; calls `tick` with the rows read.
+    """Reads the first `limit` rows of a plan, with at most `restarts` kills.
 
-    Of several world sizes each start takes the next.
+    Of several world sizes each start takes the next. `tick` is called with the rows read.
 
     Raises:
         DataError: A shard is damaged; or a sample came twice, or never.
@@ -96,12 +97,13 @@ def read_course(
     account = _Account(course, world_sizes)
     num_tokens = token_sum = 0
     hashes = RowHashes()
-    # Without the objects of before, a collection is cheap. Each start needs one: a stream is a cycle, and would keep
-    # its bins in memory and the shards mapped.
+    # Without earlier objects, a collection is cheap. Each start needs one: a stream is a cycle, and
+    # would keep its bins in memory and the shards mapped.
     gc.freeze()
     try:
         for number, steps in enumerate(pairwise([0, *kills, num_steps])):
-            for part in _read_parts(course, world_sizes[number % len(world_sizes)], range(*steps), limit, sums):
+            world_size = world_sizes[number % len(world_sizes)]
+            for part in _read_parts(course, world_size, range(*steps), limit, sums):
                 account.add(part.sample_ids)
                 num_tokens += part.num_tokens
                 token_sum += part.token_sum
@@ -111,8 +113,10 @@ def read_course(
     finally:
         gc.unfreeze()
     num_samples = account.check(limit)
+    token_sum %= 2**64
     seconds = time.perf_counter() - started
-    return Reading(world_sizes, len(kills), limit, num_samples, num_tokens, token_sum % 2**64, hashes, seconds)
+    counts = (limit, num_samples, num_tokens, token_sum)
+    return Reading(world_sizes, len(kills), *counts, hashes, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +174,11 @@ class _Account:
         self._later.update(later)
 
     def check(self, num_rows: int) -> int:
-        """Returns how many samples came. Raises: DataError: Some rows were the same sample, or a sample is missing."""
+        """Returns the number of samples. Raises: DataError: Rows share one, or one is missing."""
         num_samples = int(self._seen.sum())
-        if num_samples + len(self._later) < num_rows:
-            raise self._error(f"{num_rows} rows hold only {num_samples + len(self._later)} different samples")
+        num_different = num_samples + len(self._later)
+        if num_different < num_rows:
+            raise self._error(f"{num_rows} rows hold only {num_different} different samples")
         if num_rows == self._course.num_rows and num_samples < len(self._seen):
             raise self._error(f"sample {int(np.argmin(self._seen))} never came")
         return num_samples

@@ -1,11 +1,11 @@
 """Byte-for-byte check of the files of a shard folder against its index.
 
-    sidecars      -> CRC32 and shape; offsets, counts and lengths of documents as in the index and in the members
-    each member   -> CRC32 of every array; ids below the vocabulary; document starts that ascend from 0
-    each tar      -> sha256 of the whole
+    sidecars     -> CRC32 and shape; offsets, counts and lengths as in the index and in the members
+    each member  -> CRC32 of every array; ids below the vocabulary; document starts ascend from 0
+    each tar     -> sha256 of the whole
 
-All damage is reported at once: the first damaged member of each shard, or bytes between its members.
-Not here: the tokenizer (reading.py), and what a stream makes of the shards (replay.py).
+All damage is reported at once: the first damaged member of each shard, or bytes between members.
+Not here: the tokenizer (reading.py), and the rows that a stream makes of the shards (replay.py).
 """
 
 import hashlib
@@ -23,6 +23,9 @@ from pretrain.shards.index import LABELLED, DataIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
+Tick = Callable[[float], None]
+"""Called with an amount of progress, from any thread."""
+
 MAX_THREADS = 8
 MAX_NAMED = 5
 """Damaged files that an error names; of more it gives the number."""
@@ -30,10 +33,10 @@ MAX_NAMED = 5
 FIX = "copy this shard again or run `pretrain prepare` again"
 
 
-def check_files(store: ShardStore, index: DataIndex, tick: Callable[[float], None]) -> dict[str, int]:
-    """Reads every byte of a shard folder. Costs a CRC32 and a SHA-256 of it, on up to `MAX_THREADS` cores.
+def check_files(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, int]:
+    """Reads every byte of a shard folder twice, for CRC32 and SHA-256, on `MAX_THREADS` cores.
 
-    The files exist and have their sizes. Calls `tick` with bytes that were read; each is read twice.
+    The files exist and have their sizes. `tick` is called with the bytes that were read.
 
     Returns:
         The token sum of each split (hash.py); of pairs, that of the targets.
@@ -42,7 +45,8 @@ def check_files(store: ShardStore, index: DataIndex, tick: Callable[[float], Non
         DataError: A file is not as in the index; names shard and member.
     """
     sums = TokenSums(index.vocab_size)
-    sets = [ShardSet(store, index, name) for name, split in index.splits.items() if split.num_tokens]
+    names = [name for name, split in index.splits.items() if split.num_tokens]
+    sets = [ShardSet(store, index, name) for name in names]
     places = [(shards, number) for shards in sets for number in range(len(shards))]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         found = list(pool.map(lambda place: _check_shard(place[0], place[1], sums, tick), places))
@@ -69,7 +73,7 @@ def token_sides(kind: str) -> tuple[str, ...]:
     return ("tokens", "source") if kind == "pairs" else ("tokens",)
 
 
-def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Callable[[float], None]) -> int | DataError:
+def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> int | DataError:
     """Returns the sum of a shard's tokens, or the first damage in it."""
     shard = shards.split.shards[place]
     sides = token_sides(shards.index.kind)
@@ -86,15 +90,14 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Callable[[
             total += sums(reader.member(number)[0])
             tick(shard.num_bytes / shard.num_members)
         if any(not np.array_equal(expected[side], np.concatenate(found[side])) for side in sides):
-            raise DataError("its lengths are not those of the documents", where=shard.lengths.name, fix=FIX)
+            what = "its lengths are not those of the documents"
+            raise DataError(what, where=shard.lengths.name, fix=FIX)
         digest = _hash_file(shards.folder / shard.name)
         tick(shard.num_bytes)
         if digest != shard.sha256:
-            raise DataError(
-                f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every member is intact",
-                where=shard.name,
-                fix=FIX,
-            )
+            what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}"
+            what += ", although every member is intact"
+            raise DataError(what, where=shard.name, fix=FIX)
     except DataError as error:
         return error
     return total % 2**64
@@ -104,8 +107,9 @@ def _check_ragged(reader: ShardReader, number: int, side: str, index: DataIndex)
     """Returns the lengths of a member's documents on one side."""
     values, starts = reader.source(number) if side == "source" else reader.member(number)
     name = f"{number:08d}.{side}.npy"
-    if int(values.max()) >= index.vocab_size:
-        raise _contradiction(reader, f"{name} holds token {int(values.max())}, the vocabulary {index.vocab_size} ids")
+    if (token := int(values.max())) >= index.vocab_size:
+        what = f"{name} holds token {token}, the vocabulary {index.vocab_size} ids"
+        raise _contradiction(reader, what)
     bounds = np.append(starts.astype(np.int64), len(values))
     lengths = np.diff(bounds)
     if bounds[0] != 0 or (lengths <= 0).any():

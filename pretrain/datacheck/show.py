@@ -1,13 +1,13 @@
-"""`pretrain data show`: rows of a shard folder or of a run's data as the model will see them, printed.
+"""`pretrain data show`: rows of a shard folder or of a run's data as the model will see them.
 
-    CONFIG or RUN  ->  its config, under the options of the command line   |
-    DIR            ->  the default objective and packing of its kind, too  |  ->  rows  ->  ShownRow  ->  text
+    CONFIG or RUN  ->  its config, and the options of the command line   |
+    DIR            ->  the default objective and packing, and these too  |  ->  ShownRow  ->  text
 
     train          ->  the samples from a position of the run on, of any source
     validation     ->  the rows of one source from a number on, in their fixed order
 
-On a terminal documents alternate in colour; in a pipe the same words come plain, and words or braces say
-what colours do. Control characters are escaped: text of the web can contain commands to a terminal.
+On a terminal documents alternate in colour; in a pipe the same words come plain, and words or braces
+say what colours do. Control characters are escaped: text of the web can command a terminal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,13 @@ from pretrain.tokenizer import load_tokenizer, special_tokens_of
 SPLITS = ("train", "validation")
 DEFAULT_SEQ_LEN = 512
 """Row length of a shard folder, which has no config, in tokens."""
-OBJECTIVE_OF = {"text": "causal", "pairs": "seq2seq", "records": "supervised", "classes": "classify", "tags": "tag"}
+OBJECTIVE_OF = {
+    "text": "causal",
+    "pairs": "seq2seq",
+    "records": "supervised",
+    "classes": "classify",
+    "tags": "tag",
+}
 """Default objective of a shard folder, by its kind."""
 MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
 """A model of each shape, which a config needs; rows depend on the shape alone."""
@@ -57,7 +63,7 @@ KEY_OF = {
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """Options of `pretrain data show` (its help describes them); None: the config's value, or the default."""
+    """Options of `pretrain data show`; None: the config's value, or the default."""
 
     position: int = 0
     rows: int = 2
@@ -71,42 +77,45 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise ConfigError(f"there is no split {self.split!r}", where="--split", fix=f"use {' or '.join(SPLITS)}")
+            what = f"there is no split {self.split!r}"
+            raise ConfigError(what, where="--split", fix=f"use {' or '.join(SPLITS)}")
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReport:
-    """Rows of a split of `name`, from position `first` on, with the source (empty: one only) and number of each."""
+    """Rows of a split of `name`, with the source (empty: one only) and number of each."""
 
     name: str
     split: str
     objectives: tuple[str, ...]
-    first: int
+    first: int  # position of the first row
     sources: tuple[str, ...]
     numbers: tuple[int, ...]
     rows: tuple[ShownRow, ...]
     document_mask: bool
 
     def facts(self) -> dict[str, Any]:
-        """Returns all as JSON has it."""
+        """Returns the output of `--json`."""
+        sources = self.sources or [None] * len(self.rows)
         rows = [
-            {"position": self.first + place, "source": self.sources[place] if self.sources else None, **asdict(row)}
-            for place, row in enumerate(self.rows)
+            {"position": self.first + place, "source": source, **asdict(row)}
+            for place, (source, row) in enumerate(zip(sources, self.rows, strict=True))
         ]
         return {"kind": "rows", "path": self.name, "split": self.split, "rows": rows}
 
 
 def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsReport:
-    """Reads rows of a shard folder, a config or a run, and applies the objective. `overrides`, `a.b=c`, go to a config.
+    """Reads rows of a shard folder, or of a config or run with overrides, and applies the objective.
 
     Raises:
-        ConfigError: Options that do not go together, or the tokenizer lacks a token that the objective needs.
+        ConfigError: Options contradict each other, or the objective needs a token that is missing.
         DataError: A shard is missing or damaged.
     """
     config = _config_of(what, overrides, choice)
     with open_data(DataConfig(path=what) if config is None else config.data) as (dataset, stores):
         config = fit_config(config or _folder_config(what, dataset, choice), dataset)
-        context, tokenizer = context_of_run(config, dataset), load_tokenizer(dataset.tokenizer_path)
+        context = context_of_run(config, dataset)
+        tokenizer = load_tokenizer(dataset.tokenizer_path)
         rows = _read_rows(dataset, stores, config, choice)
         shown = describe_rows(rows, config.objective, context, tokenizer, dataset.index.labels)
     numbers = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
@@ -132,23 +141,25 @@ def _read_rows(
     positions = range(choice.position, choice.position + choice.rows)
     batch_rows = config.batch.rows
     if choice.split == "train":
-        return SourceStreams(dataset, stores, config.data, config.lengths, batch_rows, config.seed).read(positions)
+        order = (config.data, config.lengths, batch_rows, config.seed)
+        return SourceStreams(dataset, stores, *order).read(positions)
     sources = {
         source.name: (source.index, store)
         for source, store in zip(dataset.sources, stores, strict=True)
         if "validation" in source.index.splits
     }
     if not sources:
-        raise DataError("there is no split 'validation'", where=INDEX_NAME, fix="show --split train")
+        what = "there is no split 'validation'"
+        raise DataError(what, where=INDEX_NAME, fix="show --split train")
     name = choice.source or next(iter(sources))
     if name not in sources:
-        raise ConfigError(
-            f"{name!r} is no source with a validation split", where="--source", fix=f"use {', '.join(sources)}"
-        )
+        what = f"{name!r} is no source with a validation split"
+        raise ConfigError(what, where="--source", fix=f"use {', '.join(sources)}")
     windows = open_windows(*sources[name], config.data, config.lengths, batch_rows)
     end = windows.num_windows()
     if choice.position >= end:
-        raise ConfigError(f"there is no row {choice.position}, the split has {end}", fix="lower --position")
+        what = f"there is no row {choice.position}, the split has {end}"
+        raise ConfigError(what, fix="lower --position")
     return windows.read_windows(range(choice.position, min(positions.stop, end)))
 
 
@@ -158,14 +169,16 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
     run = RunDir(path)
     if is_remote(what) or (path.is_dir() and not run.config.is_file()):
         if overrides:
-            raise ConfigError(f"{overrides[0]}: a shard folder has no config to lay this over", fix="leave it out")
+            what = "a shard folder has no config to lay this over"
+            raise ConfigError(what, where=overrides[0], fix="leave it out")
         return None
     if choice.objective is not None:
         fix = f"lay objective.kind={choice.objective} over it"
         raise ConfigError("a config has an objective of its own", where="--objective", fix=fix)
     source = run.config if run.config.is_file() else what
     config = load_config(source, overrides)
-    given = [f"{key}={value}" for name, key in KEY_OF.items() if (value := getattr(choice, name)) is not None]
+    options = {key: getattr(choice, name) for name, key in KEY_OF.items()}
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
     if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
         given.append(f"batch.global_tokens={config.batch.rows * choice.seq_len}")
     return load_config(source, [*overrides, *given]) if given else config
@@ -177,8 +190,12 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
     objective = choice.objective or OBJECTIVE_OF[kind]
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
     shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
-    head = {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False} if kind in LABELLED else {}
-    preset = {"preset": MODEL_OF[shapes[0]], "max_seq_len": max(seq_len, choice.source_len or 0), **head}
+    preset: dict[str, Any] = {
+        "preset": MODEL_OF[shapes[0]],
+        "max_seq_len": max(seq_len, choice.source_len or 0),
+    }
+    if kind in LABELLED:
+        preset |= {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False}
     model: dict[str, Any] = expand_preset(preset)
     has_start = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).start is not None
     if choice.objective is None and kind == "pairs" and not has_start:
@@ -222,7 +239,7 @@ COLOURS = ("cyan", "magenta")
 STYLES = {"learned": "bold", "target": "bold", "context": "italic", "prefix": "italic"}
 """Style of a kind of stretch, added to the document's colour."""
 IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
-"""Kinds that follow each other in a line; others have lines of their own, with their name in the margin."""
+"""Kinds that follow each other in a line; others have own lines, with their name in the margin."""
 TRUTH = "bold green"
 """Style of a hidden token."""
 STANDS = "red"
@@ -248,24 +265,30 @@ def print_rows(shown: RowsReport, console: Console) -> None:
 def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
     if not shown.document_mask:
         yield Text("documents see each other: data.document_mask is off", style="bold")
-    yield from (Text(LEGENDS[objective], style="bold") for objective in shown.objectives if objective in LEGENDS)
+    for objective in shown.objectives:
+        if objective in LEGENDS:
+            yield Text(LEGENDS[objective], style="bold")
     for place, row in enumerate(shown.rows):
         if place:
             yield Text()
         yield Text(_headline(shown, place, row), style="bold reverse")
         if row.denoiser is not None:
-            yield Text(f"{INDENT}denoiser {row.denoiser}", style="dim")
+            yield _note(f"denoiser {row.denoiser}")
         if row.starts_with is not None and row.documents:
-            yield Text(f"{INDENT}the decoder reads {_printable(row.starts_with)} before each target", style="dim")
+            yield _note(f"the decoder reads {_printable(row.starts_with)} before each target")
         for number, document in enumerate(row.documents):
             yield from _document_lines(row, number, document, console)
         if row.beyond is not None:
-            yield Text(f"{INDENT}the last token predicts {_printable(row.beyond)!r}", style="dim")
+            yield _note(f"the last token predicts {_printable(row.beyond)!r}")
         if row.num_source_padding:
-            yield Text(f"{INDENT}{_count(row.num_source_padding, 'token')} of padding in the source row", style="dim")
+            yield _note(f"{_count(row.num_source_padding, 'token')} of padding in the source row")
         if row.num_padding:
             side = "" if row.num_source_padding is None else " in the target row"
-            yield Text(f"{INDENT}{_count(row.num_padding, 'token')} of padding{side}", style="dim")
+            yield _note(f"{_count(row.num_padding, 'token')} of padding{side}")
+
+
+def _note(words: str) -> Text:
+    return Text(INDENT + words, style="dim")
 
 
 def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
@@ -276,13 +299,14 @@ def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
         tokens = f"source {row.num_source_tokens:,} and target {row.num_tokens:,} tokens"
     padding = row.num_padding + (row.num_source_padding or 0)
     return (
-        f"{what} {shown.first + place:,}   sample {shown.numbers[place]:,}{source}   {row.objective}   {tokens}: "
-        f"{_count(len(row.documents), 'document')}, {padding:,} padding   {_count(row.num_targets, 'target')}"
+        f"{what} {shown.first + place:,}   sample {shown.numbers[place]:,}{source}   "
+        f"{row.objective}   {tokens}: {_count(len(row.documents), 'document')}, "
+        f"{padding:,} padding   {_count(row.num_targets, 'target')}"
     )
 
 
 def _document_lines(row: ShownRow, number: int, document: ShownDocument, console: Console) -> Iterator[Text]:
-    """Yields a document: its number and places, then its stretches behind their names in the margin."""
+    """Yields number and places of a document, then its stretches with their names in the margin."""
     colour = COLOURS[number % len(COLOURS)]
     facts = []
     for name, part in (("source ", document.source), ("target ", document.target)):
@@ -295,15 +319,18 @@ def _document_lines(row: ShownRow, number: int, document: ShownDocument, console
     if document.goes_on:
         facts.append("goes on after this row")
     for place, line in enumerate(_fit(Text("; ".join(facts), style="dim"), console)):
-        yield Text.assemble((f"{'' if place else number + 1:<{len(INDENT)}}", f"bold {colour}"), line)
+        margin = f"{'' if place else number + 1:<{len(INDENT)}}"
+        yield Text.assemble((margin, f"bold {colour}"), line)
     rule = "\u2502" if console.is_terminal else "|"
-    stretches = [stretch for part in (document.source, document.target) if part for stretch in part.stretches]
-    for label, group in groupby(stretches, lambda stretch: "" if stretch.kind in IN_TEXT else stretch.kind):
+    parts = [part for part in (document.source, document.target) if part]
+    stretches = [stretch for part in parts for stretch in part.stretches]
+    for label, group in groupby(stretches, lambda one: "" if one.kind in IN_TEXT else one.kind):
         flow = Text()
         for stretch in group:
             _append(flow, stretch, f"{STYLES.get(label, '')} {colour}".strip())
         for place, line in enumerate(_fit(flow, console)):
-            yield Text.assemble((f"{label if not place else '':>{LABEL_COLUMNS}} {rule} ", colour), line)
+            margin = f"{'' if place else label:>{LABEL_COLUMNS}} {rule} "
+            yield Text.assemble((margin, colour), line)
 
 
 def _fit(text: Text, console: Console) -> list[Text]:
@@ -347,4 +374,5 @@ def _count(number: int, what: str) -> str:
 
 def _printable(text: str) -> str:
     """Returns a text with its control characters escaped, but for line ends."""
-    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    escaped = (c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if c == "\n" or c.isprintable() else code for c, code in zip(text, escaped, strict=True))

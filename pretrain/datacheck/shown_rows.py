@@ -1,13 +1,13 @@
 """Rows of a model in words: the text of each document of a row, its place, and the predicted parts.
 
-    TokenRows or PairRows  --objective, row by row-->  ModelRows  ->  documents, stretches  ->  ShownRow
+    TokenRows or PairRows  --objective, row by row-->  ModelRows  ->  stretches  ->  ShownRow
 
 Ids, documents, positions and counts are those that the model gets. Kinds of stretches:
 
 `text`      all of it predicted               `prefix`    read in both directions, not predicted
 `learned`   predicted, of a text in part      `context`   read, not predicted
 `source`    source of a target                `target`    predicted after the source
-`masked`    predicted, the mask token in its place; `replaced`: another token; `kept`: the token itself
+`masked`    predicted, the mask token in its place; `replaced`: another; `kept`: the token itself
 `labelled`  the name of a label is predicted there
 `prefix`, `middle`, `suffix`, `prefix+middle`          parts of a document that was rearranged
 """
@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfig
 from pretrain.objective import build_rows
-from pretrain.objective.row_maker import RowContext
 from pretrain.objective.mixed import draw_parts
+from pretrain.objective.row_maker import RowContext
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary, select_rows
 from pretrain.tokenizer import display_tokens
 
@@ -40,7 +40,7 @@ class Stretch:
 
     kind: str
     text: str  # special tokens by their names; of hidden tokens the truth
-    special: tuple[tuple[int, int], ...]  # [first, end) of special tokens in it, without a space that precedes them
+    special: tuple[tuple[int, int], ...]  # [first, end) of special tokens, without their space
     stands: str | None  # the model's input in the place of hidden tokens; None: the same
     label: str | None  # name of the label that is predicted there; None: nothing, or tokens
     inputs: tuple[int, ...]
@@ -103,8 +103,10 @@ def describe_rows(
     for number, kind in enumerate(draw_parts(config.weights, "objective", context.seed, ids)):
         # Objectives work row by row, so a row alone becomes what it becomes in a batch.
         chosen = np.arange(len(ids)) == number
+        raw: TokenRows | PairRows
         if isinstance(rows, PairRows):
-            raw: TokenRows | PairRows = PairRows(select_rows(rows.source, chosen), select_rows(rows.target, chosen))
+            source = select_rows(rows.source, chosen)
+            raw = PairRows(source, select_rows(rows.target, chosen))
         else:
             raw = select_rows(rows, chosen)
         shown.append(writer.describe(raw, make_rows(raw), config.tasks[kind]))
@@ -120,7 +122,8 @@ class _RowWriter:
 
     def describe(self, raw: TokenRows | PairRows, made: ModelRows, task: TaskConfig) -> ShownRow:
         """Returns one row in words, as it came from the stream and as the objective made it."""
-        target, source = _split_sides(raw, made, kinds_of_tokens(made, task, self._context.vocabulary))
+        kinds = kinds_of_tokens(made, task, self._context.vocabulary)
+        target, source = _split_sides(raw, made, kinds)
         read = self._parts(target)
         sources = {} if source is None else self._parts(source)
         numbers = sorted(read.keys() | sources.keys())
@@ -132,6 +135,7 @@ class _RowWriter:
         predicts_next = source is None and made.target_positions is None
         beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
         shown = display_tokens(self._tokenizer, [number for number in beyond if number >= 0])
+        (start,) = display_tokens(self._tokenizer, [int(made.inputs[0, 0])])
         return ShownRow(
             sample_id=int(made.sample_ids[0]),
             objective=task.kind,
@@ -143,11 +147,8 @@ class _RowWriter:
             num_targets=made.num_targets,
             starts_inside=filled > 0 and 0 not in text.starts,
             beyond="".join(shown) or None,
-            starts_with=None if source is None else display_tokens(self._tokenizer, [int(made.inputs[0, 0])])[0],
-            documents=tuple(
-                ShownDocument(sources.get(number), read.get(number), goes_on and number == numbers[-1])
-                for number in numbers
-            ),
+            starts_with=None if source is None else start,
+            documents=tuple(ShownDocument(sources.get(n), read.get(n), goes_on and n == numbers[-1]) for n in numbers),
         )
 
     def _parts(self, side: "_Side") -> dict[int, SidePart]:
@@ -164,8 +165,9 @@ class _RowWriter:
 
     def _stretches(self, side: "_Side", first: int, end: int) -> Iterator[Stretch]:
         kinds = side.kinds
+        places = range(first + 1, end)
         # Two labels next to each other are two stretches.
-        cuts = [n for n in range(first + 1, end) if kinds[n] != kinds[n - 1] or kinds[n] == "labelled"]
+        cuts = [n for n in places if kinds[n] != kinds[n - 1] or kinds[n] == "labelled"]
         before: list[int] = []
         for low, high in pairwise([first, *cuts, end]):
             text = ""
@@ -178,18 +180,19 @@ class _RowWriter:
                 if is_special:
                     special.append((len(text) - len(word.lstrip()), len(text)))
             inputs = side.inputs[low:high]
+            stands = "".join(display_tokens(self._tokenizer, inputs))
             yield Stretch(
                 kind=kinds[low],
                 text=text,
                 special=tuple(special),
-                stands="".join(display_tokens(self._tokenizer, inputs)) if kinds[low] in HIDDEN else None,
+                stands=stands if kinds[low] in HIDDEN else None,
                 label=self._names[side.targets[low]] if kinds[low] == "labelled" else None,
                 inputs=tuple(inputs),
                 targets=tuple(side.targets[low:high]),
             )
 
     def _spell(self, before: list[int], ids: list[int]) -> str:
-        """Returns the text of ids behind others; a character that is cut by a border is broken on both sides."""
+        """Returns the text of ids behind others; a character on a border is broken on both sides."""
         known = self._tokenizer.decode(before, skip_special_tokens=False)
         text = self._tokenizer.decode(before + ids, skip_special_tokens=False)
         if text.startswith(known):
@@ -231,7 +234,8 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
     if task.kind not in ("prefix", "supervised"):
         return ["text"] * len(inputs)
     # A token has a loss if the one before it predicts it.
-    kinds = ["context" if target == IGNORE_INDEX else "learned" for target in [IGNORE_INDEX, *targets[:-1]]]
+    before = [IGNORE_INDEX, *targets[:-1]]
+    kinds = ["context" if target == IGNORE_INDEX else "learned" for target in before]
     return ["prefix" if is_read else kind for is_read, kind in zip(prefix, kinds, strict=True)]
 
 
@@ -251,8 +255,9 @@ def _rearranged_kinds(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary)
         at = [place for place in range(first, end) if ids[place] in (prefix, suffix, middle)]
         if [ids[place] for place in at] != [prefix, suffix, middle] or at[0] != first:
             continue
-        suffix_first = at[1] == first + 1  # then prefix and middle follow the middle's token without a border
-        parts = ["suffix", "suffix", "prefix+middle"] if suffix_first else ["prefix", "suffix", "middle"]
+        parts = ["prefix", "suffix", "middle"]
+        if at[1] == first + 1:  # prefix and middle follow the middle's token without a border
+            parts = ["suffix", "suffix", "prefix+middle"]
         for part, (low, high) in zip(parts, pairwise([*at, end]), strict=True):
             kinds[low:high] = [part] * (high - low)
     return kinds
@@ -278,24 +283,28 @@ class _Side:
 
 
 def _split_sides(raw: TokenRows | PairRows, made: ModelRows, kinds: Sequence[str]) -> tuple[_Side, _Side | None]:
-    """Returns the side of the decoder, or of the only stack, and that of the encoder, of one row."""
+    """Returns the side of the decoder, or of the only stack, and that of the encoder."""
     inputs = made.inputs[0].tolist()
     targets = made.targets[0].tolist()
     documents = _first(made.documents, np.zeros(len(inputs), np.int32))
     positions = _first(made.positions, np.arange(len(inputs)))
     if made.source is None:
-        tokens = [t if kind in HIDDEN else i for i, t, kind in zip(inputs, targets, kinds, strict=True)]
-        return _Side(tokens, inputs, targets, kinds, documents, positions, len(inputs) - made.num_padding), None
+        known = zip(inputs, targets, kinds, strict=True)
+        tokens = [target if kind in HIDDEN else token for token, target, kind in known]
+        filled = len(inputs) - made.num_padding
+        return _Side(tokens, inputs, targets, kinds, documents, positions, filled), None
     # A token without a loss is seen where the next place of its document reads it.
     is_followed = np.diff(documents, append=-1) == 0
     following = np.where(is_followed, [*inputs[1:], IGNORE_INDEX], IGNORE_INDEX).tolist()
     tokens = [f if t == IGNORE_INDEX else t for t, f in zip(targets, following, strict=True)]
-    target = _Side(tokens, inputs, targets, kinds, documents, positions, _count_filled(raw, "target", documents))
+    filled = _count_filled(raw, "target", documents)
+    target = _Side(tokens, inputs, targets, kinds, documents, positions, filled)
     read = made.source.tokens[0].tolist()
     documents = _first(made.source.documents, np.zeros(len(read), np.int32))
     positions = _first(made.source.positions, np.arange(len(read)))
     filled = _count_filled(raw, "source", documents)
-    return target, _Side(read, read, [], ["source"] * len(read), documents, positions, filled)
+    kinds = ["source"] * len(read)
+    return target, _Side(read, read, [], kinds, documents, positions, filled)
 
 
 def _first(array: np.ndarray | None, default: np.ndarray) -> np.ndarray:
@@ -303,7 +312,7 @@ def _first(array: np.ndarray | None, default: np.ndarray) -> np.ndarray:
 
 
 def _count_filled(raw: TokenRows | PairRows, side: str, documents: np.ndarray) -> int:
-    """Returns the tokens of one of two sides that are not padding: pairs have lengths, corrupted rows documents."""
+    """Returns the tokens of one of two sides that are no padding: pairs have lengths, others documents."""
     if isinstance(raw, PairRows):
         num_tokens = getattr(raw, side).num_tokens
         assert num_tokens is not None, "rows of pairs are padded"

@@ -1,6 +1,6 @@
 """Statistics of a shard folder: lengths, tokens, and the fill of packed rows.
 
-    length sidecars  -> percentiles, a histogram by powers of two, and the fill of rows of the usual lengths
+    length sidecars  -> percentiles, a histogram by powers of two, the fill of rows
     members          -> occurrences of each token
 
 Not here: tables and the picture (stats_text.py).
@@ -9,10 +9,11 @@ Not here: tables and the picture (stats_text.py).
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, product
+from functools import partial
+from itertools import accumulate, chain, product
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -21,7 +22,7 @@ from pretrain.config.data import DataConfig
 from pretrain.data.bins import pack_documents, pack_pairs
 from pretrain.datacheck.hash import chunks
 from pretrain.datacheck.reading import open_data
-from pretrain.datacheck.shard_files import FIX, MAX_THREADS, shard_totals, token_sides
+from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, shard_totals, token_sides
 from pretrain.errors import DataError
 from pretrain.shards.index import DataIndex, SplitIndex
 from pretrain.shards.reader import ShardSet
@@ -31,16 +32,15 @@ from pretrain.utils.log import transient_bar
 ROW_LENGTHS = (512, 1024, 2048, 4096)
 
 MAX_PACKED_DOCUMENTS = 1_000_000
-"""The fill of bins is measured on the shards with the first documents, about so many: packing takes two
-microseconds a document and length."""
+"""About as many documents, of the first shards, are packed: two microseconds each and length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packing of documents into rows of `seq_len` tokens; of pairs, sources have as many. Shares are 0 to 1."""
+    """Packing of documents into rows of `seq_len` tokens, also of sources. Shares are 0 to 1."""
 
     seq_len: int
-    concat_cut: float | None  # documents that concat cuts, whose rows are always full; None: not text
+    concat_cut: float | None  # documents that concat cuts; its rows are always full; None: not text
     bins_full: float  # tokens of the rows of bins that are no padding; of pairs, of the target rows
     bins_cut: float  # documents that are longer than a row: cut, or, of pairs, left out
     bins_source_full: float | None  # tokens of the source rows of pairs that are no padding
@@ -76,7 +76,7 @@ def measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> Packing:
 
 
 class LengthStats:
-    """Lengths of documents on one side: those that occur, int64, ascending, and the documents of each, int64."""
+    """Lengths of documents on one side: ascending, int64, with the documents of each, int64."""
 
     def __init__(self, documents: Counter[int]) -> None:
         self.values = np.array(sorted(documents))
@@ -92,13 +92,14 @@ class LengthStats:
         return float((self.values * self.counts).sum() / self.counts.sum())
 
     def histogram(self) -> list[tuple[int, int, int, int]]:
-        """Returns (first length, last length, documents, tokens) for each power of two from the shortest on."""
+        """Returns (first length, last length, documents, tokens) for each power of two."""
         powers = np.floor(np.log2(self.values)).astype(np.int64)
         found = []
         for power in range(int(powers.min()), int(powers.max()) + 1):
             mine = powers == power
-            tokens = (self.values * self.counts)[mine].sum()
-            found.append((2**power, 2 ** (power + 1) - 1, int(self.counts[mine].sum()), int(tokens)))
+            documents = int(self.counts[mine].sum())
+            tokens = int((self.values * self.counts)[mine].sum())
+            found.append((2**power, 2 ** (power + 1) - 1, documents, tokens))
         return found
 
 
@@ -125,30 +126,30 @@ class Stats:
 
 
 def count_data(path: str, row_lengths: Sequence[int] = ROW_LENGTHS) -> Stats:
-    """Reads all shards of a folder or an address; about 15 ns a token and core. Draws a progress bar on a terminal.
+    """Reads all shards; about 15 ns a token and core. Draws a progress bar on a terminal.
 
     Raises:
         DataError: A shard is missing or damaged; or there is nothing.
     """
     with open_data(DataConfig(path=path)) as (dataset, (store,)), transient_bar() as bar:
         index = dataset.index
-        sets = [ShardSet(store, index, name) for name, split in index.splits.items() if split.num_tokens]
-        if not sets:
+        names = [name for name, split in index.splits.items() if split.num_tokens]
+        if not names:
             raise DataError("holds no tokens", where=path, fix="give `pretrain prepare` more text")
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         task = bar.add_task("shards", total=shard_totals(*index.splits.values())["bytes"])
-        counted = {
-            shards.name: _count_split(shards, row_lengths, lambda amount: bar.advance(task, amount)) for shards in sets
-        }
+        tick = partial(bar.advance, task)
+        counted = {name: _count_split(ShardSet(store, index, name), row_lengths, tick) for name in names}
     return Stats(path, index, tokenizer, counted)
 
 
-def _count_split(shards: ShardSet, row_lengths: Sequence[int], tick: Callable[[float], None]) -> SplitStats:
+def _count_split(shards: ShardSet, row_lengths: Sequence[int], tick: Tick) -> SplitStats:
     index = shards.index
     token_counts = np.zeros(index.vocab_size, dtype=np.int64)
     num_learned = 0
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        for counts, learned in pool.map(lambda place: _count_tokens(shards, place, tick), range(len(shards))):
+        places = range(len(shards))
+        for counts, learned in pool.map(lambda place: _count_tokens(shards, place, tick), places):
             token_counts += counts
             num_learned += learned
     documents = {side: Counter[int]() for side in token_sides(index.kind)}
@@ -168,23 +169,22 @@ def _count_split(shards: ShardSet, row_lengths: Sequence[int], tick: Callable[[f
     )
 
 
-def _count_tokens(shards: ShardSet, place: int, tick: Callable[[float], None]) -> tuple[np.ndarray, int]:
-    """Returns the occurrences of each token in a shard, int64 [vocab_size], and of records its learned tokens."""
+def _count_tokens(shards: ShardSet, place: int, tick: Tick) -> tuple[np.ndarray, int]:
+    """Returns the occurrences of each token in a shard, int64 [vocab_size], and its learned tokens."""
     reader = shards.reader(place)
     index = shards.index
     shard = shards.split.shards[place]
     counts = np.zeros(index.vocab_size, dtype=np.int64)
     num_learned = 0
     for number in range(shard.num_members):
-        sides = [reader.source(number)] if index.kind == "pairs" else []
-        for part in (part for tokens, _ in (reader.member(number), *sides) for part in chunks(tokens)):
+        sides = [reader.member(number)[0]]
+        if index.kind == "pairs":
+            sides.append(reader.source(number)[0])
+        for part in chain.from_iterable(map(chunks, sides)):
             found = np.bincount(part, minlength=index.vocab_size)
             if len(found) > index.vocab_size:
-                raise DataError(
-                    f"{number:08d} holds token {len(found) - 1}, the vocabulary {index.vocab_size} ids",
-                    where=shard.name,
-                    fix=FIX,
-                )
+                what = f"{number:08d} holds token {len(found) - 1}, the vocabulary {index.vocab_size} ids"
+                raise DataError(what, where=shard.name, fix=FIX)
             counts += found
         if index.kind == "records":
             num_learned += int(reader.loss(number).sum())

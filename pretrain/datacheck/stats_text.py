@@ -28,8 +28,8 @@ TOP_GROUPS = (10, 100, 1000)
 BAR_COLUMNS = 40
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> None:
-    """Prints a table as wide as it is, column `left` aligned to the left; the terminal wraps lines that exceed it."""
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = -1) -> None:
+    """Prints a table in full width, with column `left` aligned to the left; a terminal wraps it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place == left else "right", no_wrap=True)
@@ -46,7 +46,9 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int |
 
 def sides_of(stats: SplitStats) -> dict[str, str]:
     """Returns the plural noun of the documents of each side."""
-    return {"tokens": "targets", "source": "sources"} if "source" in stats.lengths else {"tokens": "documents"}
+    if "source" in stats.lengths:
+        return {"tokens": "targets", "source": "sources"}
+    return {"tokens": "documents"}
 
 
 def stats_facts(stats: Stats) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def stats_facts(stats: Stats) -> dict[str, Any]:
         "data_kind": stats.index.kind,
         "vocab_size": stats.index.vocab_size,
         "dtype": stats.index.dtype,
-        "splits": {name: _split_facts(split, stats.tokenizer) for name, split in stats.splits.items()},
+        "splits": {name: _split_facts(one, stats.tokenizer) for name, one in stats.splits.items()},
     }
 
 
@@ -73,14 +75,18 @@ def _split_facts(stats: SplitStats, tokenizer: Tokenizer) -> dict[str, Any]:
         "lengths": {side: _length_facts(lengths) for side, lengths in stats.lengths.items()},
         "distinct_tokens": int((stats.token_counts > 0).sum()),
         "most_frequent": [
-            {"id": number, "text": text, "share": share} for number, text, share in top_tokens(stats, tokenizer)
+            dict(zip(("id", "text", "share"), token, strict=True)) for token in top_tokens(stats, tokenizer)
         ],
-        "share_of_most_frequent": {str(count): share for count, share in group_shares(stats).items()},
+        "share_of_most_frequent": {str(n): share for n, share in group_shares(stats).items()},
         "packing": [
             {
                 "seq_len": row.seq_len,
                 "concat": None if row.concat_cut is None else {"full": 1.0, "cut": row.concat_cut},
-                "bins": {"full": row.bins_full, "too_long": row.bins_cut, "source_full": row.bins_source_full},
+                "bins": {
+                    "full": row.bins_full,
+                    "too_long": row.bins_cut,
+                    "source_full": row.bins_source_full,
+                },
             }
             for row in stats.packing
         ],
@@ -102,7 +108,7 @@ def _length_facts(lengths: LengthStats) -> dict[str, Any]:
 
 
 def top_tokens(stats: SplitStats, tokenizer: Tokenizer, count: int = TOP_TOKENS) -> list[tuple[int, str, float]]:
-    """Returns (id, text, share of all tokens) of the most frequent tokens; of equals the lower id first."""
+    """Returns (id, text, share) of the most frequent tokens; of equals the lower id first."""
     order = np.argsort(-stats.token_counts, kind="stable")[:count]
     ids = [int(number) for number in order if stats.token_counts[number]]
     shares = stats.token_counts / stats.token_counts.sum()
@@ -118,10 +124,13 @@ def group_shares(stats: SplitStats) -> dict[int, float]:
 
 def print_stats(whole: Stats) -> None:
     """Prints all statistics, split by split."""
-    print(f"{whole.path}: {whole.index.kind}, {whole.index.dtype}, vocabulary of {whole.index.vocab_size:,}")
+    folder = whole.index
+    print(f"{whole.path}: {folder.kind}, {folder.dtype}, vocabulary of {folder.vocab_size:,}")
     for name, stats in whole.splits.items():
         index = stats.index
-        learned = "" if stats.num_learned is None else f", {stats.num_learned / index.num_tokens:.1%} learned"
+        learned = ""
+        if stats.num_learned is not None:
+            learned = f", {stats.num_learned / index.num_tokens:.1%} learned"
         totals = ", ".join(f"{number:,} {what}" for what, number in shard_totals(index).items())
         print(
             f"\n{name}: {index.num_documents:,} documents, {index.num_tokens:,} tokens{learned}, "
@@ -129,7 +138,8 @@ def print_stats(whole: Stats) -> None:
         )
         for side, lengths in stats.lengths.items():
             print(f"\nlength of {sides_of(stats)[side]}, tokens")
-            values = [int(lengths.values[0]), *map(lengths.percentile, PERCENTILES), int(lengths.values[-1])]
+            low, high = lengths.values[[0, -1]].tolist()
+            values = [low, *map(lengths.percentile, PERCENTILES), high]
             heads = ["min", *(f"{percent}%" for percent in PERCENTILES), "max", "mean"]
             print_table(heads, [[*(f"{value:,}" for value in values), f"{lengths.mean():,.1f}"]])
             _print_histogram(lengths)
@@ -156,8 +166,10 @@ def _print_histogram(lengths: LengthStats) -> None:
 
 
 def _print_packing(stats: SplitStats) -> None:
-    partial = stats.num_packed < stats.index.num_documents
-    print(f"\nhow full rows are{f', measured on the first {stats.num_packed:,} documents' if partial else ''}")
+    part = ""
+    if stats.num_packed < stats.index.num_documents:
+        part = f", measured on the first {stats.num_packed:,} documents"
+    print(f"\nhow full rows are{part}")
     columns = _packing_shares(stats)
     rows = [
         (f"{row.seq_len:,}", *(f"{share:.2%}" for share in shares))
@@ -182,15 +194,19 @@ def _packing_shares(stats: SplitStats) -> dict[str, list[float]]:
 def _print_tokens(stats: SplitStats, tokenizer: Tokenizer) -> None:
     used = int((stats.token_counts > 0).sum())
     vocab_size = len(stats.token_counts)
-    groups = ", ".join(f"{count:,} {share:.1%}" for count, share in group_shares(stats).items() if count < vocab_size)
-    print(f"\n{used:,} of {vocab_size:,} tokens occur{f'; share of the most frequent: {groups}' if groups else ''}")
-    rows = [(str(number), _quoted(text), f"{share:.2%}") for number, text, share in top_tokens(stats, tokenizer)]
+    shares = group_shares(stats).items()
+    groups = ", ".join(f"{count:,} {share:.1%}" for count, share in shares if count < vocab_size)
+    most = f"; share of the most frequent: {groups}" if groups else ""
+    print(f"\n{used:,} of {vocab_size:,} tokens occur{most}")
+    top = top_tokens(stats, tokenizer)
+    rows = [(str(number), _quoted(text), f"{share:.2%}") for number, text, share in top]
     print_table(("id", "token", "share"), rows, left=1)
 
 
 def _quoted(text: str) -> str:
     """Returns a token between quotes, its white space and control characters escaped."""
-    return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + '"'
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f'"{"".join(shown)}"'
 
 
 # The picture: lengths of documents and fill of rows, a line of panels for each split.
@@ -220,7 +236,8 @@ def draw_stats(stats: Stats, path: Path) -> None:
 
     with plain_style():
         num_sides = max(len(split.lengths) for split in stats.splits.values())
-        figure = Figure(figsize=(WIDTH, ROW_HEIGHT * len(stats.splits)), dpi=DPI, layout="constrained")
+        size = (WIDTH, ROW_HEIGHT * len(stats.splits))
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         figure.suptitle(stats.path, fontsize=10, parse_math=False)
         grid = figure.subplots(len(stats.splits), num_sides + 1, squeeze=False)
         for row, (name, split) in zip(grid, stats.splits.items(), strict=True):
@@ -243,12 +260,13 @@ def _draw_lengths(axes: "Axes", title: str, lengths: LengthStats) -> None:
     axes.set_xlabel("tokens", fontsize=8)
     axes.set_ylabel("%", fontsize=8)
     marks = ", ".join(f"{percent}%: {lengths.percentile(percent):,}" for percent in MARKED)
-    axes.set_title(f"{title}\n{marks}, max {int(lengths.values[-1]):,}", fontsize=8.5, parse_math=False)
+    title = f"{title}\n{marks}, max {int(lengths.values[-1]):,}"
+    axes.set_title(title, fontsize=8.5, parse_math=False)
     _finish(axes)
 
 
 def _draw_packing(axes: "Axes", title: str, stats: SplitStats) -> None:
-    """Draws a line for each way to pack, over the row length; dotted: the documents that are cut or left out."""
+    """Draws a line for each way to pack, over the row length; dotted for cut or left out documents."""
     places = range(len(stats.packing))
     for name, shares in _packing_shares(stats).items():
         style, color = PACKING_LINES[name]

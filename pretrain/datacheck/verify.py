@@ -1,8 +1,8 @@
-"""`pretrain data verify`: the proof that a shard folder is whole, and that a stream reads each sample exactly once.
+"""`pretrain data verify`: the proof that a folder is whole, and a stream reads each sample once.
 
     files    -> every byte is as in the index (shard_files.py)
-    courses  -> an epoch of training, and the validation split: each read at several world sizes, and with another
-                world size after each restart (replay.py)
+    courses  -> an epoch of training, and the validation split: each read at several world sizes,
+                and with another world size after each restart (replay.py)
     Proof    -> the readings, with equal hashes and the tokens of the index
 
 Imports no torch of its own: it runs on a login node.
@@ -10,6 +10,7 @@ Imports no torch of its own: it runs on a login node.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -47,15 +48,17 @@ class Proof:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Returns the numbers of `1,2,4`. Raises: ConfigError: It is none, or they have no common multiple."""
+    """Returns the numbers of `1,2,4`. Raises: ConfigError: No numbers, or no common multiple."""
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
         sizes = ()
+    where = f"--world-sizes {text}"
     if not sizes or min(sizes) < 1:
-        raise ConfigError(f"--world-sizes {text}: not numbers of ranks", fix="write for example 1,2,3,4")
+        raise ConfigError("not numbers of ranks", where=where, fix="write for example 1,2,3,4")
     if lcm(*sizes) > MAX_ROWS:
-        raise ConfigError(f"--world-sizes {text}: no batch of {MAX_ROWS} rows can be cut by all", fix="give fewer")
+        what = f"no batch of {MAX_ROWS} rows can be cut by all"
+        raise ConfigError(what, where=where, fix="give fewer")
     return sizes
 
 
@@ -69,8 +72,8 @@ def verify(
 ) -> Proof:
     """Reads a shard folder, all of it, and proves its stream. Draws a progress bar on a terminal.
 
-    Costs a CRC32 and a SHA-256 of every byte, and the reading of an epoch for each world size and once
-    more. Where documents are packed into bins, these are made and kept in the folder, as a run would.
+    Costs a CRC32 and a SHA-256 of every byte, and the reading of an epoch for each world size and
+    once more. Bins of documents are made and kept in the folder, as by a run.
 
     Raises:
         ConfigError: A packing that the kind of data does not have.
@@ -80,7 +83,7 @@ def verify(
     with open_data(DataConfig(path=path)) as (dataset, (store,)), transient_bar() as bar:
         index = dataset.index
         files = bar.add_task("files", total=2 * shard_totals(*index.splits.values())["bytes"])
-        token_sums = check_files(store, index, lambda amount: bar.advance(files, amount))
+        token_sums = check_files(store, index, partial(bar.advance, files))
         sums = TokenSums(index.vocab_size)
         found = []
         for split in sorted(token_sums):
@@ -91,18 +94,18 @@ def verify(
 
 
 def _read_all(
-    course: ReadingPlan, limit: int, world_sizes: tuple[int, ...], restarts: int, sums: TokenSums, bar: Progress
+    course: ReadingPlan,
+    limit: int,
+    world_sizes: tuple[int, ...],
+    restarts: int,
+    sums: TokenSums,
+    bar: Progress,
 ) -> list[Reading]:
-    """Reads a course with each number of ranks, and once with another at each start; compares the readings."""
+    """Compares the readings of a course by each number of ranks, and by another at each start."""
     teams: list[tuple[int, ...]] = [(size,) for size in dict.fromkeys(world_sizes)]
     teams += [world_sizes] if len(teams) > 1 else []
-    task = bar.add_task(course.name, total=limit * len(teams))
-    readings = [
-        read_course(
-            course, team, limit=limit, restarts=restarts, sums=sums, tick=lambda amount: bar.advance(task, amount)
-        )
-        for team in teams
-    ]
+    tick = partial(bar.advance, bar.add_task(course.name, total=limit * len(teams)))
+    readings = [read_course(course, team, limit=limit, restarts=restarts, sums=sums, tick=tick) for team in teams]
     first = readings[0]
     for other in readings[1:]:
         if other.hashes != first.hashes:
@@ -160,11 +163,13 @@ def _course_facts(course: ReadingPlan, readings: Sequence[Reading]) -> dict[str,
 
 def print_proof(proof: Proof) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
-    totals = ", ".join(f"{number:,} {what}" for what, number in shard_totals(*proof.index.splits.values()).items())
+    counted = shard_totals(*proof.index.splits.values())
+    totals = ", ".join(f"{number:,} {what}" for what, number in counted.items())
     print(f"{proof.path}: {totals}: sizes, CRC32 and sha256 are those of the index")
     for course, readings in proof.courses:
         print(f"\n{course.name}: {course.num_samples:,} samples of {proof.order.seq_len:,} tokens")
-        heads = ("ranks", "restarts", "samples", "tokens", "hash of samples", "hash of content", "time")
+        hashes = ("hash of samples", "hash of content")
+        heads = ("ranks", "restarts", "samples", "tokens", *hashes, "time")
         rows = [
             (
                 _ranks(reading),
@@ -185,11 +190,13 @@ def print_proof(proof: Proof) -> None:
 
 def _remarks(course: ReadingPlan, readings: Sequence[Reading], kind: str) -> Iterator[str]:
     what = "tokens of the targets that fit" if kind == "pairs" else "tokens of the split"
-    if readings[0].num_rows == course.num_rows:
-        yield f"{readings[0].num_tokens:,} tokens are owned by rows; the index has {course.num_tokens:,} {what}"
+    first = readings[0]
+    if first.num_rows == course.num_rows:
+        owned = f"{first.num_tokens:,} tokens are owned by rows"
+        yield f"{owned}; the index has {course.num_tokens:,} {what}"
     else:
-        yield f"only the first {readings[0].num_rows:,} rows: tokens were not compared with the index"
-    if readings[0].num_rows > readings[0].num_samples:
-        yield f"{readings[0].num_rows:,} rows: the last batches hold samples of the next epoch too"
+        yield f"only the first {first.num_rows:,} rows: tokens were not compared with the index"
+    if first.num_rows > first.num_samples:
+        yield f"{first.num_rows:,} rows: the last batches hold samples of the next epoch too"
     if course.num_left_out:
         yield f"{course.num_left_out:,} pairs are longer than a row, and in none"
