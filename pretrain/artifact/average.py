@@ -23,14 +23,7 @@ from pretrain.run.folder import RunDir
 
 @dataclass(frozen=True, slots=True)
 class AverageReport:
-    """Result of an average.
-
-    Attributes:
-        checkpoints: Folders, in the order of their steps where they have one.
-        steps: Step of each; None: a model folder.
-        num_parameters: Parameters, by name.
-        arithmetic: Precision of the mean.
-    """
+    """Result of an average: folders by step, steps (None: a model folder), named parameters, precision."""
 
     checkpoints: list[str]
     steps: list[int | None]
@@ -51,7 +44,6 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
         ConfigError: Too few, or of different models; names the keys. Or `out` is not empty.
         CheckpointError: One is missing, damaged, or has other parameters.
         DataError: Their tokenizers differ.
-        DiskError: The disk refused; nothing is left under `out`.
     """
     chosen = [open_source(path) for path in _choose(paths, last)]
     chosen.sort(key=lambda source: step_of(source.path) or 0)

@@ -86,14 +86,7 @@ def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ExportedAdapter:
-    """Result of an export of adapters.
-
-    Attributes:
-        model_type: Family of the base model.
-        rank: Rank of each adapter.
-        modules: Number of modules of theirs with an adapter.
-        num_parameters: Values in the file.
-    """
+    """Result of an export of adapters: family, rank, modules of theirs, values."""
 
     model_type: str
     rank: int
@@ -112,7 +105,6 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
     Raises:
         ConfigError: No adapters; other parameters were trained; no family represents the model.
         CheckpointError: No intact checkpoint, or the base model is missing.
-        DiskError: The disk refused; nothing is left under `out`.
     """
     described = open_source(path)
     merged = described.merged
@@ -183,11 +175,7 @@ def freeze(model: nn.Module, patterns: Collection[str]) -> int:
 
 
 def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[str]) -> list[str]:
-    """Unfreezes the parameters in `anew` and those that a pattern matches; returns their names.
-
-    Raises:
-        ConfigError: A pattern matches no parameter.
-    """
+    """Unfreezes the parameters in `anew` and those that a pattern matches; returns their names."""
     parameters = [name for name, _ in model.named_parameters() if not is_adapter(name)]
     names = {name: name_without_adapter(name) for name in parameters}
     check_patterns("finetune.also", patterns, list(names.values()))
@@ -200,11 +188,7 @@ def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[s
 
 
 def check_tokens(source: ModelSource, data: Path) -> None:
-    """Compares the tokenizer of a model with that of the data, which may have further tokens.
-
-    Args:
-        source: The model; one without a tokenizer fits any data.
-        data: The tokenizer.json of the data.
+    """Compares the tokenizer of a model, if it has one, with `data`, the tokenizer.json of the data.
 
     Raises:
         DataError: A token has another number in the data, or none.

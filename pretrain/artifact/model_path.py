@@ -154,10 +154,6 @@ def write_model_folder(
         facts: Content of model.json: model, generation, origin.
         tokenizer: Files of the tokenizer; empty: there is none.
         weights: Parameters by name, fp32; consumed one at a time.
-
-    Raises:
-        ConfigError: `out` is not empty.
-        DiskError: The disk refused; nothing is left under `out`.
     """
     with new_folder(out) as folder:
         write_json(folder / MODEL_FILE, {"format": FORMAT} | facts)
@@ -208,10 +204,8 @@ def is_release(path: Path) -> bool:
 def find_checkpoint(path: Path) -> Path:
     """Returns the checkpoint or model folder at a path, or the newest valid checkpoint of a run.
 
-    RUN/best is the checkpoint that best.json of the run names (`checkpoint.best`).
-
-    Raises:
-        CheckpointError: No checkpoint, or none is valid.
+    RUN/best is the checkpoint that best.json of the run names (`checkpoint.best`). Raises:
+    CheckpointError: No checkpoint, or none is valid.
     """
     if (path / MANIFEST).is_file():
         if problem := _problem(path):

@@ -34,11 +34,7 @@ NORMALIZE_KEY = "normalize"
 
 
 def find_normalize(source: ModelSource) -> NormalizeConfig | None:
-    """Returns the normalisation of a model's training text; None: none.
-
-    Raises:
-        CheckpointError: The recorded steps are damaged.
-    """
+    """Returns the normalisation of a model's training text; None: none. Raises: CheckpointError."""
     file = source.path / MODEL_FILE if source.run is None else source.run.normalize
     if not file.is_file():
         return None
@@ -96,15 +92,7 @@ def _parse(steps: dict[str, Any] | None) -> NormalizeConfig | None:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A trained model, ready to use.
-
-    Attributes:
-        model: fp32, in eval mode.
-        codec: Tokenizer of the model.
-        model_config: Config of the model.
-        generation: Generation defaults released with the model.
-        path: Folder that the weights were read from.
-    """
+    """A trained model, fp32 and in eval mode, with its tokenizer and the defaults of its release."""
 
     model: LanguageModel
     codec: Codec

@@ -253,13 +253,8 @@ class MergedModel:
 def merge_adapters(checkpoint: Path, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
     """Opens a checkpoint of adapters with its base model, which is read once to verify its hash.
 
-    Args:
-        checkpoint: Checkpoint folder.
-        config: Config of its run.
-        open_other: `open_source`, which imports this module.
-
-    Raises:
-        CheckpointError: The base model is missing or has changed.
+    `open_other` is `open_source`, which imports this module. Raises: CheckpointError: The base model is
+    missing or has changed.
     """
     assert config.init.from_ is not None
     start = Path(config.init.from_)

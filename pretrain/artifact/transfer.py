@@ -47,16 +47,8 @@ _MEMORY_INFO = Path("/proc/meminfo")
 def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
     """Compares the scores of an export with those of its source on the same tokens.
 
-    Logs a warning instead where memory is too small for both models.
-
-    Args:
-        source: The exported model.
-        folder: Folder of the export.
-        architecture: Class of transformers that loads it.
-        dtype: Dtype of the exported weights.
-
-    Raises:
-        CheckpointError: transformers cannot load it, or its scores differ.
+    Logs a warning instead where memory is too small for both models. `architecture` is the class of
+    transformers that loads the folder. Raises: CheckpointError: It cannot load it, or scores differ.
     """
     needed = 2 * 4 * sum(prod(shape) for shape in source.shapes.values())
     if needed > (free := _available_bytes()):
@@ -179,7 +171,6 @@ def import_model(source: str, out: Path) -> ImportReport:
         ConfigError: No such model, no exact equal of ours, or `out` is not empty.
         CheckpointError: Files are missing or damaged, or not those of the config.
         LaunchError: The hub cannot be reached.
-        DiskError: The disk refused; nothing is left under `out`.
     """
     release = open_release(fetch_release(source))
     defaults = load_generation_defaults(release.folder)
@@ -222,7 +213,6 @@ def export_model(
     Raises:
         ConfigError: No family represents the model exactly; names the keys of the nearest.
         CheckpointError: No intact checkpoint, or transformers gives other scores.
-        DiskError: The disk refused; nothing is left under `out`.
     """
     described = open_source(path)
     config = described.config

@@ -35,11 +35,8 @@ class Interval:
 class Difference:
     """A model's score less a baseline's on the same units, with its 95% interval.
 
-    Attributes:
-        p_value: Probability of a difference as large if both were equally good.
-        num_units: Units that were drawn from.
-        unit: Name of the units: `rows`, `documents`.
-        resamples: Number of draws.
+    `p_value` is the probability of a difference as large if both were equally good; `unit` names the
+    units that were drawn from in the plural: `rows`, `documents`.
     """
 
     value: float
@@ -61,8 +58,7 @@ class Difference:
 def draw(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
     """Yields the count of each unit in each draw, int64 [draws, num_units], some draws at a time.
 
-    Raises:
-        DataError: Too few units to draw from.
+    Raises: DataError: Too few units to draw from.
     """
     if num_units < MIN_UNITS:
         what = f"{num_units} units are too few to tell a difference from chance"
@@ -75,15 +71,9 @@ def draw(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarra
 
 
 def judge(observed: float, draws: np.ndarray, num_units: int, unit: str) -> Difference:
-    """Returns a difference with the interval and the p-value of its draws.
+    """Returns a difference with the interval and the p-value of its draws; `unit` is a plural.
 
     The p-value is two-sided, from differences shifted to a mean of 0 (as in sacrebleu).
-
-    Args:
-        observed: Difference on all units, once each.
-        draws: Difference on each draw.
-        num_units: For the record, like `unit`.
-        unit: Plural.
     """
     if not draws.any() and observed == 0:
         return Difference(0.0, 0.0, 0.0, 1.0, num_units, unit, len(draws))
@@ -98,15 +88,7 @@ def compare_means(
 ) -> Difference:
     """Returns the difference of two means, each a sum over units divided by their counts.
 
-    Args:
-        baseline: float64 [units]: sums of the baseline.
-        model: float64 [units]: sums of the model.
-        counts: float64 [units]: counts of both.
-        resamples: Number of draws.
-        unit: Name of the units, plural.
-
-    Raises:
-        DataError: Too few units to draw from.
+    All arrays are float64 [units]; `unit` is their plural name. Raises: DataError: Too few units.
     """
     difference = model - baseline
     draws = [drawn @ difference / (drawn @ counts) for drawn in draw(len(counts), resamples)]

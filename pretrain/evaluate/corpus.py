@@ -58,15 +58,7 @@ class CorpusOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Settings of rows.
-
-    Attributes:
-        objective: Objective of the run, or by the stacks of the model.
-        data: Location and packing of the tokens.
-        lengths: Lengths of rows.
-        seed: Seed of masking and corruption.
-        guessed: The objective is not a run's.
-    """
+    """Settings of rows; `guessed` where the objective is that of the stacks, and not of a run."""
 
     objective: ObjectiveConfig
     data: DataConfig
@@ -77,13 +69,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSource:
-    """The split of one source.
+    """The split of one source, and its batches, from the beginning each time.
 
-    Attributes:
-        name: Name of the source.
-        loader: Its batches, from the beginning each time.
-        num_left_out: Pairs without a row, since they are longer.
-        tokens_per_byte: Tokens for each byte of its text; 0: unknown, or not all are predicted.
+    `num_left_out` counts pairs without a row, since they are longer. `tokens_per_byte` is 0 where it is
+    unknown, or where not all tokens are predicted.
     """
 
     name: str
@@ -136,14 +125,7 @@ def _sources(paths: Sequence[str]) -> dict[str, Any]:
 
 
 class Corpus:
-    """The data of an evaluation, opened for a setting.
-
-    Args:
-        setting: Setting of the first model.
-        choice: Options of the command line.
-        model: Config of the first model, for stacks and special tokens.
-        rank: Rank of this process, which reads its share of the batches.
-        world_size: Number of processes.
+    """The data of an evaluation, opened for a setting and a model's stacks and special tokens.
 
     Attributes:
         objective: Objective of the evaluation.

@@ -27,11 +27,8 @@ Item = TypeVar("Item")
 def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
     """Joins the ranks of a launcher, if there is one; yields this process's rank and its device.
 
-    Args:
-        device: Device as in `open_artifact`; each rank takes the GPU of its local rank.
-
-    Raises:
-        ConfigError: The launcher's environment is incomplete.
+    `device` is that of `open_artifact`; each rank takes the GPU of its local rank. Raises: ConfigError:
+    The launcher's environment is incomplete.
     """
     world = read_world() if "RANK" in os.environ else ALONE
     if world.size == 1:
@@ -61,12 +58,7 @@ def current() -> tuple[int, int]:
 
 
 def open_together(path: Path) -> ModelSource:
-    """Describes a model; all ranks take the checkpoint that rank 0 found in an active run. Collective.
-
-    Raises:
-        CheckpointError: No intact checkpoint is at the path.
-        ConfigError: The config of the model is damaged.
-    """
+    """Describes a model; all ranks take the checkpoint that rank 0 found in an active run. Collective."""
     source = open_source(path)
     chosen = dist.broadcast_object(str(source.path))
     return source if str(source.path) == chosen else open_source(Path(chosen))
@@ -75,8 +67,7 @@ def open_together(path: Path) -> ModelSource:
 def gather_batches(found: list[Any]) -> list[Any]:
     """Returns the results of all ranks in the order of one rank. Collective.
 
-    Args:
-        found: JSON-able, one for each batch of this rank; every rank has as many.
+    `found` has a JSON-able entry for each batch of this rank; every rank has as many.
     """
     by_rank = dist.gather_objects(found)
     return [batch for batches in zip(*by_rank, strict=True) for batch in batches]

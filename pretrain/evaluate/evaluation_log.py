@@ -28,13 +28,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A checkpoint of a run that is measured.
+    """A checkpoint of a run that is measured, by the name of its folder.
 
-    Attributes:
-        run: Run folder.
-        checkpoint: Name of its folder.
-        step: Training step.
-        sha256: Hash of the manifest: a step repeated after a rollback has other weights.
+    `sha256` is that of the manifest: a step repeated after a rollback has other weights.
     """
 
     run: RunDir
@@ -57,12 +53,10 @@ def find_subject(source: ModelSource) -> Subject | None:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Identity of evaluation data.
+    """Identity of evaluation data: a source, a task, or `source` and `reference` of a test set.
 
-    Attributes:
-        name: Name of a source or a task, or `source` and `reference`.
-        path: Folder, address or file; None: it has none.
-        sha256: Hash of shards and tokenizer, of a file's lines, or of a task's documents.
+    `path` is a folder, address or file, if there is one; `sha256` that of shards and tokenizer, of a
+    file's lines, or of a task's documents.
     """
 
     name: str
@@ -79,12 +73,8 @@ def hash_lines(lines: list[str]) -> str:
 def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Appends a row to the run's file; logs a warning where that fails.
 
-    Args:
-        subject: The measured checkpoint.
-        data: The data that was read.
-        settings: Settings of the command line.
-        result: Facts of `pretrain evaluate --json`, kept without the confusion matrix, which grows
-            with the square of the labels.
+    `settings` are those of the command line, `result` the facts of `pretrain evaluate --json`. They are
+    kept without the confusion matrix, which grows with the square of the labels.
     """
     versions = package_versions()
     row = {

@@ -31,11 +31,7 @@ MAX_GENERATED = 256
 
 
 class HarnessModel(_TemplateLM):
-    """A decoder with its tokenizer.
-
-    Args:
-        artifact: A decoder-only model.
-        batch_tokens: Tokens of a batch; at least one request.
+    """A decoder-only model with its tokenizer; batches have `batch_tokens`, and at least one request.
 
     Raises:
         ConfigError: No token ends a text, or the model is not decoder-only.

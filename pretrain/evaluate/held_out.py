@@ -34,10 +34,10 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """Scores of a model on a source.
+    """Scores of a model on a source, or on all of them (`ALL`).
 
     Attributes:
-        source: Name of the source; `all`: all sources together.
+        source: Name of the source.
         report: Loss of the model.
         bits_per_byte: None: not every token is predicted, or the text's size is not known.
         left_out: Pairs that are longer than a row.
@@ -94,17 +94,7 @@ def _facts(report: LossReport) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutReport:
-    """Losses by source, all sources together last.
-
-    Attributes:
-        model: Path as given on the command line.
-        baseline: Path of the baseline; None: no comparison.
-        objective: Kinds of the objective.
-        split: Name of the split.
-        losses: Losses by source.
-        data: Identity of each source.
-        subject: The checkpoint; None: the model is no run's.
-    """
+    """Losses by source, all sources together last; `subject` where the model is a checkpoint of a run."""
 
     model: str
     baseline: str | None

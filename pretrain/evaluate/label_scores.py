@@ -45,11 +45,8 @@ _NUMBERED = re.compile(r"LABEL_\d+")
 class Answers:
     """The answers of a model for labelled documents or words, arrays [P].
 
-    Attributes:
-        gold: int64: numbers of the labels.
-        predicted: int64: numbers of the labels with the largest score.
-        document: int64: document of each, from 0, ascending.
-        nll: float64: -log p(gold).
+    `gold` and `predicted` are int64 numbers of labels, `document` the int64 document of each, from 0,
+    ascending, `nll` is -log p(gold), float64.
     """
 
     gold: np.ndarray
@@ -84,13 +81,9 @@ class ClassScores:
 
 @dataclass(frozen=True, slots=True)
 class LabelScores:
-    """Scores of a classifier.
+    """Scores of a classifier: intervals by name of `SCORES`, and scores by class.
 
-    Attributes:
-        scores: Intervals by name of `SCORES`.
-        classes: Scores in the order of the labels.
-        confusion: int64 [L, L]: rows are gold labels, columns answers.
-        num_documents: Documents with a label.
+    `confusion` is int64 [L, L]: rows are gold labels, columns answers.
     """
 
     scores: dict[str, Interval]
@@ -125,15 +118,11 @@ class LabelScores:
 
 
 def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> LabelScores:
-    """Scores a model's answers.
+    """Scores a model's answers, at least one.
 
-    Accuracy has Wilson's interval where each document has one label. The words of a document are
-    not independent: then documents are drawn, as for the other scores.
-
-    Args:
-        answers: At least one.
-        names: Names of the labels.
-        resamples: Draws of documents. With too few documents, intervals are the whole range.
+    Accuracy has Wilson's interval where each document has one label. The words of a document are not
+    independent: then documents are drawn, as for the other scores. With too few documents, intervals
+    are the whole range.
     """
     num_labels, num_documents = len(names), answers.num_documents
     confusion = _count(answers, num_labels)
@@ -209,12 +198,7 @@ def _scores(confusion: np.ndarray) -> np.ndarray:
 
 
 def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
-    """Refuses labelled data that a classifier cannot be measured on.
-
-    Args:
-        source: A model with a head over labels.
-        index: Index of the data.
-        where: Folder of the data.
+    """Refuses labelled data, in the folder `where`, that a classifier cannot be measured on.
 
     Raises:
         ConfigError: The model labels texts and the data words, or the other way round.
@@ -244,11 +228,9 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
 
 
 def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
-    """Runs every batch. Collective: the answers of all ranks, in the order of one.
+    """Runs every batch of this rank; every rank has as many. Collective: all answers, in order.
 
-    Args:
-        model: With a head over labels, in eval mode.
-        batches: This rank's; every rank has as many.
+    The model has a head over labels, and is in eval mode.
     """
     device = next(model.parameters()).device
     found = [_answer(model, batch.to(device)) for batch in batches]

@@ -59,9 +59,7 @@ class LossReport:
 def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tuple[LossReport, float | None]:
     """Returns the mean over the targets of several texts, and their bits per byte, if known.
 
-    Args:
-        reports: One a text.
-        tokens_per_byte: Tokens a byte of each text; 0: unknown.
+    `tokens_per_byte` is 0 for a text where it is unknown.
     """
     count = sum(report.num_targets for report in reports)
     loss = sum(report.loss * report.num_targets for report in reports) / max(count, 1)
@@ -74,11 +72,11 @@ def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tup
 
 
 def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callable[[], bool]) -> LossReport | None:
-    """Runs every batch without gradients. Collective.
+    """Runs every batch without gradients. Collective; every rank has the same number of batches.
 
     Args:
         engine: Model and objective.
-        batches: This rank's share; every rank has the same number.
+        batches: This rank's share.
         should_stop: Collective request to stop, polled every 16 batches.
 
     Returns:
@@ -180,11 +178,8 @@ def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
 def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:
     """Returns the differences in the mean loss over all targets, and in the share of right answers.
 
-    Rows are drawn with replacement, the same for both. Rows, not tokens: the tokens of a text are
-    not independent.
-
-    Raises:
-        DataError: Too few rows.
+    Rows are drawn with replacement, the same for both. Rows, not tokens: the tokens of a text are not
+    independent. Raises: DataError: Too few rows.
     """
     assert np.array_equal(baseline.counts, model.counts), "both read the same rows"
     sums = {"loss": (baseline.nll, model.nll), "accuracy": (baseline.correct, model.correct)}

@@ -45,15 +45,9 @@ class TaskChoice:
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """One metric of one task.
+    """One metric of one task or group, named as in the harness with its filter: `acc,none`.
 
-    Attributes:
-        task: Name of the task or group.
-        metric: Name in the harness, with its filter after a comma: `acc,none`.
-        value: The score.
-        stderr: Standard error; None: not available.
-        baseline: Score of the baseline.
-        difference: The model's score less the baseline's; None: the score is no mean over documents.
+    `difference` is the model's score less the baseline's; None: the score is no mean over documents.
     """
 
     task: str
@@ -66,16 +60,9 @@ class TaskScore:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """Scores of all tasks, in the order of the harness.
+    """Scores of all tasks, in the order of the harness, of which `harness` is the version.
 
-    Attributes:
-        model: Path as given on the command line.
-        baseline: Path of the baseline; None: no comparison.
-        harness: Version of the harness.
-        scores: Scores of all metrics.
-        num_documents: Number of documents of each task.
-        data: Identity of the documents of each task.
-        subject: The checkpoint; None: the model is no run's.
+    `num_documents` and `data` are those of each task; `subject` where the model is a run's checkpoint.
     """
 
     model: str
@@ -119,12 +106,8 @@ def evaluate_tasks(
 ) -> TaskReport:
     """Measures a decoder on tasks. Collective; ranks other than 0 return no scores.
 
-    Args:
-        model: A run, a checkpoint, a model folder or a Hugging Face folder.
-        choice: Options of the tasks.
-        other: The baseline to compare with.
-        resamples: Bootstrap resamples.
-        device: Device as in `open_artifact`.
+    `model` and `other`, the baseline, are runs, checkpoints, model folders or Hugging Face folders;
+    `device` is that of `open_artifact`.
 
     Raises:
         LaunchError: The harness is not installed.

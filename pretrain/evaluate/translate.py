@@ -76,13 +76,10 @@ def write_texts(file: Path, texts: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Translations:
-    """The translations of a test set.
+    """The translations of a test set, in the order of the sources.
 
-    Attributes:
-        texts: In the order of the sources.
-        num_tokens: Generated tokens, without those that end a text.
-        num_cut: Texts that were ended by their length.
-        seconds: Time of decoding.
+    `num_tokens` are without those that end a text, `num_cut` counts texts that their length ended,
+    `seconds` is the time of decoding.
     """
 
     texts: list[str]
@@ -122,17 +119,10 @@ def translate(
     batch_tokens: int = BATCH_TOKENS,
     label: str = "",
 ) -> Translations:
-    """Decodes every source. Collective. The texts do not depend on `batch_tokens`, up to rounding.
+    """Decodes every source, a result of `encode_sources`. Collective.
 
-    Args:
-        model: A model with an encoder and a decoder.
-        codec: Tokenizer of the model.
-        sources: Result of `encode_sources`.
-        constraints: Limits on tokens and length.
-        method: Sampling or beam search.
-        seed: Seed of sampling.
-        batch_tokens: Source tokens of a batch, times the beams; at least one sentence.
-        label: Label of the progress bar.
+    A batch has `batch_tokens` source tokens, times the beams, and at least one sentence; the texts do
+    not depend on it, up to rounding. `label` is that of the progress bar.
     """
     started = time.monotonic()
     width = method.num_beams if isinstance(method, Beams) else 1

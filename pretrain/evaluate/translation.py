@@ -30,15 +30,15 @@ from pretrain.prepare.normalize import build_normalizers
 
 @dataclass(frozen=True, slots=True)
 class TranslationTask:
-    """A test set and settings of decoding.
+    """A test set and settings of decoding, as in `pretrain generate`.
 
     Attributes:
         source: File of one source a line.
         reference: File of its translations, line by line.
         preprocessed: Both are already normalised like the training text.
         beams: Beam sizes, 1 being greedy. Empty: the default of the release.
-        length_penalty: Length penalty as in `pretrain generate`, for beam search.
-        early_stopping: Early stopping as in `pretrain generate`, for beam search.
+        length_penalty: Length penalty of beam search.
+        early_stopping: Early stopping of beam search.
         max_tokens: Most tokens of a translation.
         batch_tokens: Tokens of a batch, as in `translate`.
         resamples: Resamples of the paired bootstrap.
@@ -70,14 +70,7 @@ class TranslationTask:
 
 @dataclass(frozen=True, slots=True)
 class TranslationSet:
-    """A model's translations with one beam size.
-
-    Attributes:
-        model: Path as given on the command line.
-        beams: Beam size; 1 is greedy.
-        found: The translations.
-        normalize: Normalisation of the training text.
-    """
+    """A model's translations with one beam size (1 is greedy); `model` is its path as it was given."""
 
     model: str
     beams: int
@@ -93,14 +86,7 @@ class TranslationSet:
 
 @dataclass(frozen=True, slots=True)
 class TranslationReport:
-    """Scores of every system, and their comparisons.
-
-    Attributes:
-        systems: Translations and their scores.
-        compared: Comparisons of pairs of them.
-        data: Identity of the test set.
-        subject: The checkpoint; None: the model is no run's.
-    """
+    """Scores of every system, comparisons of pairs of them, and the identity of the test set."""
 
     systems: list[tuple[TranslationSet, list[MetricScore]]]
     compared: list[PairedComparison]
@@ -163,15 +149,11 @@ def evaluate_translation(
     output: Path | None = None,
     device: str = "cpu",
 ) -> TranslationReport:
-    """Translates a test set and scores it.
+    """Translates a test set and scores it, beside `other`, a baseline, decoded alike.
 
-    Args:
-        model: A run, a checkpoint, a model folder or a Hugging Face folder.
-        task: The test set, and settings of decoding.
-        other: The baseline, decoded alike.
-        output: File of the translations of `model`; with several beam sizes `.beam5` and so on is
-            appended to its name.
-        device: Device as in `open_artifact`.
+    `model` and `other` are runs, checkpoints, model folders or Hugging Face folders; `device` is that
+    of `open_artifact`. Translations of `model` are written to `output`; with several beam sizes
+    `.beam5` and so on is appended to its name.
 
     Raises:
         ConfigError: A file cannot be read, a text does not fit, or the model does not translate.

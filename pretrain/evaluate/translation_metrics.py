@@ -27,12 +27,9 @@ _PURPOSE = "BLEU and chrF are computed by sacrebleu"
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
-    """One system's translations.
+    """One system's translations, in the order of the references; `name` is its name in reports.
 
-    Attributes:
-        name: Name in reports.
-        texts: Output of the model, in the order of the references.
-        normalize: Normalisation of the training text. None: none.
+    `normalize` is the normalisation of its training text, if there was one.
     """
 
     name: str
@@ -42,13 +39,9 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class MetricScore:
-    """A score, 0 to 100.
+    """A score, 0 to 100, of `bleu_tokenized`, `bleu`, `bleu_lowercase` or `chrf`.
 
-    Attributes:
-        metric: `bleu_tokenized`, `bleu`, `bleu_lowercase`, `chrf`.
-        score: The score.
-        details: Further figures of sacrebleu.
-        signature: Settings of the metric, by sacrebleu.
+    `details` are further figures of sacrebleu, `signature` its settings of the metric.
     """
 
     metric: str
@@ -59,17 +52,10 @@ class MetricScore:
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """One system against another in one metric.
+    """One system against another in one metric; `difference` is its score less the baseline's.
 
-    Attributes:
-        metric: Name as in `MetricScore`.
-        baseline: Name of the baseline.
-        system: Name of the system.
-        difference: Score of the system less that of the baseline.
-        p_value: Probability of a difference as large if both were equally good; 1 for equal scores.
-        baseline_ci: Half of the baseline's 95% interval.
-        system_ci: Half of the system's 95% interval.
-        signature: Settings of the metric, seed and number of resamples.
+    `p_value` is the probability of a difference as large if both were equally good, 1 for equal scores.
+    `baseline_ci` and `system_ci` are half of the 95% intervals. `signature` has seed and resamples too.
     """
 
     metric: str
@@ -92,13 +78,8 @@ class _Metric:
 class Measure:
     """Scores systems against one set of references.
 
-    Args:
-        references: References as written; with `preprocessed`, after normalisation.
-        normalize: Normalisation of tokenised text. None: there is none.
-        preprocessed: Sources and references are already normalised; their text is unknown.
-
-    Raises:
-        LaunchError: A package is missing.
+    `normalize` defines tokenised text, if there is any. With `preprocessed`, sources and references are
+    already normalised, and their text is unknown. Raises: LaunchError: A package is missing.
     """
 
     def __init__(
@@ -195,12 +176,7 @@ def detokenize(texts: Sequence[str], normalize: NormalizeConfig | None) -> list[
 def import_extra(module: str, purpose: str) -> Any:
     """Imports a package of the extra `eval`, and silences its log below errors.
 
-    Args:
-        module: Module to import, such as `sacrebleu.metrics`.
-        purpose: First clause of the error message, such as "BLEU is computed by sacrebleu".
-
-    Raises:
-        LaunchError: The package is not installed.
+    `purpose` is the first clause of the error message. Raises: LaunchError: It is not installed.
     """
     try:
         found = importlib.import_module(module)

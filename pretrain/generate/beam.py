@@ -129,11 +129,8 @@ def beam_search(
 ) -> list[list[Continuation]]:
     """Finds likely continuations of each prompt, or answers to each source; a pure function of its arguments.
 
-    Args:
-        model: A model with a decoder; run in eval mode, its mode restored.
-        prompts: Token ids, of any lengths; results do not depend on other rows, up to rounding.
-        constraints: Limits on tokens and length.
-        beams: Settings of the search.
+    The model is run in eval mode, its mode restored. Results do not depend on other rows, up to
+    rounding.
 
     Returns:
         For each prompt its `num_return` best, the best first; fewer where there are no more.
@@ -191,14 +188,7 @@ def _search_batch(
 def _best_candidates(
     log_probs_BV: Tensor, past: list[float], width: int, count: int
 ) -> list[list[tuple[float, int, int]]]:
-    """Returns the best (log_prob, parent, token) of each prompt, the best first, by one copy to the host.
-
-    Args:
-        log_probs_BV: Log-probabilities of the next token of each beam; `width` beams a prompt.
-        past: Log-probability of each beam so far.
-        width: Beams of a prompt.
-        count: Candidates of a prompt.
-    """
+    """Returns the best (log_prob, parent, token) of each prompt of `width` beams, by one copy to the host."""
     past_B1 = torch.tensor(past, device=log_probs_BV.device)[:, None]
     vocab = log_probs_BV.shape[1]
     sums = (log_probs_BV + past_B1).view(-1, width * vocab)

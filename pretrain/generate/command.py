@@ -53,16 +53,12 @@ class FilledText:
 def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *, where: str = "") -> FilledText:
     """Fills every mask of a text independently, in one forward.
 
-    Args:
-        model: An encoder with a language model's head; run in eval mode, its mode restored.
-        codec: Tokenizer of the model.
-        text: A text with masks, spelled `[MASK]` or as the tokenizer's own token.
-        top_k: Candidates of each mask.
-        where: Name of the text for errors.
+    Masks are spelled `[MASK]` or as the tokenizer's own token; each gets `top_k` candidates. `where`
+    names the text in errors. The model's mode is restored.
 
     Raises:
-        ConfigError: The model fills no masks, the tokenizer has no mask token, the text has none or
-            is too long.
+        ConfigError: The model fills no masks, the tokenizer has no mask token, the text has none or is
+            too long.
     """
     if model.is_causal or model.head is None or model.head.scores_labels:
         kind = "with a decoder" if model.is_causal else "without a language model's head"

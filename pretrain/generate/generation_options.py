@@ -23,15 +23,8 @@ _EARLY_STOPPING: dict[str, bool | Literal["never"]] = {"true": True, "false": Fa
 class Options:
     """Options of the command line as they were given; None: not given.
 
-    Attributes:
-        max_tokens: Most tokens to add.
-        temperature: Temperature of `Sampling`.
-        top_k: Cut of `Sampling`; for masks, the number of candidates.
-        top_p: Cut of `Sampling`.
-        beams: Beams; 1: no beam search.
-        length_penalty: Length penalty of `Beams`.
-        early_stopping: "true", "false" or "never".
-        n_best: Texts to return.
+    Most are those of `Sampling`, `Beams` and `Constraints`. `top_k` is also the number of candidates of
+    a mask, `early_stopping` is "true", "false" or "never", `n_best` the number of texts to return.
 
     Raises:
         ConfigError: An option out of its range, or two that exclude each other.

@@ -27,14 +27,9 @@ PADDING = -1
 class IncrementalDecoder:
     """The rows of one batch, and the cache of their keys and values.
 
-    Args:
-        model: A model with a decoder and a head; run in eval mode, its mode restored.
-        prompts: At least one, checked (`check_prompts`).
-        max_new_tokens: Most tokens that will be added.
-        sees_prompt_whole: As in `Constraints`.
-
-    Raises:
-        CheckpointError: The model's scores are NaN.
+    The model, with a decoder and a head, is run in eval mode, its mode restored. At least one prompt,
+    checked by `check_prompts`; at most `max_new_tokens` are added. `sees_prompt_whole` is that of
+    `Constraints`. Raises CheckpointError where scores are NaN.
     """
 
     def __init__(

@@ -113,10 +113,10 @@ class RowSeeds:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The tokens generated from one prompt.
+    """The tokens generated from one prompt, without the one that ended the row.
 
     Attributes:
-        tokens: New tokens, without the prompt and without the one that ended the row.
+        tokens: New token ids.
         score: Sum of the log-probabilities of the new tokens, the end included, divided by their
             number to the power of the length penalty (1 outside beam search). Drawn tokens count
             with the model's own probability, before temperature and cuts.
@@ -150,15 +150,9 @@ def generate(
 ) -> list[Continuation]:
     """Continues each prompt, or answers each source, in order; a pure function of its arguments.
 
-    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of
-    a row alone differ in the last digits, which may decide between two nearly equal tokens.
-
-    Args:
-        model: A model with a decoder; run in eval mode, its mode restored.
-        prompts: Token ids, of any lengths.
-        constraints: Limits on tokens and length.
-        sampling: Settings of sampling.
-        seed: Seed of sampling (`RowSeeds`), or the seed of each row.
+    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of a
+    row alone differ in the last digits, which may decide between two nearly equal tokens. The model is
+    run in eval mode, its mode restored. `seed` is that of `RowSeeds`, or the seed of each row.
 
     Raises:
         ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.

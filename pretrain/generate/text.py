@@ -73,11 +73,7 @@ def find_prompts(prompts: list[str], file: str | None) -> Iterator[str] | None:
     """Returns the prompts of the command line, a file or standard input; None: there are none.
 
     A file is opened at once and read lazily: one prompt a line, empty ones too. Standard input is
-    read where `-` names it, or by default where it is piped or redirected.
-
-    Args:
-        prompts: Prompts of the command line.
-        file: A path, or `-` for standard input.
+    read where `file` is `-`, or by default where it is piped or redirected.
 
     Raises:
         ConfigError: Both were given, there is no such file, or a prompt is not UTF-8.
@@ -128,14 +124,7 @@ Method = Sampling | Beams
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """One generated text.
-
-    Attributes:
-        prompt: Text of the prompt.
-        text: The new text, without the prompt.
-        num_tokens: Number of new tokens, without the end token.
-        score: Score as in `Continuation`.
-    """
+    """A new text without its prompt; tokens without the end token, the score of `Continuation`."""
 
     prompt: str
     text: str
@@ -201,11 +190,7 @@ def stream_text(
     *,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yields the text of `generate_text` for one prompt in pieces of whole characters, as they are drawn.
-
-    Raises:
-        ConfigError: The model cannot generate, or the prompt does not fit it.
-    """
+    """Yields the text of `generate_text` for one prompt in pieces of whole characters, as they are drawn."""
     check_prompts(model, [])
     ids = encode_prompt(model, codec, prompt)
     text = Detokenizer(codec, ids if model.encoder is None else [])
@@ -219,8 +204,7 @@ def stream_text(
 def encode_prompt(model: LanguageModel, codec: Codec, prompt: str, *, where: str = "") -> list[int]:
     """Returns the ids of a prompt; for a decoder at least the token that begins a document.
 
-    Raises:
-        ConfigError: The prompt does not fit the model, or is empty where no token begins a document.
+    Raises ConfigError where the prompt does not fit the model, or is empty and nothing begins a text.
     """
     ids = codec.encode(prompt)
     if not ids and model.encoder is None:

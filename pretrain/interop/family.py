@@ -86,12 +86,8 @@ Modules = Mapping[str, Mapping[str, int]]
 def affine(ours: str, theirs: str, modules: Modules, *, bias: bool, transposed: bool = False) -> list[Weight]:
     """Returns the weight, and with `bias` the bias, of linear layers or norms.
 
-    Args:
-        ours: Prefix of our names: "encoder.blocks.0.".
-        theirs: Prefix of their names.
-        modules: Modules by name behind the prefixes.
-        bias: Whether each has a bias.
-        transposed: As in `Weight`.
+    `ours` and `theirs` are prefixes of all names, such as "encoder.blocks.0."; `transposed` is that of
+    `Weight`.
     """
     found = []
     for name, parts in modules.items():

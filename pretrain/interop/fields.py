@@ -57,11 +57,7 @@ Keys = Mapping[str, tuple[str, int | float]]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Raises:
-        CheckpointError: No such file, too large, not JSON, or not an object.
-    """
+    """Reads a JSON object. Raises: CheckpointError: Missing, too large, not JSON, or not an object."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_JSON_BYTES + 1)
@@ -145,13 +141,9 @@ class Fields:
         return isinstance(listed, list) and architecture in listed
 
     def only(self, key: str, allowed: Any, why: str, *, missing: Any = None) -> None:
-        """Refuses any value but `allowed`.
+        """Refuses any value but `allowed`, which our models have built in.
 
-        Args:
-            key: Key of config.json.
-            allowed: The value that our models have built in.
-            why: Meaning of the other values, for the error.
-            missing: Default of transformers where the key is missing; None: `allowed`.
+        `why` is the meaning of other values; `missing` the default of transformers, if not `allowed`.
         """
         value = self.values.get(key, allowed if missing is None else missing)
         if value != allowed:

@@ -49,11 +49,7 @@ def load_generation_defaults(folder: Path) -> GenerationDefaults:
 
 
 def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
-    """Reads the keys of a generation_config.json, or of an older config.json.
-
-    Raises:
-        ConfigError: A value has the wrong type.
-    """
+    """Reads a generation_config.json, or an older config.json. Raises: ConfigError."""
     # A null is the same as a missing key here.
     values = {key: value for key, value in values.items() if value is not None}
     fields = Fields(values)
@@ -99,9 +95,7 @@ def _ids(values: dict[str, Any], key: str) -> tuple[int, ...]:
 def write_generation_defaults(defaults: GenerationDefaults, special: SpecialTokens | None = None) -> dict[str, Any]:
     """Returns the keys of a generation_config.json, the inverse of `read_generation_defaults`.
 
-    Args:
-        defaults: The settings.
-        special: Written too: theirs generates by the ids in this file, not by those in config.json.
+    With `special` its ids are written too: transformers ignores those of config.json.
     """
     values: dict[str, Any] = {
         "num_beams": None if defaults.num_beams == 1 else defaults.num_beams,

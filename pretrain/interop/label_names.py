@@ -22,16 +22,8 @@ _SINGLE = "single_label_classification"
 def find_classifier(fields: Fields, names: frozenset[str], prefix: str, pooler: str = "") -> str | None:
     """Returns the labelled unit, `TEXTS` or `WORDS`; None: the model is no classifier.
 
-    Without `architectures`, the pooler of a family that has one for texts decides.
-
-    Args:
-        fields: Fields of config.json.
-        names: Names of the tensors.
-        prefix: Prefix of the family's class names.
-        pooler: Tensor of the family's pooler; empty: it has none.
-
-    Raises:
-        ConfigError: A class that uses a layer of this name for something else.
+    Without `architectures`, the pooler of a family that has one for texts decides. Raises ConfigError
+    for a class that uses a layer of this name for something else.
     """
     for kind in (TEXTS, WORDS):
         if fields.claims(prefix + kind):
@@ -45,15 +37,10 @@ def find_classifier(fields: Fields, names: frozenset[str], prefix: str, pooler: 
 
 
 def read_label_head(fields: Fields, *, dropout: float, **options: bool) -> HeadConfig:
-    """Returns the head of a classifier, with `options` of `HeadConfig`.
+    """Returns the head of a classifier, with further `options` of `HeadConfig`.
 
-    Args:
-        fields: Fields of config.json.
-        dropout: Default of `classifier_dropout`.
-        **options: `mean`, `transform`.
-
-    Raises:
-        ConfigError: Labels are not mutually exclusive, or have no names.
+    `dropout` is the default of `classifier_dropout`. Raises ConfigError where labels are not mutually
+    exclusive, or have no names.
     """
     if (problem := fields.values.get("problem_type")) not in (None, _SINGLE):
         why = f"only {_SINGLE!r} can be represented: of all labels one is right"
@@ -88,11 +75,7 @@ def label_weights(head: HeadConfig) -> list[Weight]:
 
 
 def labelled_by(folder: Path) -> str | None:
-    """Returns the unit that a Hugging Face folder labels, `TEXTS` or `WORDS`; None: no unit.
-
-    Raises:
-        CheckpointError: config.json cannot be read.
-    """
+    """Returns the unit that a Hugging Face folder labels, `TEXTS` or `WORDS`; None: no unit."""
     listed = read_object(folder / CONFIG).get("architectures")
     for kind in (TEXTS, WORDS):
         if isinstance(listed, list) and any(str(name).endswith(kind) for name in listed):

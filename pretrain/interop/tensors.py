@@ -144,15 +144,9 @@ def their_shapes(weight: Weight, shape: Shape) -> dict[str, Shape]:
 
 
 def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tensor:
-    """Makes our parameter.
+    """Makes our parameter of `shape` from `tensors`, which are in the order of `weight.theirs`.
 
-    Args:
-        weight: The correspondence.
-        tensors: Those of `weight.theirs`, in that order.
-        shape: Shape of our parameter.
-
-    Returns:
-        A new tensor of `shape`, in the dtype of the first; rows that pad the vocabulary are zeros.
+    It is a new tensor in the dtype of the first; rows that pad the vocabulary are zeros.
     """
     ours = tensors[0].new_zeros(shape)
     start = 0

@@ -120,10 +120,7 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
     """Returns name and content of every tokenizer file of a folder; none is no error.
 
     They work without the model's config.json: the tokenizer class that it implies is written into
-    tokenizer_config.json where that does not name one.
-
-    Raises:
-        DataError: A file cannot be read.
+    tokenizer_config.json where that does not name one. Raises: DataError: A file cannot be read.
     """
     try:
         present = [name for name in (*TOKENIZER_FILES, CONFIG) if (folder / name).is_file()]
@@ -173,10 +170,8 @@ def wrap_tokenizer_json(
 ) -> list[tuple[str, bytes]]:
     """Returns names and contents of the files from which AutoTokenizer reads a tokenizer of ours.
 
-    Args:
-        text: Content of its `tokenizer.json`, which is not changed.
-        special: Ids of its special tokens.
-        model_max_length: Longest row of the model in tokens. None: not written.
+    `text` is its `tokenizer.json`, which is not changed; `special` are ids of its tokens, and
+    `model_max_length` is the longest row of the model.
 
     Raises:
         DataError: Not a tokenizer, or it has no token of one of these ids.

@@ -48,14 +48,7 @@ _USAGES = {
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts of a model card beyond the model itself.
-
-    Attributes:
-        name: Title.
-        source: Origin of the weights, one line.
-        run_config: Config of the run as YAML; empty: there was no run.
-        metrics: The last values measured, by name.
-    """
+    """Facts of a model card beyond the model: title, origin, YAML of the run, last metrics by name."""
 
     name: str = "Model"
     source: str = ""
@@ -65,15 +58,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Result of an export.
-
-    Attributes:
-        model_type: Family of the model.
-        architecture: Class of transformers that loads it.
-        num_parameters: Number of values; tied ones once.
-        total_bytes: Size of the weights.
-        files: Names of all files.
-    """
+    """Result of an export; tied values are counted once, `total_bytes` is the size of the weights."""
 
     model_type: str
     architecture: str
@@ -108,8 +93,7 @@ def write_release(
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
         about: Facts of the run for the card.
-        labels_words: A head over labels is for words: where the family's class for texts has the
-            same weights, the one for words is written.
+        labels_words: Of two classes with the same head over labels, take the one for words.
         check: Verifies the folder before it appears, given the class that loads it and its dtype.
 
     Raises:
