@@ -32,7 +32,8 @@ def prepare_command(
 
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
-    from pretrain.config.load import load_prepare, short_prepare
+    from pretrain.config.load import load_section, short_prepare
+    from pretrain.config.prepare import PrepareConfig
     from pretrain.prepare.prepare import run_prepare
     from pretrain.utils.log import setup_logging
     from pretrain.utils.process import discard_refused_stdout
@@ -57,7 +58,7 @@ def prepare_command(
             name = next(iter(given))
             option = name.replace("_", "-")
             raise typer.BadParameter(f"--{option} does not go with CONFIG: write {name} there")
-        config = load_prepare(words[0], words[1:])
+        config = load_section(PrepareConfig, words[0], words[1:])
     elif output is None:
         raise UsageError("Missing option '--output'", context)
     else:

@@ -13,6 +13,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
+    def differs(self, name: str) -> bool:
+        """Returns True if a field differs from its default."""
+        field = type(self).model_fields[name]
+        return bool(getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}))
+
 
 class OnResume(StrEnum):
     """Effect of a changed value when a run is resumed: `lr: Annotated[float, OnResume.WARN]`."""
@@ -28,7 +33,7 @@ class OnResume(StrEnum):
 
 
 def on_resume(info: FieldInfo) -> OnResume | None:
-    """Returns the annotation of a field. None: it is a section, or not part of a run's config."""
+    """Returns the annotation of a field. None: it is a section, or of another config."""
     return next((item for item in info.metadata if isinstance(item, OnResume)), None)
 
 
@@ -36,5 +41,6 @@ def check_name(name: str, known: Collection[str]) -> str:
     """Returns a name of an open registry. Raises: ValueError, which lists the nearest names."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-        raise ValueError(f"unknown name {name!r}; use {' or '.join(near)}, or add it by a module under extend")
+        use = f"use {' or '.join(near)}"
+        raise ValueError(f"unknown name {name!r}; {use}, or add it by a module under extend")
     return name

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -35,11 +35,9 @@ class SourceConfig(Section):
     path: Annotated[Address, OnResume.FREE]
     """Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs)."""
     weight: Annotated[float, OnResume.ALLOW] = Field(ge=0)
-    """Share of the samples relative to the other weights. 0: unused until the curriculum raises
-    it."""
+    """Share of the samples relative to the other weights. 0: unused until the curriculum."""
     repeat: Annotated[bool, OnResume.ALLOW] = True
-    """Start over after the source has been read once. False: stop reading it then; the other
-    sources take over its share."""
+    """Start over after one reading. False: stop reading it; the other sources take its share."""
 
 
 class MilestoneConfig(Section):
@@ -55,39 +53,32 @@ class DataConfig(Section):
     """Training data and their order."""
 
     path: Annotated[Address | None, OnResume.FREE] = None
-    """Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs). Set either this
-    or `mixture`."""
+    """Folder of `pretrain prepare`, or its address (http, https, s3, gs); or `mixture`."""
     mixture: list[SourceConfig] = Field(default_factory=list)
     """Several such folders, sampled by weight; all must have the same tokenizer."""
     curriculum: list[MilestoneConfig] = Field(default_factory=list)
     """Milestones at which the weights of the mixture change, by ascending tokens."""
     packing: Annotated[Literal["concat", "bins", "padded"], OnResume.ALLOW] = "concat"
     """Layout of documents in rows. `concat`: one after another, cut where a row ends. `bins`: whole
-    documents side by side (best fit); only a document longer than a row is cut. `padded`: one
-    document a row, rows of similar length together, padded to the longest of the micro-batch."""
+    ones side by side (best fit), cut if longer than a row. `padded`: one a row, to the longest of
+    the micro-batch."""
     lanes: Annotated[int, OnResume.ALLOW] = Field(default=LANES, ge=1)
-    """Number of independent readers over which the sample order is defined. Another number gives
-    another order; the number of ranks does not change it."""
+    """Number of independent readers that define the sample order, for any number of ranks."""
     block_samples: Annotated[int, OnResume.ALLOW] = Field(default=BLOCK_SAMPLES, ge=1)
     """Samples of one lane that are shuffled together."""
     document_mask: Annotated[bool, OnResume.ALLOW] = True
     """Prevent packed documents from attending to each other."""
     on_error: Annotated[Literal["stop", "skip"], OnResume.WARN] = "stop"
-    """Reaction to damaged bytes (CRC32 mismatch, unreadable shard) met while reading. `stop`: end
-    the run. `skip`: keep the affected rows in the batch without targets, so that the order of all
-    other rows does not change. Damage that the index shows is refused at start in both cases."""
+    """Reaction to damaged bytes met while reading. `stop`: end the run. `skip`: keep the rows in
+    the batch without targets, in the same order. Damage in the index ends every start."""
     max_skipped_rows: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
-    """With `skip`: largest number of skipped rows, over all ranks since the run was started or
-    resumed; one more ends the run."""
+    """With `skip`: limit of skipped rows, over all ranks since the start or resumption."""
     cache_dir: Annotated[str, OnResume.FREE] = "~/.cache/pretrain/shards"
-    """Cache of shards that are read from an address, shared by the processes and runs of a machine.
-    Must be on a local disk: it needs file locks."""
+    """Cache of shards from an address, shared by runs; on a local disk, for its file locks."""
     cache_gib: Annotated[float, OnResume.FREE] = Field(default=100.0, gt=0)
-    """Size limit of the cache in GiB, downloads in progress included. Must hold one block of each
-    source; an error names the minimum."""
+    """Size limit of the cache in GiB, downloads included. Must hold one block of each source."""
     workers: Annotated[int, OnResume.FREE] = Field(default=1, ge=0)
-    """Threads that assemble batches. 0: assemble each batch when it is needed. No effect on the
-    order."""
+    """Threads that assemble batches. 0: each batch when it is needed. No effect on the order."""
     prefetch: Annotated[int, OnResume.FREE] = Field(default=4, ge=1)
     """Micro-batches that each rank keeps ready. No effect on the order."""
 
@@ -97,14 +88,13 @@ class DataConfig(Section):
         return [source.path for source in self.mixture] if self.path is None else [self.path]
 
     @model_validator(mode="after")
-    def _check(self) -> "DataConfig":
+    def _check(self) -> Self:
         if (self.path is None) == (not self.mixture):
             raise ValueError("needs path or mixture, and not both")
         if (self.on_error == "skip") != bool(self.max_skipped_rows):
-            raise ValueError(
-                f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows} contradict "
-                f"each other; give skip with a limit above 0, or stop with none"
-            )
+            both = f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows}"
+            fix = "give skip with a limit above 0, or stop with none"
+            raise ValueError(f"{both} contradict each other; {fix}")
         names = [source.name for source in self.mixture]
         if len(set(names)) < len(names):
             raise ValueError(f"mixture names a source twice: {', '.join(sorted(names))}")
@@ -114,19 +104,18 @@ class DataConfig(Section):
         if any(later <= earlier for earlier, later in pairwise(ends)):
             raise ValueError(f"curriculum: tokens must ascend, not {ends}")
         for milestone in self.curriculum:
-            unknown = sorted(milestone.weights.keys() - set(names))
-            if unknown or not any(weight > 0 for weight in milestone.weights.values()):
-                raise ValueError(
-                    f"curriculum at {milestone.tokens} tokens: "
-                    + (f"no source {unknown[0]!r} in mixture" if unknown else "no weight above 0")
-                )
+            where = f"curriculum at {milestone.tokens} tokens"
+            if unknown := sorted(milestone.weights.keys() - set(names)):
+                raise ValueError(f"{where}: no source {unknown[0]!r} in mixture")
+            if not any(weight > 0 for weight in milestone.weights.values()):
+                raise ValueError(f"{where}: no weight above 0")
             if any(weight < 0 for weight in milestone.weights.values()):
-                raise ValueError(f"curriculum at {milestone.tokens} tokens: a weight is negative")
+                raise ValueError(f"{where}: a weight is negative")
         return self
 
 
 class BatchConfig(Section):
-    """The batch of one optimizer step."""
+    """Batch of one optimizer step."""
 
     global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Tokens of one optimizer step over all ranks: rows times `seq_len`."""
@@ -153,6 +142,12 @@ class BatchPlan:
     accumulation: int
 
 
+def nearest_multiples(number: int, quantum: int) -> str:
+    """Returns the positive multiples below and above a number: `96 or 128`."""
+    below = number // quantum * quantum
+    return " or ".join(str(size) for size in (below, below + quantum) if size)
+
+
 def plan_batch(batch: BatchConfig, world_size: int) -> BatchPlan:
     """Divides the global batch over `world_size` ranks.
 
@@ -161,12 +156,10 @@ def plan_batch(batch: BatchConfig, world_size: int) -> BatchPlan:
     """
     quantum = batch.seq_len * batch.micro * world_size
     if batch.global_tokens % quantum:
-        below = batch.global_tokens // quantum * quantum
-        sizes = " or ".join(str(size) for size in (below, below + quantum) if size)
         raise ConfigError(
             f"batch.global_tokens={batch.global_tokens} must be a multiple of "
             f"seq_len {batch.seq_len} x micro {batch.micro} x ranks {world_size} = {quantum}",
-            fix=f"use {sizes}",
+            fix=f"use {nearest_multiples(batch.global_tokens, quantum)}",
         )
     rows_per_rank = batch.rows // world_size
     return BatchPlan(batch.rows, rows_per_rank, batch.micro, rows_per_rank // batch.micro)

@@ -1,6 +1,6 @@
 """`engine:` -- parallelism (DeepSpeed ZeRO, DDP, one process), precision and memory."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,11 +8,10 @@ from pretrain.config.base import OnResume, Section
 
 
 class EngineConfig(Section):
-    """Execution of a step. No key changes the result, up to rounding."""
+    """Parallelism, precision and memory of a step. No key changes the result, up to rounding."""
 
     kind: Annotated[Literal["deepspeed", "ddp", "single"], OnResume.WARN] = "deepspeed"
-    """`deepspeed`: DeepSpeed ZeRO. `ddp`: DistributedDataParallel of torch. `single`: one
-    process."""
+    """`deepspeed`: DeepSpeed ZeRO. `ddp`: DistributedDataParallel. `single`: one process."""
     zero_stage: Annotated[int, OnResume.WARN] = Field(default=2, ge=0, le=3)
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards the optimizer state, 2 also the gradients, 3
     also the weights. 0 with `ddp` and `single`."""
@@ -25,8 +24,8 @@ class EngineConfig(Section):
     attention: Annotated[str, OnResume.WARN] = "auto"
     """Attention backend: an entry of `pretrain/model/backends`, or `auto`."""
     activation_checkpointing: Annotated[Literal["none", "full", "selective"], OnResume.FREE] = "none"
-    """Recomputation in the backward pass. `full`: recompute each block. `selective`: keep the
-    results of matrix products and attention, recompute the rest."""
+    """Recomputation in the backward pass. `full`: of each block. `selective`: of all but the
+    results of matrix products and attention."""
     activation_checkpointing_every: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Checkpoint only every n-th block."""
     compile: Annotated[bool, OnResume.WARN] = False
@@ -38,13 +37,13 @@ class EngineConfig(Section):
     offload_params: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
     """`cpu`: keep unused working weights in host memory, too; ZeRO stage 3 only."""
     timeout_s: Annotated[int, OnResume.FREE] = Field(default=600, ge=1)
-    """Longest time in seconds in one phase of a step, waiting for other ranks included; then the
-    job is ended and the rank that hangs is named. Three times as long for loading, compilation,
-    evaluation and saving."""
+    """Longest seconds in a phase of a step, waiting for other ranks included, before the job ends
+    and names the rank that hangs. Three times as long for loading, compiling, evaluating,
+    saving."""
 
     @property
     def group_timeout_s(self) -> int:
-        """Timeout of the process group, which names no rank: later than any limit of the watchdog."""
+        """Timeout of the process group, which names no rank: after any limit of the watchdog."""
         return 3 * self.timeout_s + 60
 
     @property
@@ -61,15 +60,16 @@ class EngineConfig(Section):
         return values
 
     @model_validator(mode="after")
-    def _check(self) -> "EngineConfig":
+    def _check(self) -> Self:
         if self.kind != "deepspeed" and self.zero_stage:
-            raise ValueError(f"zero_stage={self.zero_stage} needs kind=deepspeed, not {self.kind}; set zero_stage=0")
+            what = f"zero_stage={self.zero_stage} needs kind=deepspeed"
+            raise ValueError(f"{what}, not {self.kind}; set zero_stage=0")
         if self.precision == "fp16" and self.kind != "deepspeed":
-            raise ValueError(
-                f"precision=fp16 needs kind=deepspeed, which scales the loss, not {self.kind}; use bf16 or fp32"
-            )
+            what = "precision=fp16 needs kind=deepspeed, which scales the loss"
+            raise ValueError(f"{what}, not {self.kind}; use bf16 or fp32")
         if self.precision == "fp16" and self.device == "cpu":
-            raise ValueError("precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu; use bf16 or fp32")
+            what = "precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu"
+            raise ValueError(f"{what}; use bf16 or fp32")
         if self.precision == "fp16" and not self.zero_stage:
             # In DeepSpeed 0.19 FP16_UnfusedOptimizer unscales gradients, but backward() scales the
             # loss under ZeRO only.
@@ -78,11 +78,11 @@ class EngineConfig(Section):
                 "that it has not scaled; use zero_stage=1, 2 or 3"
             )
         if self.offload_optimizer != "none" and not self.zero_stage:
-            raise ValueError(
-                "offload_optimizer=cpu requires sharded optimizer state; use kind=deepspeed and zero_stage=1, 2 or 3"
-            )
+            what = "offload_optimizer=cpu requires sharded optimizer state"
+            raise ValueError(f"{what}; use kind=deepspeed and zero_stage=1, 2 or 3")
         if self.offload_params != "none" and self.zero_stage != 3:
-            raise ValueError("offload_params=cpu requires sharded weights; use kind=deepspeed and zero_stage=3")
+            what = "offload_params=cpu requires sharded weights"
+            raise ValueError(f"{what}; use kind=deepspeed and zero_stage=3")
         return self
 
 

@@ -5,8 +5,8 @@
                 --> write_reference         docs/config.md
     json_schema (pydantic's, with the descriptions)   `pretrain config --schema`
 
-A description is the docstring below a field. It is read from the source when it is needed: pydantic's own
-`use_attribute_docstrings` would cost every start of every rank 0.4 s.
+A description is the docstring below a field, or that of a section's class. It is read from the source
+when it is needed: pydantic's `use_attribute_docstrings` would cost each start of each rank 0.4 s.
 """
 
 import ast
@@ -49,14 +49,17 @@ class ConfigField:
 
     @property
     def description(self) -> str:
-        """The docstring below the field, on one line."""
+        """The docstring below the field, on one line; of a section without one that of its class."""
         owner = next(one for one in self.section.__mro__ if self.name in inspect.get_annotations(one))
-        return _descriptions(owner).get(self.name, "")
+        found = _descriptions(owner).get(self.name)
+        if found is None and self.subsections:
+            found = inspect.getdoc(self.subsections[0])
+        return (found or "").partition("\n")[0]
 
     @property
     def type(self) -> str:
         """The type in the words of YAML, with its bounds."""
-        return describe_type(self.info.annotation) + describe_bounds(self.info)
+        return _describe_type(self.info)
 
     @property
     def default(self) -> str:
@@ -74,10 +77,8 @@ def walk_fields(
 ) -> Iterator[ConfigField]:
     """Yields every field in file order; keys of sections in a list have no numbers.
 
-    Args:
-        section: The section to start with.
-        prefix: Key of the section, with a point at its end.
-        model_kind: The kind of model whose section is entered. None: those of all kinds.
+    `prefix` is the key of the section, with a point at its end; `model_kind=None` enters the sections of
+    all kinds of models.
     """
     others = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]
     for name, info in section.model_fields.items():
@@ -115,35 +116,43 @@ def _descriptions(section: type[Section]) -> dict[str, str]:
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", types.NoneType: "null"}
 
 
-def describe_type(annotation: Any) -> str:
-    """Returns a type in the words of YAML."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+_BOUNDS = {
+    "gt": "> {}",
+    "ge": ">= {}",
+    "lt": "< {}",
+    "le": "<= {}",
+    "multiple_of": "multiple of {}",
+    "min_length": "at least {} item(s)",
+    "max_length": "at most {} item(s)",
+}
+"""Forms of the bounds by pydantic's names."""
+
+
+def _describe_type(annotation: Any) -> str:
+    """Returns a type in the words of YAML, with the bounds of a number or a list: ` (>= 0, < 1)`."""
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
-        bounds = FieldInfo.from_annotation(annotation)
-        return describe_type(bounds.annotation) + describe_bounds(bounds)
+        return _describe_type(FieldInfo.from_annotation(annotation))
+    if isinstance(annotation, FieldInfo):
+        found = [
+            form.format(getattr(item, name))
+            for item in annotation.metadata
+            for name, form in _BOUNDS.items()
+            if hasattr(item, name)
+        ]
+        bounds = f" ({', '.join(found)})" if found else ""
+        return _describe_type(annotation.annotation) + bounds
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
         # Both kinds of model are one section here.
-        return " or ".join(dict.fromkeys(describe_type(option) for option in arguments))
+        return " or ".join(dict.fromkeys(_describe_type(option) for option in arguments))
     if origin is list:
-        return f"list of {describe_type(arguments[0])}"
+        return f"list of {_describe_type(arguments[0])}"
     if origin is dict:
-        return f"mapping from text to {describe_type(arguments[1])}"
+        return f"mapping from text to {_describe_type(arguments[1])}"
     return "section" if issubclass(annotation, Section) else _WORDS[annotation]
-
-
-_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "multiple_of": "multiple of"}
-_SIZES = {"min_length": "at least", "max_length": "at most"}
-
-
-def describe_bounds(info: FieldInfo) -> str:
-    """Returns the bounds of a number or the length of a list: ` >= 0, < 1`."""
-    found = []
-    for item in info.metadata:
-        found += [f"{sign} {getattr(item, name)}" for name, sign in _BOUNDS.items() if hasattr(item, name)]
-        found += [f"{word} {getattr(item, name)} item(s)" for name, word in _SIZES.items() if hasattr(item, name)]
-    return f" ({', '.join(found)})" if found else ""
 
 
 def explain_key(key: str) -> str:
@@ -171,14 +180,11 @@ def explain_key(key: str) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of a run's config, from which an editor completes and checks YAML.
-
-    No key is required: an include, a preset or an override may give it.
-    """
+    """Returns the JSON schema of a run's config, from which an editor completes and checks YAML."""
     schema = RunConfig.model_json_schema(by_alias=True)
     sections = {field.section.__name__: field.section for field in walk_fields()}
     for name, part in (("RunConfig", schema), *schema["$defs"].items()):
-        part.pop("required", None)
+        part.pop("required", None)  # an include, a preset or an override may give a key
         for field in walk_fields(sections[name]):
             if "." not in field.key:
                 # `pydantic` has no place beside a reference to another section for a description.

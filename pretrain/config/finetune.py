@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,18 +11,12 @@ from pretrain.errors import ConfigError
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Returns whether any pattern matches `name`."""
+    """Returns True if any pattern matches `name`."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_patterns(key: str, patterns: Collection[str], names: Collection[str], what: str = "parameter") -> None:
-    """Checks that each pattern matches a name.
-
-    Args:
-        key: Config key of the patterns.
-        patterns: Shell patterns.
-        names: Names to match; not empty.
-        what: Noun for a name in the error.
+    """Checks that each shell pattern of a key matches a name; `what` is the noun for one.
 
     Raises:
         ConfigError: A pattern matches none.
@@ -37,12 +31,11 @@ def check_patterns(key: str, patterns: Collection[str], names: Collection[str], 
 
 
 class FinetuneConfig(Section):
-    """Fine-tuning of the weights of `init.from`."""
+    """Full fine-tuning of the weights of `init.from`, or adapters."""
 
     kind: Annotated[Literal["full", "lora"], OnResume.NEVER] = "full"
-    """`full`: train all weights except those under `init.freeze`. `lora`: freeze the model and
-    train low-rank adapters of linear layers (Hu et al. 2022), and a new head; checkpoints contain
-    the trained weights only."""
+    """`full`: train all weights except `init.freeze`. `lora`: train low-rank adapters of linear
+    layers (Hu et al. 2022) and a new head only; checkpoints contain the trained weights."""
     rank: Annotated[int, OnResume.NEVER] = Field(default=8, ge=1)
     """Rank of the adapters."""
     alpha: Annotated[int, OnResume.NEVER] = Field(default=16, ge=1)
@@ -50,11 +43,9 @@ class FinetuneConfig(Section):
     dropout: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0, lt=1)
     """Dropout probability on the input of the adapters."""
     targets: Annotated[list[str], OnResume.NEVER] = Field(default=["*"], min_length=1)
-    """Patterns of the linear layers in blocks that get an adapter, such as `*.attention.*`.
-    Default: all."""
+    """Patterns of the linear layers in blocks that get an adapter, such as `*.attention.*`."""
     also: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
-    """Patterns of parameters that are fully trained besides the adapters, such as
-    `embedding.weight`."""
+    """Patterns of fully trained parameters besides the adapters, such as `embedding.weight`."""
 
     @property
     def scale(self) -> float:
@@ -62,9 +53,8 @@ class FinetuneConfig(Section):
         return self.alpha / self.rank
 
     @model_validator(mode="after")
-    def _check(self) -> "FinetuneConfig":
-        plain = FinetuneConfig.model_construct()
+    def _check(self) -> Self:
         for name in ("rank", "alpha", "dropout", "targets", "also"):
-            if self.kind == "full" and getattr(self, name) != getattr(plain, name):
+            if self.kind == "full" and self.differs(name):
                 raise ValueError(f"{name} goes with kind=lora, not full; leave it out")
         return self

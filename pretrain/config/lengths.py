@@ -3,9 +3,9 @@
     batch.seq_len --> row: tokens read --> source: input of the encoder (two stacks)
                                        --> target: input of the decoder or of the only stack
 
-The longer of source and target has `batch.seq_len` tokens, or slightly less by rounding: the source for
-corrupted text in two stacks, the target for pairs, whose source has `batch.source_len`. In a mixture
-the objective that lengthens rows most determines the tokens read; rows of the others are padded.
+The longer of source and target has `batch.seq_len` tokens, or slightly less by rounding: the source
+for corrupted text in two stacks, the target for pairs, whose source has `batch.source_len`. In a
+mixture the objective that lengthens rows most determines the tokens read; other rows are padded.
 """
 
 from bisect import bisect_right
@@ -18,34 +18,26 @@ from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, SpanConfi
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """Row lengths in tokens.
+    """Row lengths in tokens."""
 
-    Attributes:
-        row: Length in the data.
-        target: Input length of the decoder or of the only stack.
-        source: Input length of the encoder of two stacks. None: one stack.
-    """
-
-    row: int
-    target: int
-    source: int | None = None
+    row: int  # length in the data
+    target: int  # input length of the decoder or of the only stack
+    source: int | None = None  # input length of the encoder of two stacks. None: one stack
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """Token counts of a row under span corruption.
+    """Token counts of a row under span corruption."""
 
-    Attributes:
-        num_noise: Removed tokens.
-        num_spans: Spans of removed tokens.
-        source: Input of the encoder: remaining tokens, sentinels, end, and the mode token if any.
-        target: Predicted tokens: removed tokens, sentinels, end.
-    """
+    num_noise: int  # removed tokens
+    num_spans: int  # spans of removed tokens
+    source: int  # input of the encoder: remaining tokens, sentinels, end, and the mode token if any
+    target: int  # predicted tokens: removed tokens, sentinels, end
 
-    num_noise: int
-    num_spans: int
-    source: int
-    target: int
+    def read(self, num_stacks: int) -> int:
+        """Returns the tokens of the longest input."""
+        # In one stack the last token predicts nothing, and is not read.
+        return max(self.source, self.target) if num_stacks == 2 else self.source + self.target - 1
 
 
 def corruption_of(row: int, span: SpanConfig) -> Corruption:
@@ -70,10 +62,7 @@ def corruption_of(row: int, span: SpanConfig) -> Corruption:
 def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> RowLengths:
     """Returns the row lengths of a run; in a mixture, those that fit every objective.
 
-    Args:
-        objective: Objective or mixture.
-        batch: Lengths that the model should read.
-        num_stacks: 1 or 2. Denoisers concatenate source and target in a single stack.
+    Denoisers concatenate source and target in a single stack.
 
     Raises:
         ValueError: Rows of `batch.seq_len` are too short for the objective.
@@ -82,14 +71,11 @@ def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int)
     row = min(_longest_row(task, batch.seq_len, num_stacks) for task in tasks)
     found = [lengths for task in tasks for _, lengths in _lengths(task, row, batch, num_stacks)]
     sources = [lengths.source for lengths in found if lengths.source is not None]
-    return RowLengths(row, max(lengths.target for lengths in found), max(sources) if sources else None)
+    return RowLengths(row, max(lengths.target for lengths in found), max(sources, default=None))
 
 
 def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> float:
-    """Returns the mean share of padding that is due to objectives of different lengths.
-
-    Padding that depends on documents (of bins, and of fill in the middle) is not counted.
-    """
+    """Returns the mean share of padding by objectives of different lengths, not by documents."""
     whole = row_lengths(objective, batch, num_stacks)
     total = read = 0.0
     for task, weight in zip(objective.tasks, objective.weights, strict=True):
@@ -105,12 +91,13 @@ def describe_rows(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: in
     found = row_lengths(objective, batch, num_stacks)
     if found.target == found.row and found.source in (None, found.row):
         return None
-    made = f"{found.target} tokens" if found.source is None else f"a source of {found.source} and {found.target} tokens"
+    source = "" if found.source is None else f"a source of {found.source} and "
     padding = padding_share(objective, batch, num_stacks)
-    return f"rows of {found.row} tokens become {made}" + (f", {padding:.0%} of it padding" if padding else "")
+    made = f"rows of {found.row} tokens become {source}{found.target} tokens"
+    return made + (f", {padding:.0%} of it padding" if padding else "")
 
 
-def spans_of(task: TaskConfig) -> list[SpanConfig]:
+def _spans_of(task: TaskConfig) -> list[SpanConfig]:
     """Returns the kinds of span corruption of a task: none, one, or one a denoiser."""
     if task.kind == "span":
         return [task.span]
@@ -122,24 +109,19 @@ def _longest_row(task: TaskConfig, seq_len: int, num_stacks: int) -> int:
     if task.kind == "fim":
         row = seq_len - 3 * task.fim.max_documents
     else:
-        row = min((_longest_corrupted(span, seq_len, num_stacks) for span in spans_of(task)), default=seq_len)
-    if row < 2 and (spans_of(task) or task.kind == "fim"):
-        raise ValueError(f"batch.seq_len={seq_len} is too short for objective.kind={task.kind}; raise it")
+        corrupted = (_longest_corrupted(span, seq_len, num_stacks) for span in _spans_of(task))
+        row = min(corrupted, default=seq_len)
+    if row < 2 and (_spans_of(task) or task.kind == "fim"):
+        short = f"batch.seq_len={seq_len} is too short for objective.kind={task.kind}"
+        raise ValueError(f"{short}; raise it")
     return row
 
 
 def _longest_corrupted(span: SpanConfig, seq_len: int, num_stacks: int) -> int:
-    """Returns the longest such row, 1 if there is none.
-
-    Bisection: lengths never decrease with the row, and are at least half of it.
-    """
+    """Returns the longest such row, 1 if there is none."""
+    # Lengths never decrease with the row, and are at least half of it.
     rows = range(2, 2 * seq_len + 1)
-    return 1 + bisect_right(rows, seq_len, key=lambda row: _needed(corruption_of(row, span), num_stacks))
-
-
-def _needed(found: Corruption, num_stacks: int) -> int:
-    # In one stack the last token predicts nothing, and is not read.
-    return max(found.source, found.target) if num_stacks == 2 else found.source + found.target - 1
+    return 1 + bisect_right(rows, seq_len, key=lambda row: corruption_of(row, span).read(num_stacks))
 
 
 def _lengths(task: TaskConfig, row: int, batch: BatchConfig, num_stacks: int) -> Iterator[tuple[float, RowLengths]]:
@@ -148,12 +130,12 @@ def _lengths(task: TaskConfig, row: int, batch: BatchConfig, num_stacks: int) ->
         yield 1.0, RowLengths(row, batch.seq_len, batch.source_len or batch.seq_len)
     elif task.kind == "fim":
         yield 1.0, RowLengths(row, row + 3 * task.fim.max_documents)
-    elif not spans_of(task):
+    elif not _spans_of(task):
         yield 1.0, RowLengths(row, row)
-    for span in spans_of(task):
+    for span in _spans_of(task):
         found = corruption_of(row, span)
         weight = span.weight if isinstance(span, DenoiserConfig) else 1.0
         if num_stacks == 2:
             yield weight, RowLengths(row, found.target, found.source)
         else:
-            yield weight, RowLengths(row, _needed(found, num_stacks))
+            yield weight, RowLengths(row, found.read(num_stacks))

@@ -4,11 +4,13 @@
     (or the model of `init.from`) -> pydantic -> RunConfig
     read_with_includes -> overrides -> pydantic -> any other Section, such as PrepareConfig
 
-An error names the key, where it was written (`file:line:column` or the override), the rule, and the nearest known key.
+An error names the key, its place (`file:line:column` or the override), the rule, and the nearest key.
 """
 
 import difflib
 import importlib
+import json
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,6 @@ from pretrain.config.fields import known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
-from pretrain.config.start import lay_over_start, names_a_model
 from pretrain.config.yaml_nodes import (
     LocatedTree,
     find_config,
@@ -31,6 +32,7 @@ from pretrain.config.yaml_nodes import (
     parse_scalar,
     parse_yaml,
     read_with_includes,
+    read_yaml,
     short,
 )
 from pretrain.errors import ConfigError, PretrainError
@@ -39,12 +41,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_extensions: bool = True) -> RunConfig:
-    """Loads and checks a run's config.
-
-    Args:
-        source: A YAML file, or the name of a built-in one such as `configs/run/quickstart.yaml`.
-        overrides: `a.b=c` items, applied in order.
-        import_extensions: Whether to import the modules under `extend`.
+    """Loads and checks a run's config: a YAML file or a built-in one, and `a.b=c` items in order.
 
     Raises:
         ConfigError: One line for each problem.
@@ -63,13 +60,7 @@ def load_section(section: type[SectionT], source: str | Path, overrides: Sequenc
 
 
 def parse_section(section: type[SectionT], located: LocatedTree, source: str) -> SectionT:
-    """Validates values. Raises: ConfigError, with one line for each problem.
-
-    Args:
-        section: Class of the section.
-        located: Values and their places.
-        source: Place of values that have none.
-    """
+    """Validates values; `source` is the place of those that have none. Raises: ConfigError."""
     try:
         return section.model_validate(located.values)
     except pydantic.ValidationError as error:
@@ -86,7 +77,7 @@ def _read(source: str | Path, overrides: Sequence[str]) -> LocatedTree:
 
 def _apply_override(located: LocatedTree, override: str) -> None:
     key, separator, text = override.partition("=")
-    shown = key + "=***" if _is_secret(key) else _URL.sub(r"\1\2", override)
+    shown = key + "=***" if _SECRET_KEY.search(key) else _URL.sub(r"\1\2", override)
     where = f"override {short(shown)}"
     if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
@@ -104,12 +95,9 @@ def _apply_override(located: LocatedTree, override: str) -> None:
 
 
 def _with_value(tree: Any, keys: list[str], value: Any) -> Any:
-    """Returns a copy of `tree` with a value at a path; a mapping is merged into one that is there.
+    """Returns a copy of `tree` with a value at a path, merged into a mapping that is there.
 
-    A scalar on the path is replaced by a mapping.
-
-    Raises:
-        IndexError, ValueError: The path leads to an item that a list does not have.
+    A scalar on the path is replaced by a mapping; an item that a list lacks is an error.
     """
     if not keys:
         return merge(tree, value) if isinstance(tree, dict) and isinstance(value, dict) else value
@@ -128,22 +116,73 @@ def _is_section(values: Any, path: str) -> bool:
 
 
 def _lay_preset(located: LocatedTree, source: str) -> LocatedTree:
-    values = dict(located.values)
-    model, init = values.get("model", {}), values.get("init")
+    """Lays the keys of `model` over the model of `init.from`, or over its preset."""
+    model = located.values.get("model", {})
+    init = located.values.get("init")
     start = init.get("from") if isinstance(init, dict) else None
-    if isinstance(start, str) and isinstance(model, dict) and not names_a_model(model):
-        try:
-            values["model"] = lay_over_start(model, start)
-        except PretrainError as error:
-            where = error.where or located.places.get("init.from", source)
-            raise ConfigError(error.what, where=where, fix=error.fix) from None
-    elif isinstance(model, dict) and "model" in values:
-        try:
-            values["model"] = expand_preset(model)
-        except ConfigError as error:
-            where = located.places.get("model.preset", source)
-            raise ConfigError(error.what, where=where, fix=error.fix) from None
-    return LocatedTree(values, located.places)
+    if not isinstance(model, dict):
+        return located  # refused by the validation
+    from_start = isinstance(start, str) and not _names_a_model(model)
+    if not from_start and "model" not in located.values:
+        return located
+    try:
+        whole = _lay_over_start(model, str(start)) if from_start else expand_preset(model)
+    except PretrainError as error:
+        place = located.places.get("init.from" if from_start else "model.preset", source)
+        raise ConfigError(error.what, where=error.where or place, fix=error.fix) from None
+    return LocatedTree({**located.values, "model": whole}, located.places)
+
+
+def _read_start_file(path: Path) -> dict[str, Any]:
+    """Returns the values of `model:` by the file that identifies a folder."""
+    if path.name == "model.json":
+        return dict(json.loads(path.read_text(encoding="utf-8"))["model"])
+    if path.name == "config.yaml":
+        return dict(read_yaml(path).values["model"])
+    # `interop` is a layer above and needs torch: found by its name, for the kind that needs it.
+    open_release = pkgutil.resolve_name("pretrain.interop.release:open_release")
+    return dict(open_release(path.parent).config.model_dump(mode="json"))
+
+
+def _names_a_model(model: dict[str, Any]) -> bool:
+    """Returns True if a `model:` section defines a model: by a preset, or by stacks with layers."""
+    stacks = (model.get("encoder"), model.get("decoder"))
+    return model.get("preset") is not None or any(isinstance(s, dict) and "layers" in s for s in stacks)
+
+
+def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
+    """Lays the keys of a `model:` section over the model of `init.from`.
+
+    A head of another kind replaces that of the start. The end-of-text token is taken from the data.
+
+    Raises:
+        ConfigError: There is no model at `start`.
+    """
+    base = _read_start(Path(start))
+    base.pop("preset", None)
+    base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}
+    kind = (base.get("head") or {}).get("kind", "lm")
+    given = model.get("head")
+    if isinstance(given, dict) and given.get("kind", kind) != kind:
+        base.pop("head", None)
+        base.pop("tied_embeddings", None)
+    return merge(base, model)
+
+
+def _read_start(folder: Path) -> dict[str, Any]:
+    folders = (folder, folder.resolve().parent.parent)  # of a checkpoint the run
+    for place in folders if (folder / "manifest.json").is_file() else (folder,):
+        for name in ("model.json", "config.yaml", "config.json"):
+            if (place / name).is_file():
+                try:
+                    return _read_start_file(place / name)
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    what = f"init.from: no model can be read: {error}"
+                    raise ConfigError(what, where=str(place / name)) from None
+    raise ConfigError(
+        f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there",
+        fix="check the path, or name a model.preset",
+    )
 
 
 def _import_extensions(names: Any, where: str) -> None:
@@ -165,32 +204,36 @@ def _import_extensions(names: Any, where: str) -> None:
 
 def _check_allowed(names: list[str], where: str) -> None:
     """Refuses names in `resume.allow` that are no keys: a misspelt one would allow nothing."""
-    known = set(known_keys()) if names else set()
+    known = known_keys() if names else []
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
-            fix = f"did you mean {near[0]!r}?" if near else "name keys or sections, such as optim.lr or data"
+            fix = "name keys or sections, such as optim.lr or data"
+            fix = f"did you mean {near[0]!r}?" if near else fix
             raise ConfigError(f"resume.allow: there is no key {short(name)}", where=where, fix=fix)
 
 
 def _describe(detail: Any, located: LocatedTree, source: str, section: type[Section]) -> str:
+    """Returns the line of one of pydantic's errors."""
     keys = [str(key) for key in detail["loc"]]
     path = ".".join(keys)
-    where = next((located.places[name] for name in (path, *_parents(path)) if name in located.places), source)
+    places = [path, *_parents(path)]
+    fix = _FIXES.get(detail["type"], "")
     if detail["type"] == "extra_forbidden":
         names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
         model = located.values.get("model")
         kind = model.get("kind", "transformer") if isinstance(model, dict) else "transformer"
-        what, fix = f"unknown key {short(path)}", _suggest(names, section, kind)
+        what = f"unknown key {short(path)}"
+        fix = _suggest(names, section, kind)
     elif detail["type"] == "missing":
-        what, fix = f"{path} is required", f"add it, or pass {path}=..."
+        what = f"{path} is required"
+        fix = f"add it, or pass {path}=..."
     elif detail["type"] == "value_error":
-        what, fix = f"{path + ': ' if path else ''}{detail['ctx']['error']}", ""
-        named = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
-        where = next((located.places[name] for name in named if name in located.places), where)
+        what = f"{path + ': ' if path else ''}{detail['ctx']['error']}"
+        places[:0] = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
     else:
-        rule = detail["msg"][0].lower() + detail["msg"][1:]
-        what, fix = f"{path}={short(detail['input'])}: {rule}", _FIXES.get(detail["type"], "")
+        what = f"{path}={short(detail['input'])}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    where = next((located.places[name] for name in places if name in located.places), source)
     return ConfigError(what, where=where, fix=fix).line()
 
 
@@ -215,10 +258,6 @@ def _parents(key: str) -> Iterator[str]:
         yield key
 
 
-def _is_secret(key: str) -> bool:
-    return _SECRET_KEY.search(key) is not None
-
-
 _URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
 """Address; the parts outside its groups (user, password, query, fragment) may be secret."""
 
@@ -227,20 +266,19 @@ _SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECA
 
 def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
     """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
-    if _is_secret(keys[-1]):
+    if _SECRET_KEY.search(keys[-1]):
         return "secrets are read from the environment only, never from a config"
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
     known = known_keys(section, model_kind)
-    path, parent = ".".join(keys), ".".join(keys[:-1])
-    siblings = [key for key in known if key.rpartition(".")[0] == parent]
-    words = {key.rpartition(".")[2]: key for key in siblings}
-    near = [words[word] for word in difflib.get_close_matches(keys[-1], words, n=1, cutoff=0.6)]
-    near = near or [key for key in known if key.rpartition(".")[2] == keys[-1]][:1]
-    near = near or difflib.get_close_matches(path, known, n=1, cutoff=0.7)
+    parent = ".".join(keys[:-1])
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    near = [siblings[word] for word in difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.6)]
+    near = near or [key for key in known if key.rpartition(".")[2] == keys[-1]]
+    near = near or difflib.get_close_matches(".".join(keys), known, n=1, cutoff=0.7)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"known here: {', '.join(key.rpartition('.')[2] for key in siblings)}" if siblings else "remove it"
+    return f"known here: {', '.join(siblings)}" if siblings else "remove it"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -266,22 +304,16 @@ def dump_config(config: RunConfig) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
 
-# `pretrain prepare`: CONFIG [a.b=c ...], or the short form --input ... --output ... --tokenizer ...
-
 TRAINED = ("bpe", "wordpiece", "unigram", "char")
 """Kinds of tokenizers that are trained."""
 
-_PLACES = {
+_OPTIONS = {
     "split": "--split",
     "inputs.0.text_field": "--text-field",
     "inputs.0.max_document_bytes": "--max-document-bytes",
     "tokenizer.vocab_size": "--vocab-size",
 }
-
-
-def load_prepare(source: str | Path, overrides: Sequence[str] = ()) -> PrepareConfig:
-    """Loads a YAML file with `a.b=c` overrides. Raises: ConfigError, with a line for each problem."""
-    return load_section(PrepareConfig, source, overrides)
+"""Options of `pretrain prepare` by key."""
 
 
 def short_prepare(
@@ -294,24 +326,18 @@ def short_prepare(
     max_document_bytes: int | None = None,
     split: str = "hash:0.01",
 ) -> PrepareConfig:
-    """Returns the config of the options of the short form.
+    """Returns the config of `pretrain prepare` without a file, by its options.
 
-    Args:
-        output: Shard folder.
-        inputs: Files, folders, globs and URLs. Empty: the standard library of Python.
-        tokenizer: Kind to train, or a value of `tokenizer.path`.
-        vocab_size: Vocabulary size of a trained tokenizer other than `char`.
-        text_field: Key of the text in a record.
-        max_document_bytes: A longer document or line is refused. None: the default of an input.
-        split: `hash:F` or `tail:F`.
+    No inputs are the standard library of Python; `tokenizer` is a kind to train, or a `tokenizer.path`.
 
     Raises:
         ConfigError: Invalid values.
     """
     is_trained = tokenizer in TRAINED
     if vocab_size is not None and (not is_trained or tokenizer == "char"):
-        raise ConfigError(f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}", fix="leave it out")
-    chosen: dict[str, Any] = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
+        what = f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}"
+        raise ConfigError(what, fix="leave it out")
+    chosen = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
     one: dict[str, Any] = {"path": list(inputs), "text_field": text_field}
     if max_document_bytes is not None:
         one["max_document_bytes"] = max_document_bytes
@@ -321,4 +347,4 @@ def short_prepare(
         "tokenizer": {**chosen, "vocab_size": vocab_size},
         "split": split,
     }
-    return parse_section(PrepareConfig, LocatedTree(values, dict(_PLACES)), "pretrain prepare")
+    return parse_section(PrepareConfig, LocatedTree(values, dict(_OPTIONS)), "pretrain prepare")

@@ -1,10 +1,10 @@
 """`model:` -- one or two Transformer stacks, embeddings and a head.
 
-One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ only in these values:
-a preset (`config/presets/`) is plain data over them, and no code in `model/` depends on a family.
+One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ only in these
+values: a preset is plain data over them, and no code in `model/` depends on a family.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,8 +15,8 @@ class RotaryScaling(Section):
     """Scaling of rotary frequencies, for sequences longer than those of the original training."""
 
     kind: Annotated[Literal["linear", "llama3"], OnResume.ALLOW]
-    """`linear`: divide every frequency (Chen et al. 2023). `llama3`: divide low frequencies, keep
-    high ones and interpolate between them (Llama 3.1)."""
+    """`linear`: divide every frequency (Chen et al. 2023). `llama3`: divide low ones, keep high
+    ones, interpolate between (Llama 3.1)."""
     factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
     """Divisor of the frequencies."""
     original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
@@ -27,11 +27,11 @@ class RotaryScaling(Section):
     """Wavelengths below `original_max_seq_len / high_freq_factor` are kept; `llama3` only."""
 
     @model_validator(mode="after")
-    def _check(self) -> "RotaryScaling":
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor={self.low_freq_factor} must be less than high_freq_factor={self.high_freq_factor}"
-            )
+    def _check(self) -> Self:
+        low = self.low_freq_factor
+        high = self.high_freq_factor
+        if low >= high:
+            raise ValueError(f"low_freq_factor={low} must be less than high_freq_factor={high}")
         return self
 
 
@@ -61,8 +61,7 @@ class StackConfig(Section):
     norm_placement: Annotated[Literal["pre", "post"], OnResume.NEVER] = "pre"
     """Norm before each sub-layer (`pre`) or after its residual sum (`post`)."""
     input_norm: Annotated[bool, OnResume.NEVER] = False
-    """Normalize the summed embeddings. A pre-norm stack then has no norm before its first
-    attention."""
+    """Normalize the summed embeddings; pre-norm then has no norm before its first attention."""
     bias: Annotated[bool, OnResume.NEVER] = False
     """Bias terms in every linear layer and LayerNorm."""
     qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
@@ -72,11 +71,10 @@ class StackConfig(Section):
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
     """Divide attention scores by sqrt(H); false in T5."""
     position: Annotated[Literal["learned", "sinusoidal", "rotary", "relative", "none"], OnResume.NEVER] = "rotary"
-    """Position encoding: `learned` or `sinusoidal` vectors added to the input, `rotary` embeddings,
-    `relative` (a learned bias of the attention scores by distance, T5), or `none`."""
+    """`learned` or `sinusoidal` vectors added to the input, `rotary` embeddings, `relative` (a
+    learned bias of the attention scores by distance, T5), or `none`."""
     sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
-    """Layout of the sinusoidal table: sine and cosine `interleaved` (Vaswani et al. 2017) or in two
-    `halves` (Marian)."""
+    """Sine and cosine `interleaved` (Vaswani et al. 2017) or in two `halves` (Marian)."""
     rope_theta: Annotated[float, OnResume.ALLOW] = Field(default=10000.0, gt=0)
     """Base period of the rotary embeddings."""
     rope_local_theta: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
@@ -88,11 +86,9 @@ class StackConfig(Section):
     relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2)
     """Distance in tokens from which on all distances share a bucket."""
     window: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
-    """Attention window: a query attends to keys fewer than this many positions away, on each
-    visible side. None: all keys."""
+    """Keys that a query attends to on each visible side, its own included. None: all keys."""
     global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
-    """Every n-th layer, starting with the first, has no window. None: all layers have the
-    window."""
+    """Every n-th layer, starting with the first, has no window. None: all layers have it."""
     token_types: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
     """Number of segment embeddings (BERT). 0: none."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
@@ -129,13 +125,15 @@ class StackConfig(Section):
         return tuple(windows)
 
     @model_validator(mode="after")
-    def _check(self) -> "StackConfig":
+    def _check(self) -> Self:
         if self.head_width is None and self.width % self.heads:
-            raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}, or set head_width")
+            sizes = f"width={self.width} must be a multiple of heads={self.heads}"
+            raise ValueError(f"{sizes}, or set head_width")
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
         if self.position == "rotary" and self.per_head_width % 2:
-            raise ValueError(f"rotary positions need an even head width, not {self.per_head_width}")
+            width = self.per_head_width
+            raise ValueError(f"rotary positions need an even head width, not {width}")
         if self.position == "sinusoidal" and self.width % 2:
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
         if self.global_every is not None and self.window is None:
@@ -152,11 +150,9 @@ class HeadConfig(Section):
     """Output layer on the last hidden states."""
 
     kind: Annotated[Literal["lm", "labels", "none"], OnResume.NEVER] = "lm"
-    """Output layer: `lm` scores the vocabulary, `labels` scores labels, `none` returns the hidden
-    states."""
+    """`lm` scores the vocabulary, `labels` scores labels, `none` returns the hidden states."""
     transform: Annotated[bool, OnResume.NEVER] = False
-    """Put a linear layer, the activation of the stack and its norm before the scores (BERT,
-    ModernBERT)."""
+    """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT)."""
     bias: Annotated[bool, OnResume.NEVER] = False
     """Bias term of the scores."""
     scaled: Annotated[bool, OnResume.ALLOW] = False
@@ -166,22 +162,22 @@ class HeadConfig(Section):
     labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Label names, for `kind: labels`. Empty: taken from the data."""
     mean: Annotated[bool, OnResume.ALLOW] = False
-    """For `kind: labels`: classify the mean over the tokens of a document instead of its first
-    token."""
+    """For `kind: labels`: classify the mean over the tokens of a document, not its first token."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """For `kind: labels`: dropout probability on the input of the scores."""
 
     @model_validator(mode="after")
-    def _check(self) -> "HeadConfig":
+    def _check(self) -> Self:
         if self.kind != "labels" and (self.labels or self.mean or self.dropout):
-            raise ValueError(f"labels, mean and dropout go with kind=labels, not {self.kind}; leave them out")
+            what = "labels, mean and dropout go with kind=labels"
+            raise ValueError(f"{what}, not {self.kind}; leave them out")
         if self.kind == "labels" and (self.scaled or self.soft_cap):
             raise ValueError("scaled and soft_cap go with kind=lm, not labels; leave them out")
         return self
 
 
 class SpecialTokens(Section):
-    """Ids of special tokens. None: taken from the tokenizer of the data, which may have none."""
+    """Ids of special tokens. None: that of the data's tokenizer, which may have none."""
 
     pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
     """Id of the padding token."""
@@ -195,46 +191,21 @@ class SpecialTokens(Section):
     """Id of the mask token that stands for a token to be predicted."""
 
 
-class ModelConfig(Section):
-    """Stacks, embeddings and head of the model."""
+class AnyKindConfig(Section):
+    """Keys of every kind of model."""
 
-    kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
-    """`transformer`, or `recurrent`, which has the other keys of this section."""
     preset: Annotated[str | None, OnResume.FREE] = None
-    """Name of a preset (`pretrain/config/presets/`) that provides the defaults of all other keys.
-    None: no preset."""
-    encoder: StackConfig | None = None
-    """Bidirectional stack. None: no encoder."""
-    decoder: StackConfig | None = None
-    """Causal stack; each block also attends to the output of the encoder, if there is one. None: no
-    decoder."""
+    """Preset (`pretrain/config/presets.py`) with the defaults of all other keys. None: no preset."""
     head: HeadConfig = HeadConfig()
-    """Output layer on the last hidden states."""
     vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
-    """Vocabulary size in tokens, shared by both stacks, before padding. None: that of the
-    tokenizer."""
+    """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""
     vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
     """Pad the embedding table to a multiple of this many rows (128 keeps tensor cores busy)."""
     max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
     """Longest sequence in tokens; the size of a learned position table."""
     tied_embeddings: Annotated[bool, OnResume.NEVER] = False
     """Share the weight of the head with the input embeddings."""
-    scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
-    """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
-    pooler: Annotated[bool, OnResume.NEVER] = False
-    """Linear layer and tanh over the first position of a document, or over its mean, for tasks
-    about documents (BERT)."""
-    init: Annotated[Literal["normal", "xavier", "t5"], OnResume.WARN] = "normal"
-    """Weight initialization. `normal`: normal distribution with `init_std`. `xavier`: uniform, with
-    embeddings of standard deviation 1/sqrt(D) (Vaswani et al. 2017, as in tensor2tensor). `t5`: by
-    fan-in, which compensates for unscaled attention (Raffel et al. 2020)."""
-    init_std: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
-    """Standard deviation of `normal`."""
-    init_scaled: Annotated[bool, OnResume.WARN] = True
-    """With `normal`: initialize the output projections of residual branches with `init_std / sqrt(2
-    layers)` (GPT-2, 2.3), or `init_std / sqrt(3 layers)` in a decoder with cross-attention."""
     special_tokens: SpecialTokens = SpecialTokens()
-    """Ids of special tokens. None: taken from the tokenizer of the data."""
 
     @property
     def padded_vocab_size(self) -> int:
@@ -243,23 +214,45 @@ class ModelConfig(Section):
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
+    def shape(self) -> str:
+        """Stacks of the model: `encoder`, `decoder`, or `encoder+decoder`."""
+        return "+".join(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
+
+
+class ModelConfig(AnyKindConfig):
+    """Stacks, embeddings and head of the model."""
+
+    kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
+    """`transformer`, or `recurrent`, which has the other keys of this section."""
+    encoder: StackConfig | None = None
+    """Bidirectional stack. None: no encoder."""
+    decoder: StackConfig | None = None
+    """Causal stack; its blocks attend to the output of the encoder, if any. None: no decoder."""
+    scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
+    """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
+    pooler: Annotated[bool, OnResume.NEVER] = False
+    """Linear layer and tanh over the first position of a document, or over its mean (BERT)."""
+    init: Annotated[Literal["normal", "xavier", "t5"], OnResume.WARN] = "normal"
+    """Weight initialization. `normal`: normal distribution with `init_std`. `xavier`: uniform, with
+    embeddings of standard deviation 1/sqrt(D) (Vaswani et al. 2017, as in tensor2tensor). `t5`: by
+    fan-in, which compensates for unscaled attention (Raffel et al. 2020)."""
+    init_std: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
+    """Standard deviation of `normal`."""
+    init_scaled: Annotated[bool, OnResume.WARN] = True
+    """With `normal`: initialize the output projections of residual branches with `init_std / sqrt(2
+    layers)` (GPT-2, 2.3); `sqrt(3 layers)` with cross-attention."""
+
+    @property
     def num_scores(self) -> int:
-        """Number of classes of the head: ids or labels. `head.labels` or `vocab_size` must be known."""
-        if self.head.kind == "labels":
-            assert self.head.labels, "fit_config fills in the labels"
-            return len(self.head.labels)
-        assert self.vocab_size is not None, "fit_config fills in vocab_size"
-        return self.vocab_size
+        """Number of classes of the head, ids or labels, which must be known."""
+        scores = len(self.head.labels) if self.head.kind == "labels" else self.vocab_size
+        assert scores, "fit_config fills in vocab_size and labels"
+        return scores
 
     @property
     def num_head_rows(self) -> int:
         """Rows of the weight of the head: `num_scores`, with a padded vocabulary."""
         return self.num_scores if self.head.kind == "labels" else self.padded_vocab_size
-
-    @property
-    def shape(self) -> str:
-        """Stacks of the model: `encoder`, `decoder`, or `encoder+decoder`."""
-        return "+".join(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
 
     @property
     def last_stack(self) -> StackConfig:
@@ -269,14 +262,17 @@ class ModelConfig(Section):
         return stack
 
     @model_validator(mode="after")
-    def _check(self) -> "ModelConfig":
+    def _check(self) -> Self:
         if self.encoder is None and self.decoder is None:
             raise ValueError("needs an encoder, a decoder, or a preset that has one")
-        widths = [stack.width for stack in (self.encoder, self.decoder) if stack is not None]
-        if len(set(widths)) == 2:
-            raise ValueError(f"encoder.width={widths[0]} must equal decoder.width={widths[1]}: they share embeddings")
-        if self.head.kind != "lm" and self.tied_embeddings:
-            raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {self.head.kind}; set it to false")
+        if self.encoder is not None and self.decoder is not None:
+            widths = (self.encoder.width, self.decoder.width)
+            if len(set(widths)) == 2:
+                sizes = "encoder.width={} must equal decoder.width={}".format(*widths)
+                raise ValueError(f"{sizes}: they share embeddings")
+        head = self.head.kind
+        if head != "lm" and self.tied_embeddings:
+            raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")
         if self.head.kind == "labels" and self.decoder is not None:
             raise ValueError("head.kind=labels needs a model of an encoder alone")
         if self.pooler and self.decoder is not None:

@@ -10,19 +10,12 @@ from pretrain.config.base import OnResume, Section, check_name
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of an objective.
+    """Requirements of an objective."""
 
-    Attributes:
-        shapes: Permitted stacks of the model: `encoder`, `decoder`, `encoder+decoder`.
-        data: Permitted kinds of documents: `text`, `pairs`, `records`, `classes`, `tags`.
-        whole_rows: Whether rows must be full, as with `data.packing=concat`.
-        head: Required kind of the head.
-    """
-
-    shapes: tuple[str, ...]
-    data: tuple[str, ...]
-    whole_rows: bool = False
-    head: str = "lm"
+    shapes: tuple[str, ...]  # permitted stacks of the model: `encoder`, `decoder`, `encoder+decoder`
+    data: tuple[str, ...]  # permitted kinds of documents: `text`, `pairs`, `records` ...
+    whole_rows: bool = False  # true: rows must be full, as with `data.packing=concat`
+    head: str = "lm"  # required kind of the head
 
 
 NEEDS: dict[str, Needs] = {
@@ -41,14 +34,14 @@ NEEDS: dict[str, Needs] = {
 
 
 class MaskedConfig(Section):
-    """Masked language modelling (Devlin et al. 2019, 3.1)."""
+    """Masked language modelling (Devlin et al. 2019, 3.1); for `kind: masked`."""
 
     rate: Annotated[float, OnResume.ALLOW] = Field(default=0.15, gt=0, lt=1)
     """Average share of tokens that are predicted; special tokens never are."""
     random: Annotated[float, OnResume.ALLOW] = Field(default=0.1, ge=0, le=1)
     """Share of the predicted tokens that are replaced by a random token."""
     keep: Annotated[float, OnResume.ALLOW] = Field(default=0.1, ge=0, le=1)
-    """Share of the predicted tokens that stay unchanged. The rest becomes the mask token: `random`
+    """Share of the predicted tokens that stay unchanged; the rest becomes the mask token. `random`
     and `keep` of 0.1 are the 80/10/10 of BERT, both 0 is ModernBERT."""
     whole_words: Annotated[bool, OnResume.ALLOW] = False
     """Predict all tokens of a word or none."""
@@ -61,7 +54,7 @@ class MaskedConfig(Section):
 
 
 class SpanConfig(Section):
-    """Span corruption (Raffel et al. 2020, 3.1.4)."""
+    """Span corruption (Raffel et al. 2020, 3.1.4); for `kind: span`."""
 
     density: Annotated[float, OnResume.ALLOW] = Field(default=0.15, gt=0, lt=1)
     """Share of tokens that are removed from the source and predicted."""
@@ -75,8 +68,7 @@ class DenoiserConfig(SpanConfig):
     mode: Annotated[str | None, OnResume.ALLOW] = None
     """Special token that the source begins with. None: no such token."""
     prefix: Annotated[bool, OnResume.ALLOW] = False
-    """Prefix language model: the only span is the end of the row, and `density` is its share of the
-    row."""
+    """Prefix language model: the only span is the end of the row, a share `density` of it."""
     weight: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
     """Share of the rows relative to the other denoisers."""
 
@@ -91,24 +83,21 @@ def _ul2() -> list[DenoiserConfig]:
 
 
 class Ul2Config(Section):
-    """Mixture of denoisers (Tay et al. 2023, 3.1)."""
+    """Mixture of denoisers (Tay et al. 2023, 3.1); for `kind: ul2`."""
 
     denoisers: list[DenoiserConfig] = Field(default_factory=_ul2, min_length=1)
-    """Denoisers of the mixture. Default: the seven of table 1 of the paper with equal weights (two
-    R, four X, one S)."""
+    """Default: the seven of table 1 of the paper with equal weights (two R, four X, one S)."""
 
 
 class FimConfig(Section):
-    """Fill in the middle (Bavarian et al. 2022), on tokens."""
+    """Fill in the middle (Bavarian et al. 2022), on tokens; for `kind: fim`."""
 
     rate: Annotated[float, OnResume.ALLOW] = Field(default=0.5, gt=0, le=1)
     """Share of documents that are rearranged."""
     spm_rate: Annotated[float, OnResume.ALLOW] = Field(default=0.5, ge=0, le=1)
-    """Share of the rearranged documents in the order suffix, prefix, middle; the others have the
-    order prefix, suffix, middle."""
+    """Share of those in the order suffix, prefix, middle, and not prefix, suffix, middle."""
     max_documents: Annotated[int, OnResume.ALLOW] = Field(default=4, ge=1)
-    """Largest number of rearranged documents in a row. Each row reserves room for their special
-    tokens, three a document; unused room is padding."""
+    """Limit of rearranged documents in a row, which reserves three special tokens for each."""
     tokens: Annotated[list[str], OnResume.ALLOW] = Field(
         default=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], min_length=3, max_length=3
     )
@@ -126,13 +115,9 @@ class TaskConfig(Section):
     """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
     `classify`, `tag`, or one that a module under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
-    """Masked language modelling; for `kind: masked`."""
     span: SpanConfig = SpanConfig()
-    """Span corruption; for `kind: span`."""
     ul2: Ul2Config = Ul2Config()
-    """Mixture of denoisers; for `kind: ul2`."""
     fim: FimConfig = FimConfig()
-    """Fill in the middle; for `kind: fim`."""
 
     @field_validator("kind")
     @classmethod
@@ -145,10 +130,6 @@ class TaskConfig(Section):
             if name != self.kind and self.differs(name):
                 raise ValueError(f"{name} does not go with kind={self.kind}; leave it out")
         return self
-
-    def differs(self, name: str) -> bool:
-        """Returns whether a field differs from its default."""
-        return bool(getattr(self, name) != TaskConfig.model_fields[name].default)
 
 
 class MixedTaskConfig(TaskConfig):
@@ -164,11 +145,9 @@ class ObjectiveConfig(TaskConfig):
     mixture: list[MixedTaskConfig] = Field(default_factory=list)
     """Several weighted objectives, instead of `kind` and its section."""
     label_smoothing: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
-    """Probability that is spread evenly over the vocabulary (Szegedy et al. 2016, 7). Applied in
-    training only; the reported loss excludes it."""
+    """Probability spread evenly over the vocabulary (Szegedy et al. 2016, 7), in training only."""
     z_loss: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
-    """Coefficient of the squared log of the softmax denominator (Chowdhery et al. 2022, 5). Applied
-    in training only; the reported loss excludes it."""
+    """Coefficient of the squared log of the denominator (Chowdhery et al. 2022, 5), in training."""
 
     @property
     def tasks(self) -> list[TaskConfig]:
@@ -182,15 +161,12 @@ class ObjectiveConfig(TaskConfig):
 
     @property
     def sees_prompts_whole(self) -> bool:
-        """Whether a decoder always reads prompts with bidirectional attention."""
+        """True if a decoder always reads prompts with bidirectional attention."""
         return all(task.kind in ("prefix", "ul2") for task in self.tasks)
 
     @property
     def head_share(self) -> float:
-        """Expected share of the positions at which the head is computed.
-
-        The masked share for masked objectives; 0 for classification, with its one position a document.
-        """
+        """Expected share of the positions at which the head is computed: the masked, or 0 of labels."""
         if any(task.kind not in ("masked", "classify") for task in self.tasks):
             return 1.0
         rates = [task.masked.rate if task.kind == "masked" else 0.0 for task in self.tasks]

@@ -1,6 +1,6 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,9 +20,8 @@ class ScheduleConfig(Section):
     """
 
     kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
-    """Shape after the warm-up. `inverse_sqrt`: the schedule of the 2017 Transformer, with `hold`
-    that of T5. `wsd`: warm-up, stable, decay (Hu et al. 2024); such a run can be prolonged from any
-    checkpoint of the stable phase."""
+    """Shape after the warm-up. `inverse_sqrt`: the 2017 Transformer, with `hold` T5. `wsd`:
+    warm-up, stable, decay (Hu et al. 2024), to be prolonged from any stable checkpoint."""
     warmup_steps: Annotated[int, OnResume.WARN] = Field(default=0, ge=0)
     """Length of the linear warm-up from 0, in steps."""
     warmup_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
@@ -36,8 +35,7 @@ class ScheduleConfig(Section):
     cooldown_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
     """Length of the final decay in tokens, for `wsd`."""
     cooldown_shape: Annotated[Literal["linear", "1-sqrt"], OnResume.WARN] = "linear"
-    """Shape of the final decay, for `wsd`. `1-sqrt` falls faster at first and reaches a lower loss
-    (Haegele et al. 2024)."""
+    """Shape of the decay of `wsd`; `1-sqrt` reaches a lower loss (Haegele et al. 2024)."""
     hold_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
     """Steps at the peak, for `inverse_sqrt`: k in 1 / sqrt(max(n, k)) of T5."""
     hold_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
@@ -46,27 +44,31 @@ class ScheduleConfig(Section):
     """Final learning rate divided by the peak; for `inverse_sqrt` the lower bound."""
 
     @model_validator(mode="after")
-    def _check(self) -> "ScheduleConfig":
+    def _check(self) -> Self:
         for name in _POSITIONS:
             steps = getattr(self, f"{name}_steps")
             tokens = getattr(self, f"{name}_tokens")
             if steps and tokens:
-                raise ValueError(
-                    f"{name}_steps={steps} and {name}_tokens={tokens} say the same thing; keep one of them"
-                )
+                both = f"{name}_steps={steps} and {name}_tokens={tokens}"
+                raise ValueError(f"{both} say the same thing; keep one of them")
         for name, kind in _ONLY_OF.items():
             if self._is_given(name) and self.kind != kind:
-                raise ValueError(f"{name}_steps and {name}_tokens belong to kind={kind}, not {self.kind}; remove them")
+                both = f"{name}_steps and {name}_tokens"
+                raise ValueError(f"{both} belong to kind={kind}, not {self.kind}; remove them")
         if self._is_given("decay") and self.kind in _ENDLESS:
-            raise ValueError(f"decay_steps and decay_tokens mean nothing under kind={self.kind}; remove them")
+            what = f"decay_steps and decay_tokens mean nothing under kind={self.kind}"
+            raise ValueError(f"{what}; remove them")
         if self.kind == "wsd" and not self._is_given("cooldown"):
-            raise ValueError("kind=wsd needs cooldown_steps or cooldown_tokens; a tenth of the run is usual")
+            what = "kind=wsd needs cooldown_steps or cooldown_tokens"
+            raise ValueError(f"{what}; a tenth of the run is usual")
         if self.kind == "inverse_sqrt" and not (self._is_given("warmup") or self._is_given("hold")):
-            raise ValueError("kind=inverse_sqrt needs warmup_steps (the 2017 Transformer) or hold_steps=10000 (T5)")
-        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            raise ValueError(f"decay_steps={self.decay_steps} must exceed warmup_steps={self.warmup_steps}")
-        if self.decay_tokens is not None and self.decay_tokens <= (self.warmup_tokens or 0):
-            raise ValueError(f"decay_tokens={self.decay_tokens} must exceed warmup_tokens={self.warmup_tokens}")
+            needs = "warmup_steps (the 2017 Transformer) or hold_steps=10000 (T5)"
+            raise ValueError(f"kind=inverse_sqrt needs {needs}")
+        for unit in ("steps", "tokens"):
+            decay = getattr(self, f"decay_{unit}")
+            warmup = getattr(self, f"warmup_{unit}")
+            if decay is not None and decay <= (warmup or 0):
+                raise ValueError(f"decay_{unit}={decay} must exceed warmup_{unit}={warmup}")
         return self
 
     def _is_given(self, name: str) -> bool:
@@ -87,11 +89,9 @@ class ScheduleConfig(Section):
         end = steps.decay_steps or total_steps
         if end <= steps.warmup_steps:
             unit = "steps" if self.warmup_tokens is None else "tokens"
-            value = getattr(self, f"warmup_{unit}")
-            raise ValueError(
-                f"optim.schedule.warmup_{unit}={value} must be less than the {end} steps of the "
-                f"schedule; lower it or raise train.steps"
-            )
+            what = f"optim.schedule.warmup_{unit}={getattr(self, f'warmup_{unit}')}"
+            limit = f"must be less than the {end} steps of the schedule"
+            raise ValueError(f"{what} {limit}; lower it or raise train.steps")
         cooldown = steps.cooldown_steps or 0
         if steps.warmup_steps + cooldown > end:
             unit = "steps" if self.cooldown_tokens is None else "tokens"
@@ -107,7 +107,7 @@ OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
 
 
 class MuonConfig(Section):
-    """Muon (Jordan et al. 2024) on hidden matrices; AdamW by the keys of `optim` on the rest."""
+    """Muon (Jordan et al. 2024) on hidden matrices, AdamW on the rest; for `kind: muon`."""
 
     lr: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
     """Peak learning rate of hidden matrices. It follows the same schedule as `optim.lr`."""
@@ -120,13 +120,12 @@ class MuonConfig(Section):
     weight_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, ge=0)
     """Weight decay of hidden matrices. None: `optim.weight_decay`."""
     adjust_lr_fn: Annotated[Literal["original", "match_rms_adamw"], OnResume.WARN] = "original"
-    """Learning rate of a matrix by its shape. `original`: scale that of a tall matrix by
-    sqrt(height / width). `match_rms_adamw`: scale all, so that a rate and a decay tuned for AdamW
-    fit (Liu et al. 2025)."""
+    """Learning rate of a matrix by its shape. `original`: sqrt(height / width) times for a tall
+    one. `match_rms_adamw`: scaled for a rate and a decay tuned for AdamW (Liu et al. 2025)."""
 
 
 class AdafactorConfig(Section):
-    """Adafactor (Shazeer and Stern 2018)."""
+    """Adafactor (Shazeer and Stern 2018), which ignores beta1, beta2 and eps; for `kind: adafactor`."""
 
     decay_rate: Annotated[float, OnResume.WARN] = Field(default=0.8, gt=0, le=1)
     """Exponent of the variance decay, which is 1 - n^-decay_rate at step n."""
@@ -140,8 +139,7 @@ class OptimConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
     kind: Annotated[str, OnResume.NEVER] = "adamw"
-    """Optimizer: `adamw`, `adafactor`, `muon`, or one that a module under `extend` adds
-    (docs/optimizers.md)."""
+    """`adamw`, `adafactor`, `muon`, or one that a module of `extend` adds (docs/optimizers.md)."""
     lr: Annotated[float, OnResume.WARN] = Field(gt=0)
     """Peak learning rate."""
     beta1: Annotated[float, OnResume.WARN] = Field(default=0.9, ge=0, lt=1)
@@ -155,18 +153,13 @@ class OptimConfig(Section):
     grad_clip: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=0)
     """Largest global gradient norm. 0: no clipping."""
     layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
-    """Learning rate of a block divided by that of the block above it (Clark et al. 2020, ELECTRA);
-    the embeddings are below the first block, the head above the last. None: the same rate for
-    all."""
+    """Learning rate of a block divided by that of the block above it (Clark et al. 2020);
+    embeddings are below the first block, the head above the last. None: one rate."""
     muon: MuonConfig = MuonConfig()
-    """Muon on hidden matrices; for `kind: muon`."""
     adafactor: AdafactorConfig = AdafactorConfig()
-    """Adafactor, which ignores beta1, beta2 and eps; for `kind: adafactor`."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """Learning rate schedule."""
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
-    """Largest number of consecutive non-finite steps, each of which is skipped; then the run ends
-    with exit code 77."""
+    """Limit of non-finite steps in a row, which are skipped; then the run ends with code 77."""
 
     @field_validator("kind")
     @classmethod
@@ -174,8 +167,9 @@ class OptimConfig(Section):
         return check_name(kind, OPTIMIZER_KINDS)
 
     @model_validator(mode="after")
-    def _check(self) -> "OptimConfig":
-        for kind, plain in (("muon", MuonConfig()), ("adafactor", AdafactorConfig())):
-            if getattr(self, kind) != plain and self.kind != kind:
-                raise ValueError(f"the keys under {kind} are read under kind={kind} only, not {self.kind}; remove them")
+    def _check(self) -> Self:
+        for kind in ("muon", "adafactor"):
+            if self.differs(kind) and self.kind != kind:
+                what = f"the keys under {kind} are read under kind={kind} only"
+                raise ValueError(f"{what}, not {self.kind}; remove them")
         return self

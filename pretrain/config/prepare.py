@@ -1,11 +1,11 @@
 """PrepareConfig, the config of `pretrain prepare`, and the templates of conversations.
 
-A template is the text of a turn by role, with `{content}` for its words. Special tokens are recognized
-in the template, never in the words. The text after the words of an assistant has a loss as they have:
-it tells a model when to stop.
+A template is the text of a turn by role, with `{content}` for its words. Special tokens are
+recognized in the template, never in the words. The text after the words of an assistant has a loss
+as they have: it tells a model when to stop.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -21,7 +21,6 @@ TEMPLATES: dict[str, dict[str, str]] = {
         role: f"<|im_start|>{role}\n{{content}}<|im_end|>\n" for role in ("system", "user", "assistant", "tool")
     },
 }
-
 """Templates by name. `chatml` needs tokenizer.special_tokens: [<|im_start|>, <|im_end|>]."""
 
 CONTENT = "{content}"
@@ -30,9 +29,8 @@ CONTENT = "{content}"
 def check_template(template: str | dict[str, str] | None) -> str | dict[str, str] | None:
     """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
     if isinstance(template, str) and template not in TEMPLATES:
-        raise ValueError(
-            f"template={template!r} is unknown; use {' or '.join(TEMPLATES)}, or give a text for each role"
-        )
+        use = f"use {' or '.join(TEMPLATES)}, or give a text for each role"
+        raise ValueError(f"template={template!r} is unknown; {use}")
     for role, text in template.items() if isinstance(template, dict) else ():
         if text.count(CONTENT) != 1:
             raise ValueError(f"template.{role}={text!r} must have {CONTENT} once")
@@ -42,13 +40,12 @@ def check_template(template: str | dict[str, str] | None) -> str | dict[str, str
 def turns_of(template: str | dict[str, str]) -> dict[str, tuple[str, str]]:
     """Returns the text before and after the words of a turn, by role."""
     texts = TEMPLATES[template] if isinstance(template, str) else template
-    return {role: (text.partition(CONTENT)[0], text.partition(CONTENT)[2]) for role, text in texts.items()}
+    parts = {role: text.partition(CONTENT) for role, text in texts.items()}
+    return {role: (before, after) for role, (before, _, after) in parts.items()}
 
 
 DataKind = Literal["text", "pairs", "records", "classes", "tags"]
-
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
-
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset"]
 
 
@@ -56,22 +53,20 @@ class NormalizeConfig(Section):
     """Text normalization of an input, before filters, split, deduplication and tokenizer."""
 
     steps: list[Literal["lowercase", "punctuation", "moses"]] = Field(min_length=1)
-    """Normalization steps in order. `lowercase`: lower case. `punctuation`, `moses`: normalize
-    punctuation, and split words and marks by spaces, like the scripts of Moses (Koehn et al.
-    2007)."""
+    """In order: `lowercase`; `punctuation` and `moses`: normalize punctuation, and split words and
+    marks by spaces, like the scripts of Moses (Koehn et al. 2007)."""
     language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
-    """Language code of the text such as `en`, for the abbreviations and quotes of Moses; in pairs,
-    that of the source."""
+    """Language code of the text or source, such as `en`, for abbreviations and quotes of Moses."""
     target_language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
     """Language code of the target, for pairs."""
 
     @property
     def needs_language(self) -> bool:
-        """Whether a step depends on the language."""
+        """True if a step depends on the language."""
         return any(step != "lowercase" for step in self.steps)
 
     @model_validator(mode="after")
-    def _check(self) -> "NormalizeConfig":
+    def _check(self) -> Self:
         if self.needs_language and self.language is None:
             raise ValueError("punctuation and moses need a language, such as language: en")
         return self
@@ -81,12 +76,11 @@ class InputConfig(Section):
     """One input, or several of the same format."""
 
     path: str | list[str] = Field(default_factory=list)
-    """Files, folders, globs, or URLs (http, https, s3, gs). Empty: the standard library of the
-    running Python."""
+    """Files, folders, globs, or URLs (http, https, s3, gs). Empty: Python's standard library."""
     format: Format = "auto"
-    """File format. `auto`: by file name. `text`: one document a file. `lines`: one document a line.
-    `jsonl`: one record a line. `json`: a list of records. `parquet`: one document a row.
-    `webdataset`: tars with one text or JSON member a sample."""
+    """`auto`: by file name. `text`: a document a file. `lines`: a document a line. `jsonl`: a
+    record a line. `json`: a list of records. `parquet`: a document a row. `webdataset`: tars with
+    one text or JSON member a sample."""
     text_field: str = "text"
     """Field or column of the text."""
     source_field: str = "source"
@@ -94,18 +88,18 @@ class InputConfig(Section):
     target_field: str = "target"
     """Field of the target, for pairs."""
     paired_path: str | list[str] | None = None
-    """Files of the targets, for pairs: line n is the target of line n of `path`. As many files as
-    in `path`. None: both sides are fields of a record."""
+    """Files of the targets, for pairs, as many as in `path`: line n is the target of its line n.
+    None: both sides are fields of a record."""
     prompt_field: str = "prompt"
     """Field of the prompt, which has no loss; for records."""
     response_field: str = "response"
     """Field of the response, which has a loss; for records."""
     messages_field: str | None = None
-    """Field of a list of {role, content}; only turns of the assistant have a loss; for records.
-    None: prompt and response."""
+    """Field of a list of {role, content}, for records; only the assistant's turns have a loss. None:
+    prompt and response."""
     template: Annotated[str | dict[str, str] | None, AfterValidator(check_template)] = None
-    """Text around the turns of each role, for records: `instruction`, `chatml`, or a mapping from
-    role to a text that contains `{content}`; a prompt has the role user. None: no such text."""
+    """Text around turns, for records: `instruction`, `chatml`, or a mapping from role to a text
+    with `{content}`; a prompt has the role user. None: no such text."""
     label_field: str = "label"
     """Field of the label (text or number), for classes; `text_field` has the text."""
     words_field: str = "tokens"
@@ -129,8 +123,8 @@ class TokenizerConfig(Section):
     """Tokenizer, trained or given."""
 
     kind: Literal["bpe", "wordpiece", "unigram", "char", "given"] = "bpe"
-    """Kind of tokenizer to train: byte-level `bpe`, `wordpiece` (BERT), `unigram` (SentencePiece),
-    `char`; or `given`: use the one at `path`."""
+    """Byte-level `bpe`, `wordpiece` (BERT), `unigram` (SentencePiece), `char`; `given`: at
+    `path`."""
     path: str | None = None
     """For `given`: a tokenizer.json, a Hugging Face folder, or a name on its hub."""
     vocab_size: int | None = Field(default=None, ge=2)
@@ -154,11 +148,12 @@ class TokenizerConfig(Section):
     """Size of the training text in bytes, sampled evenly from all input."""
 
     @model_validator(mode="after")
-    def _check(self) -> "TokenizerConfig":
+    def _check(self) -> Self:
         if (self.kind == "given") != (self.path is not None):
             raise ValueError("path belongs to kind=given, and is needed there")
         if self.kind in ("given", "char") and self.vocab_size is not None:
-            raise ValueError(f"vocab_size={self.vocab_size} does not go with kind={self.kind}, which has its own")
+            what = f"vocab_size={self.vocab_size} does not go with kind={self.kind}"
+            raise ValueError(f"{what}, which has its own")
         return self
 
 
@@ -186,12 +181,9 @@ class PrepareConfig(Section):
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
-    """Tokenizer, trained or given."""
     filter: FilterConfig = FilterConfig()
-    """Rules that drop documents."""
     split: str = "hash:0.01"
-    """Validation split: `hash:F` takes a share F of the documents by hash, `tail:F` the last share
-    F of every document."""
+    """Validation split: `hash:F` a share F of the documents, `tail:F` the end of every document."""
     seed: int = Field(default=0, ge=0, lt=2**64)
     """Salt of the hash split."""
     part_bytes: int | None = Field(default=None, ge=1)
@@ -199,30 +191,30 @@ class PrepareConfig(Section):
     shard_tokens: int = Field(default=2**27, ge=1)
     """Largest size of a shard in tokens; a unit of work starts a new shard there."""
     end_of_document: bool = True
-    """Append the end-of-document token to each document. A document with labels begins with the
-    token that begins a text ([CLS]) in any case, if the tokenizer has one."""
+    """Append the end-of-document token to each document. A document with labels begins with [CLS]
+    in any case, if the tokenizer has one."""
     labels: list[str] = Field(default_factory=list)
-    """Label names in the order of their ids, for classes and tags. Empty: the sorted labels of the
-    training split."""
+    """Label names in the order of their ids. Empty: the sorted labels of the training split."""
 
     @model_validator(mode="after")
-    def _check(self) -> "PrepareConfig":
+    def _check(self) -> Self:
         if self.labels and self.kind not in ("classes", "tags"):
             raise ValueError(f"labels go with kind=classes or tags, not {self.kind}; leave them out")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels names one twice: {', '.join(self.labels)}")
         for number, one in enumerate(self.inputs):
             if one.template is not None and self.kind != "records":
-                raise ValueError(f"inputs.{number}.template goes with kind=records, not {self.kind}; leave it out")
+                what = f"inputs.{number}.template goes with kind=records"
+                raise ValueError(f"{what}, not {self.kind}; leave it out")
             rules = one.normalize
+            key = f"inputs.{number}.normalize"
             if rules is None:
                 continue
             if self.kind == "tags":
-                raise ValueError(
-                    f"inputs.{number}.normalize would move words away from their tags; use tokenizer.lowercase instead"
-                )
+                what = f"{key} would move words away from their tags"
+                raise ValueError(f"{what}; use tokenizer.lowercase instead")
             if self.kind != "pairs" and rules.target_language is not None:
-                raise ValueError(f"inputs.{number}.normalize.target_language goes with kind=pairs, not {self.kind}")
+                raise ValueError(f"{key}.target_language goes with kind=pairs, not {self.kind}")
             if self.kind == "pairs" and rules.needs_language and rules.target_language is None:
-                raise ValueError(f"inputs.{number}.normalize needs a target_language, such as target_language: de")
+                raise ValueError(f"{key} needs a target_language, such as target_language: de")
         return self

@@ -4,20 +4,19 @@ One stack is a language model, two are an encoder-decoder: without attention (Su
 (2015) or with Luong's (2015). `ModelSection` is what `model:` may be: this, or a Transformer.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from pretrain.config.base import OnResume, Section
-from pretrain.config.model import HeadConfig, ModelConfig, SpecialTokens, StackConfig
+from pretrain.config.model import AnyKindConfig, HeadConfig, ModelConfig, StackConfig
 
 
 class RecurrentStackConfig(Section):
     """One stack of recurrent layers."""
 
     cell: Annotated[Literal["rnn", "lstm", "gru"], OnResume.NEVER] = "lstm"
-    """`rnn`: `torch.nn.RNN` with tanh (Elman 1990). `lstm`: `nn.LSTM` (Hochreiter and Schmidhuber
-    1997). `gru`: `nn.GRU` (Cho et al. 2014)."""
+    """`rnn` (Elman 1990), `lstm` (Hochreiter, Schmidhuber 1997) or `gru` (Cho et al. 2014)."""
     layers: Annotated[int, OnResume.NEVER] = Field(ge=1)
     """Number of layers."""
     width: Annotated[int, OnResume.NEVER] = Field(ge=1)
@@ -25,24 +24,20 @@ class RecurrentStackConfig(Section):
     bidirectional: Annotated[bool, OnResume.NEVER] = False
     """Half of the width reads backwards; encoder only."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
-    """Dropout probability on embeddings, between layers and on outputs, never between steps
-    (Zaremba et al. 2014)."""
+    """Dropout on embeddings, between layers and on outputs, not steps (Zaremba et al. 2014)."""
 
     @model_validator(mode="after")
-    def _check(self) -> "RecurrentStackConfig":
+    def _check(self) -> Self:
         if self.bidirectional and self.width % 2:
             raise ValueError(f"bidirectional=true needs an even width, not {self.width}")
         return self
 
 
-class RecurrentConfig(Section):
+class RecurrentConfig(AnyKindConfig):
     """Recurrent model; keys that a Transformer has, too, have the same meaning."""
 
     kind: Annotated[Literal["recurrent"], OnResume.NEVER]
     """`recurrent`."""
-    preset: Annotated[str | None, OnResume.FREE] = None
-    """Name of a preset (`pretrain/config/presets/`) that provides the defaults of all other keys.
-    None: no preset."""
     encoder: RecurrentStackConfig | None = None
     """Stack that reads the source. None: a language model."""
     decoder: RecurrentStackConfig
@@ -54,29 +49,6 @@ class RecurrentConfig(Section):
     """Score of `luong`: `general` has a matrix between the two states, `dot` has none."""
     input_feeding: Annotated[bool, OnResume.NEVER] = False
     """For `luong`: the cell also reads the last attentional vector (section 3.3 of the paper)."""
-    head: HeadConfig = HeadConfig()
-    """Output layer of a language model, with or without a bias."""
-    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
-    """Vocabulary size in tokens, shared by both stacks, before padding. None: that of the
-    tokenizer."""
-    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
-    """Pad the embedding table to a multiple of this many rows."""
-    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
-    """Longest sequence in tokens; nothing in the model depends on it."""
-    tied_embeddings: Annotated[bool, OnResume.NEVER] = False
-    """Share the weight of the head with the input embeddings."""
-    special_tokens: SpecialTokens = SpecialTokens()
-    """Ids of special tokens. None: taken from the tokenizer of the data."""
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows V of the embedding table. `vocab_size` must be known."""
-        return self.head_model.padded_vocab_size
-
-    @property
-    def shape(self) -> str:
-        """Stacks of the model: `decoder` or `encoder+decoder`."""
-        return "decoder" if self.encoder is None else "encoder+decoder"
 
     @property
     def last_stack(self) -> RecurrentStackConfig:
@@ -85,7 +57,7 @@ class RecurrentConfig(Section):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether the cell reads the attention result, which makes the decoder sequential."""
+        """True if the cell reads the attention result, which makes the decoder sequential."""
         return self.attention == "bahdanau" or self.input_feeding
 
     @property
@@ -96,24 +68,26 @@ class RecurrentConfig(Section):
         return ModelConfig(decoder=stack, **{name: getattr(self, name) for name in shared})
 
     @model_validator(mode="after")
-    def _check(self) -> "RecurrentConfig":
-        encoder, decoder = self.encoder, self.decoder
+    def _check(self) -> Self:
+        encoder = self.encoder
+        decoder = self.decoder
         if decoder.bidirectional:
-            raise ValueError("decoder.bidirectional=true would show a decoder what it is to predict; leave it out")
+            what = "decoder.bidirectional=true would show a decoder what it is to predict"
+            raise ValueError(f"{what}; leave it out")
         if encoder is None and self.attention != "none":
             raise ValueError(f"attention={self.attention} needs an encoder")
-        if encoder is not None:
-            for name in ("cell", "layers", "width"):
-                ours, its = getattr(encoder, name), getattr(decoder, name)
-                if ours != its:
-                    raise ValueError(
-                        f"encoder.{name}={ours} must equal decoder.{name}={its}: the decoder begins with the "
-                        f"encoder's last state"
-                    )
+        for name in ("cell", "layers", "width") if encoder is not None else ():
+            ours = getattr(encoder, name)
+            other = getattr(decoder, name)
+            if ours != other:
+                values = f"encoder.{name}={ours} must equal decoder.{name}={other}"
+                raise ValueError(f"{values}: the decoder begins with the encoder's last state")
         if self.attention != "luong" and (self.input_feeding or self.score != "general"):
-            raise ValueError(f"score and input_feeding are for attention=luong, not attention={self.attention}")
+            what = "score and input_feeding are for attention=luong"
+            raise ValueError(f"{what}, not attention={self.attention}")
         if self.head != HeadConfig(bias=self.head.bias):
-            raise ValueError("head.kind=lm is the only head of a recurrent model, with head.bias as it may be")
+            what = "head.kind=lm is the only head of a recurrent model"
+            raise ValueError(f"{what}, with head.bias as it may be")
         return self
 
 
@@ -124,11 +98,7 @@ MODEL_SECTIONS: dict[str, type[Section]] = {"transformer": ModelConfig, "recurre
 
 
 def parse_model(values: Any) -> AnyModelConfig:
-    """Checks the values of `model:` against the section of its kind.
-
-    Raises:
-        ValueError: There is no such kind. ValidationError: The values are not those of the section.
-    """
+    """Checks the values of `model:` against the section of its kind. Raises: ValueError."""
     if isinstance(values, AnyModelConfig):
         return values
     kind = values.get("kind", "transformer") if isinstance(values, dict) else "transformer"

@@ -33,17 +33,19 @@ def class_of(key: str) -> OnResume:
     return _rules()[without_places(key)]
 
 
-def changed_keys(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns {dotted key: (old value, new value)} of all that differs; None where a section is not there."""
-    left, right = dict(_leaves(old)), dict(_leaves(new))
-    keys = [*left, *(key for key in right if key not in left)]
-    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+def changed_keys(old: RunConfig, new: RunConfig) -> Changes:
+    """Returns the keys that differ with both values; None where a section is not there."""
+    left = dict(_leaves(old))
+    right = dict(_leaves(new))
+    both = {key: (left.get(key), right.get(key)) for key in left | right}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
 def _leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every key with a value of its own, with its place in a list: `data.mixture[2].weight`."""
     for name, info in type(section).model_fields.items():
-        key, value = f"{prefix}{info.alias or name}", getattr(section, name)
+        key = f"{prefix}{info.alias or name}"
+        value = getattr(section, name)
         if isinstance(value, Section):
             yield from _leaves(value, f"{key}.")
         elif on_resume(info) is not None:
@@ -54,15 +56,12 @@ def _leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True) -> None:
-    """Logs every difference between the config of a run and that of its resumption.
+    """Logs every difference between the stored config of a run and that of its resumption.
 
-    Args:
-        stored: Config that the run was started with.
-        config: Config of the resumption.
-        has_saved: Whether there is a checkpoint to resume from; without one, everything may change.
+    Without a checkpoint to resume from (`has_saved`), everything may change.
 
     Raises:
-        ConfigError: Keys differ that define the run; lists all with both values and the `resume.allow` to add.
+        ConfigError: Keys differ that define the run; lists their values and the `resume.allow` to add.
     """
     changes = changed_keys(stored, config)
     groups: dict[str, Changes] = {}
@@ -89,34 +88,32 @@ def _shown(key: str, values: tuple[Any, Any]) -> str:
 
 
 def _refusal(config: RunConfig, allow: Changes, never: Changes) -> ConfigError:
-    listed = []
-    fixes = []
-    if allow:
-        listed.append("on purpose only: " + ", ".join(_shown(key, values) for key, values in allow.items()))
-    if never:
-        listed.append("never: " + ", ".join(_shown(key, values) for key, values in never.items()))
-        fixes.append(f"restore {', '.join(never)}")
+    listed = [
+        f"{word}: " + ", ".join(_shown(key, values) for key, values in group.items())
+        for word, group in (("on purpose only", allow), ("never", never))
+        if group
+    ]
+    fixes = [f"restore {', '.join(never)}"] if never else []
     if allow:
         names = dict.fromkeys([*config.resume.allow, *map(without_places, allow)])
         fixes.append(f"add resume.allow=[{','.join(names)}]")
-    return ConfigError(
-        f"the run {config.run.name} was started with another config ({'; '.join(listed)})",
-        fix=f"use another run.name, or {' and '.join(fixes)}",
-    )
+    what = f"the run {config.run.name} was started with another config ({'; '.join(listed)})"
+    return ConfigError(what, fix=f"use another run.name, or {' and '.join(fixes)}")
 
 
 def is_allowed(key: str, allow: list[str]) -> bool:
-    """Whether `resume.allow` names a key, or a section that it is in."""
+    """Returns True if `resume.allow` names a key, or a section that it is in."""
     return any(key == name or key.startswith(f"{name}.") for name in allow)
 
 
 def fill_from(stored: RunConfig, config: RunConfig) -> RunConfig:
-    """Fills in the vocabulary, special tokens and labels that a run has taken from its data, without reading them."""
+    """Fills in the vocabulary, special tokens and labels that a run has taken from its data."""
     old = stored.model
     model = config.model
     named = {name: number for name, number in model.special_tokens if number is not None}
     filled: dict[str, Any] = {"special_tokens": old.special_tokens.model_copy(update=named)}
-    if model.vocab_size is None or config.init.from_ is not None:  # a start's vocabulary grows with the data's
+    # The vocabulary of a start grows with that of the data.
+    if model.vocab_size is None or config.init.from_ is not None:
         filled["vocab_size"] = old.vocab_size
     if not model.head.labels:
         filled["head"] = model.head.model_copy(update={"labels": old.head.labels})

@@ -1,6 +1,6 @@
 """`tracking:` and `profile:` -- metrics, generated texts, attention maps, and traces."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,8 +32,7 @@ class AttentionConfig(Section):
     every_evals: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Interval in evaluations (`eval.every_steps`)."""
     kind: Annotated[Literal["self", "cross", "encoder", "decoder"] | None, OnResume.FREE] = None
-    """`self` or `cross` attention, or the self-attention of one stack. None: `cross` if the model
-    has it, otherwise `self`."""
+    """`self` or `cross` attention, or that of one stack. None: `cross` if any, otherwise `self`."""
     layers: Annotated[list[Annotated[int, Field(ge=0)]] | None, OnResume.FREE] = Field(default=None, min_length=1)
     """Layers by number, from 0. None: at most four, evenly from the first to the last."""
     heads: Annotated[list[Annotated[int, Field(ge=0)]] | None, OnResume.FREE] = Field(default=None, min_length=1)
@@ -56,18 +55,14 @@ class TrackingConfig(Section):
     alerts: Annotated[bool, OnResume.FREE] = True
     """Send Weights & Biases alerts: a non-finite step, a loss spike, a stalled run."""
     stall_alert_s: Annotated[float, OnResume.FREE] = Field(default=600.0, ge=0)
-    """Time in seconds without a new row after which a run counts as stalled; at least three times
-    the longest interval so far. 0: never."""
+    """Seconds without a row, and 3 of the longest intervals, until a run is stalled. 0: never."""
     artifacts: Annotated[Literal["none", "references", "files"], OnResume.FREE] = "none"
-    """Checkpoints as Weights & Biases artifacts: `none`, `references` (paths) or `files`
-    (uploads)."""
+    """Checkpoints as Weights & Biases artifacts: `none`, `references` (paths) or `files`."""
     samples: SamplesConfig = SamplesConfig()
-    """Texts that are generated during the run."""
     attention: AttentionConfig = AttentionConfig()
-    """Attention maps that are drawn during the run."""
 
     def measures_norms(self, step: int) -> bool:
-        """Returns whether the row of a step has norms by layer: the first row of each interval does."""
+        """Returns True if the row of a step has norms by layer: the first of each interval does."""
         every = self.norms_every_steps
         row = self.log_every_steps
         return every > 0 and step % row == 0 and step // every > (step - row) // every
@@ -81,14 +76,14 @@ class ProfileConfig(Section):
     ranks: Annotated[list[int], OnResume.FREE] = Field(default_factory=lambda: [0])
     """Ranks that trace."""
     memory_history: Annotated[bool, OnResume.FREE] = False
-    """Record the stack of each CUDA allocation, for the snapshot that is written when memory runs
-    out; costs about 2 us an allocation."""
+    """Record the stack of each CUDA allocation (2 us each), for a snapshot when memory runs out."""
 
     @model_validator(mode="after")
-    def _check(self) -> "ProfileConfig":
+    def _check(self) -> Self:
         if self.steps is not None and not 1 <= self.steps[0] <= self.steps[1]:
             last = max(self.steps)
-            raise ValueError(f"steps={self.steps} must be [first, last], from 1 on; use [{last}, {last + 2}]")
+            rule = "must be [first, last], from 1 on"
+            raise ValueError(f"steps={self.steps} {rule}; use [{last}, {last + 2}]")
         return self
 
 
@@ -99,22 +94,24 @@ def check_tracking(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyM
     wanted = {"samples.prompts": bool(samples.prompts), "attention.text": attention.text is not None}
     for key, is_set in wanted.items():
         if is_set and not evaluation.every_steps:
-            raise ValueError(f"tracking.{key} needs evaluations; set eval.every_steps, which is 0, or remove it")
+            fix = "set eval.every_steps, which is 0, or remove it"
+            raise ValueError(f"tracking.{key} needs evaluations; {fix}")
     if samples.prompts and model.decoder is None:
-        raise ValueError(
-            "tracking.samples: a model without a decoder generates no text; remove tracking.samples.prompts"
-        )
+        what = "tracking.samples: a model without a decoder generates no text"
+        raise ValueError(f"{what}; remove tracking.samples.prompts")
     if attention.text is not None:
         _check_attention(attention, model)
 
 
 def _check_attention(attention: AttentionConfig, model: AnyModelConfig) -> None:
     if isinstance(model, RecurrentConfig):
-        raise ValueError("tracking.attention: model.kind=recurrent has no attention heads; remove tracking.attention")
+        what = "tracking.attention: model.kind=recurrent has no attention heads"
+        raise ValueError(f"{what}; remove tracking.attention")
     both = {"encoder": model.encoder, "decoder": model.decoder}
     stacks = {name: stack for name, stack in both.items() if stack is not None}
     if len(stacks) == 2 and attention.target is None:
-        raise ValueError("tracking.attention.text is the input of the encoder; set tracking.attention.target, too")
+        what = "tracking.attention.text is the input of the encoder"
+        raise ValueError(f"{what}; set tracking.attention.target, too")
     if len(stacks) == 1 and attention.target is not None:
         raise ValueError("tracking.attention.target is for models of two stacks; leave it out")
     kinds = {"self": list(stacks.values()), **{name: [stack] for name, stack in stacks.items()}}
@@ -123,10 +120,12 @@ def _check_attention(attention: AttentionConfig, model: AnyModelConfig) -> None:
     kind = attention.kind or ("cross" if "cross" in kinds else "self")
     if kind not in kinds:
         raise ValueError(f"tracking.attention.kind={kind}: the model has none; use {' or '.join(kinds)}")
-    _check_numbers("layers", attention.layers, max(stack.layers for stack in kinds[kind]))
-    _check_numbers("heads", attention.heads, min(stack.heads for stack in kinds[kind]))
-
-
-def _check_numbers(key: str, numbers: list[int] | None, count: int) -> None:
-    if numbers is not None and max(numbers) >= count:
-        raise ValueError(f"tracking.attention.{key}={numbers}: there are {count}; use 0 to {count - 1}")
+    layers = max(stack.layers for stack in kinds[kind])
+    heads = min(stack.heads for stack in kinds[kind])
+    for key, numbers, count in (
+        ("layers", attention.layers, layers),
+        ("heads", attention.heads, heads),
+    ):
+        if numbers is not None and max(numbers) >= count:
+            what = f"tracking.attention.{key}={numbers}: there are {count}"
+            raise ValueError(f"{what}; use 0 to {count - 1}")

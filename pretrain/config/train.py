@@ -15,8 +15,7 @@ class TrainConfig(Section):
     steps: Annotated[int, OnResume.WARN] = Field(ge=1)
     """Optimizer steps of the whole run, which the schedule covers."""
     stop_after: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
-    """Step after which to save a checkpoint and stop early, without changing the schedule. None:
-    train up to `steps`."""
+    """Step after which to save and stop early, on the same schedule. None: train up to `steps`."""
 
     @property
     def last_step(self) -> int:
@@ -43,9 +42,9 @@ class CheckpointConfig(Section):
     keep_every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
     """Also keep checkpoints whose step is a multiple of this. 0: none."""
     best: Annotated[str | None, OnResume.FREE] = None
-    """Validation metric of the best checkpoint, which is marked (`checkpoints/best.json`) and kept:
+    """Validation metric of the best checkpoint (`checkpoints/best.json`), which is kept:
     `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, or `val_loss_NAME` of a
-    source. None: not tracked."""
+    source."""
 
 
 class RunSection(Section):
@@ -61,11 +60,10 @@ class InitConfig(Section):
     """Initial weights."""
 
     from_: Annotated[str | None, OnResume.WARN] = Field(default=None, alias="from")
-    """Run, checkpoint, model folder or Hugging Face folder to take the weights from, and also the
-    model if `model` names neither a preset nor stacks. None: random weights."""
+    """Run, checkpoint, model folder or Hugging Face folder of the weights, and of the model if
+    `model` names neither a preset nor stacks. None: random weights."""
     freeze: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
-    """Patterns of parameters that are not trained, such as `embedding.*` or
-    `encoder.blocks.[0-3].*`."""
+    """Patterns of parameters that are not trained: `embedding.*`, `encoder.blocks.[0-3].*`."""
     check_tokenizer: Annotated[bool, OnResume.FREE] = True
     """Refuse data whose tokenizer gives a token of the start another id."""
 
@@ -74,8 +72,7 @@ class ResumeConfig(Section):
     """Permitted changes of a resumed run."""
 
     allow: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
-    """Keys or sections, such as `optim.lr` or `data`, that may differ from the run that is
-    resumed."""
+    """Keys or sections, such as `optim.lr` or `data`, that may differ from the resumed run."""
 
 
 METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte")
@@ -88,11 +85,7 @@ OF_A_SOURCE = "val_loss_"
 def check_best(
     checkpoint: CheckpointConfig, evaluation: EvalConfig, objective: ObjectiveConfig, data: DataConfig
 ) -> None:
-    """Checks that the metric of `checkpoint.best` is measured at the step of each checkpoint.
-
-    Raises:
-        ValueError: It is not; the message has keys from the root of the config.
-    """
+    """Checks that `checkpoint.best` is measured at each checkpoint. Raises: ValueError."""
     best = checkpoint.best
     every = evaluation.every_steps
     if best is None:
@@ -100,10 +93,12 @@ def check_best(
     sources = [source.name for source in data.mixture]
     known = [*METRICS, *(OF_A_SOURCE + name for name in sources if len(sources) > 1)]
     if best not in known:
-        raise ValueError(f"checkpoint.best={best} is no validation metric; use one of: {', '.join(known)}")
-    if best == "val_bits_per_byte" and any(task.kind != "causal" for task in objective.tasks):
-        kinds = "+".join(task.kind for task in objective.tasks)
-        raise ValueError(f"checkpoint.best={best} needs objective.kind=causal, not {kinds}; use val_loss")
+        what = f"checkpoint.best={best} is no validation metric"
+        raise ValueError(f"{what}; use one of: {', '.join(known)}")
+    kinds = [task.kind for task in objective.tasks]
+    if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
+        what = f"checkpoint.best={best} needs objective.kind=causal"
+        raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
     if not checkpoint.every_steps or not every or checkpoint.every_steps % every:
         raise ValueError(
             f"checkpoint.best needs an evaluation at the step of each checkpoint: "

@@ -12,7 +12,7 @@ from pretrain.errors import ConfigError
 
 
 def is_file(path: Path) -> bool:
-    """Returns whether the file exists; False for an invalid name, too."""
+    """Returns True if the file exists; False for an invalid name, too."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -20,16 +20,17 @@ def is_file(path: Path) -> bool:
 
 
 def builtin_configs() -> Path:
-    """Returns the folder of the configs that come with the package (a checkout's, or the wheel's copy)."""
+    """Returns the folder of the package's configs: a checkout's, or the wheel's copy."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package.parent / "configs", package / "configs"):
         if folder.is_dir():
             return folder
-    raise ConfigError("the package's own configs are missing", where=str(package), fix="reinstall pretrain")
+    what = "the package's own configs are missing"
+    raise ConfigError(what, where=str(package), fix="reinstall pretrain")
 
 
 def find_config(source: str | Path) -> Path:
-    """Returns `source` if it is a file, else the built-in config of that name (such as `configs/run/x.yaml`)."""
+    """Returns `source` if it is a file, else the built-in config of that name."""
     path = Path(source)
     if is_file(path) or path.is_absolute() or ".." in path.parts:
         return path
@@ -38,17 +39,13 @@ def find_config(source: str | Path) -> Path:
     return built_in if is_file(built_in) else path
 
 
+MAX_FILE_BYTES = 1024 * 1024
+_MAX_DIGITS = 100
+
 # Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
 # booleans (`name: no` stays text), and `1e-4` is a number.
-
-MAX_FILE_BYTES = 1024 * 1024
-
-MAX_DIGITS = 100
-
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
-
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
-
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
 
 
@@ -65,12 +62,12 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
+        where = _place(event.start_mark)
         if isinstance(event, yaml.events.AliasEvent):
-            where = _place(event.start_mark)
             raise ConfigError("aliases (*name) are not allowed", where=where, fix="write the value out")
         if event.tag is not None:
-            where = _place(event.start_mark)
-            raise ConfigError(f"tags ({short(event.tag)}) are not allowed", where=where, fix="remove the tag")
+            what = f"tags ({short(event.tag)}) are not allowed"
+            raise ConfigError(what, where=where, fix="remove the tag")
         return super().compose_node(parent, index)
 
 
@@ -90,7 +87,7 @@ def parse_scalar(text: str) -> Any:
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
-    if _INT.match(text) and len(text) <= MAX_DIGITS:
+    if _INT.match(text) and len(text) <= _MAX_DIGITS:
         return int(text.replace("_", ""))
     if _FLOAT.match(text):
         return float(text.replace("_", ""))
@@ -103,24 +100,25 @@ def _plain(node: yaml.Node, prefix: str, places: dict[str, str]) -> Any:
     if isinstance(node, yaml.MappingNode):
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
+            where = _place(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError("a key must be a plain word", where=_place(key_node.start_mark), fix="rename it")
+                raise ConfigError("a key must be a plain word", where=where, fix="rename it")
             key = key_node.value
             path = f"{prefix}.{key}" if prefix else key
             if key in result:
-                fix = "keep one of them"
-                raise ConfigError(f"key {short(path)} stands twice", where=_place(key_node.start_mark), fix=fix)
-            places[path] = _place(key_node.start_mark)
+                raise ConfigError(f"key {short(path)} stands twice", where=where, fix="keep one of them")
+            places[path] = where
             result[key] = _plain(value_node, path, places)
         return result
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, f"{prefix}.{number}", places) for number, item in enumerate(node.value)]
+        items = enumerate(node.value)
+        return [_plain(item, f"{prefix}.{number}", places) for number, item in items]
     assert isinstance(node, yaml.ScalarNode)
     return parse_scalar(node.value) if node.style is None else node.value
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
-    """Parses YAML text; returns its value and the place of each dotted key. Raises: ConfigError, naming `name`."""
+    """Parses YAML text; returns its value and the place of each dotted key. Raises: ConfigError."""
     places: dict[str, str] = {}
     try:
         loader = _Loader(text)
@@ -129,64 +127,61 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         return (None if node is None else _plain(node, "", places)), places
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        what = f"not YAML: {error.problem or error.context}"
         where = _place(mark) if mark else name
-        raise ConfigError(
-            f"not YAML: {error.problem or error.context}", where=where, fix="correct the syntax"
-        ) from None
+        raise ConfigError(what, where=where, fix="correct the syntax") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         where = f"{name}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-        raise ConfigError(
-            f"not YAML: the character U+{error.character:04X} is not allowed", where=where, fix="remove it"
-        ) from None
+        what = f"not YAML: the character U+{error.character:04X} is not allowed"
+        raise ConfigError(what, where=where, fix="remove it") from None
     except RecursionError:
         raise ConfigError("nested too deeply", where=name, fix="see configs/ for the shape") from None
 
 
 def read_yaml(path: Path) -> LocatedTree:
-    """Reads one file, without its includes.
-
-    Raises:
-        ConfigError: Missing, too large, not UTF-8, not YAML, or not a mapping at the top.
-    """
+    """Reads one file, without its includes. Raises: ConfigError."""
+    where = str(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes", where=str(path), fix="give a config, not data")
+            what = f"larger than {MAX_FILE_BYTES} bytes"
+            raise ConfigError(what, where=where, fix="give a config, not data")
         text = content.decode()
     except FileNotFoundError:
-        raise ConfigError("no such config file", where=str(path), fix="check the path") from None
+        raise ConfigError("no such config file", where=where, fix="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
-        raise ConfigError(f"cannot read the config: {reason}", where=str(path), fix="give a YAML file") from None
-    value, places = parse_yaml(text, str(path))
+        what = f"cannot read the config: {reason}"
+        raise ConfigError(what, where=where, fix="give a YAML file") from None
+    value, places = parse_yaml(text, where)
     if value is not None and not isinstance(value, dict):
-        raise ConfigError("the top level must be `key: value` pairs", where=str(path), fix="see configs/")
+        what = "the top level must be `key: value` pairs"
+        raise ConfigError(what, where=where, fix="see configs/")
     return LocatedTree(value or {}, places)
 
 
 def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
-    """Reads a file and everything it includes.
-
-    Raises:
-        ConfigError: The file cannot be read, or has an include that is not a list of files or that includes itself.
-    """
+    """Reads a file and everything it includes. Raises: ConfigError."""
     own = read_yaml(path)
     includes = own.values.pop("include", [])
     where = own.places.pop("include", str(path))
     names = [includes] if isinstance(includes, str) else includes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError("include must be a file name or a list of them", where=where, fix="include: [../data/x.yaml]")
+        what = "include must be a file name or a list of them"
+        raise ConfigError(what, where=where, fix="include: [../data/x.yaml]")
     result = LocatedTree()
     opened = (*_open, path.resolve())
     for name in names:
         target = path.parent / name if is_file(path.parent / name) else find_config(name)
         if not is_file(target):
-            fix = "give a path relative to this file, or a built-in one such as configs/engine/zero2.yaml"
-            raise ConfigError(f"included file {short(str(path.parent / name))} does not exist", where=where, fix=fix)
+            what = f"included file {short(str(path.parent / name))} does not exist"
+            fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
+            raise ConfigError(what, where=where, fix=fix)
         if target.resolve() in opened:
-            raise ConfigError(f"include {short(name)} leads back to itself", where=where, fix="break the circle")
+            what = f"include {short(name)} leads back to itself"
+            raise ConfigError(what, where=where, fix="break the circle")
         part = read_with_includes(target, opened)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)
@@ -196,7 +191,7 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of `base` with `over` laid on it key by key; lists and scalars are replaced, not joined."""
+    """Returns a copy of `base` with `over` laid on it key by key; lists and scalars are replaced."""
     merged = copy.deepcopy(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)

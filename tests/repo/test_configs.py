@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.load import dump_config, load_config, load_prepare
+from pretrain.config.load import dump_config, load_config, load_section
+from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.yaml_nodes import builtin_configs, read_with_includes, read_yaml
 from pretrain.prepare.split import parse_split
@@ -57,7 +58,7 @@ def test_a_recipe_loads_and_its_resolved_form_loads_as_the_same(path, tmp_path):
 
 @pytest.mark.parametrize("path", PREPARE, ids=name)
 def test_a_config_of_prepare_loads_and_what_it_says_of_tokenizer_and_split_can_be(path):
-    config = load_prepare(path)
+    config = load_section(PrepareConfig, path)
     check_tokenizer(config.tokenizer)
     parse_split(config.split, config.seed)
 

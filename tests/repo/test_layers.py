@@ -31,7 +31,7 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 LAUNCH_MAY_USE = LAYERS[0] | LAYERS[1] | LAYERS[2] | {"plan", "shards"}
 ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 """The version, and `python -m pretrain`, which only calls the command line."""
-BY_NAME = {("pretrain.config.start", "pretrain.interop.release")}
+BY_NAME = {("pretrain.config.load", "pretrain.interop.release")}
 """References to a higher layer by name: the model of `init.from`, where that is a Hugging Face folder."""
 TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "pretrain_launch")
 ON_RANKS = ("pretrain.run.heartbeat", "pretrain.run.watchdog")

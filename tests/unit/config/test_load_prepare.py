@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.config.load import load_prepare, short_prepare
+from pretrain.config.load import load_section, short_prepare
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.errors import ConfigError
 
@@ -28,7 +28,9 @@ def write(tmp_path, monkeypatch):
 
 
 def test_a_file_and_overrides_give_a_config(write):
-    assert load_prepare(write(FILE), ["tokenizer.vocab_size=5000", "filter={deduplicate: true}"]) == PrepareConfig(
+    assert load_section(
+        PrepareConfig, write(FILE), ["tokenizer.vocab_size=5000", "filter={deduplicate: true}"]
+    ) == PrepareConfig(
         output="data/mine",
         kind="pairs",
         inputs=[InputConfig(path="a.jsonl", source_field="en")],
@@ -55,12 +57,14 @@ def test_a_file_and_overrides_give_a_config(write):
 )
 def test_what_is_wrong_is_named_with_its_place_and_the_nearest_key(write, old, new, line):
     with pytest.raises(ConfigError) as caught:
-        load_prepare(write(FILE.replace(old, new)))
+        load_section(PrepareConfig, write(FILE.replace(old, new)))
     assert any(found.startswith(line) for found in str(caught.value).splitlines()), str(caught.value)
 
 
 def test_an_override_reaches_one_input_by_its_number(write):
-    config = load_prepare(write(FILE), ["inputs.0.path=[b.jsonl, c.jsonl]", "inputs.0.normalize={steps: [lowercase]}"])
+    config = load_section(
+        PrepareConfig, write(FILE), ["inputs.0.path=[b.jsonl, c.jsonl]", "inputs.0.normalize={steps: [lowercase]}"]
+    )
     (one,) = config.inputs
     assert (one.paths, one.source_field) == (["b.jsonl", "c.jsonl"], "en")
     assert one.normalize is not None and one.normalize.steps == ["lowercase"]
@@ -69,12 +73,12 @@ def test_an_override_reaches_one_input_by_its_number(write):
 @pytest.mark.parametrize("override", ["inputs.1.path=b.jsonl", "inputs.path=b.jsonl"])
 def test_an_override_of_an_input_that_is_not_there_is_named(write, override):
     with pytest.raises(ConfigError, match=rf"override '{override}': .*; name an item by its number, from 0"):
-        load_prepare(write(FILE), [override])
+        load_section(PrepareConfig, write(FILE), [override])
 
 
 def test_a_bad_override_is_named(write):
     with pytest.raises(ConfigError, match="override 'shard_tokens=0': shard_tokens=0: input should be greater than or"):
-        load_prepare(write(FILE), ["shard_tokens=0"])
+        load_section(PrepareConfig, write(FILE), ["shard_tokens=0"])
 
 
 def test_the_short_form_is_a_config():

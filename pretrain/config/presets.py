@@ -1,0 +1,264 @@
+"""Presets: named models as data over `ModelConfig`, in sizes as published, and a tiny one of each family.
+
+Where a paper and the released configuration differ, the released one is here. Contexts are those of
+training, not what a method of inference stretches them to.
+"""
+
+import difflib
+from typing import Any, NamedTuple
+
+from pretrain.config.yaml_nodes import merge
+from pretrain.errors import ConfigError
+
+Values = dict[str, Any]
+
+
+class Architecture(NamedTuple):
+    """Values that the models of a family have at any size."""
+
+    stacks: tuple[str, ...]  # two are given in full, so that a user may change either
+    stack: Values  # keys of each stack
+    ends: Values  # keys beside the stacks
+
+
+_ENDS = ("max_seq_len", "tied_embeddings", "vocab_multiple")
+_BOTH = ("encoder", "decoder")
+
+
+def _model(family: Architecture, layers: int, width: int, heads: int, ff_width: int, **other: Any) -> Values:
+    """Returns a model of a family: its size, and other keys, of the stacks or beside them."""
+    size = {"layers": layers, "width": width, "heads": heads, "ff_width": ff_width}
+    ends = {name: other.pop(name) for name in _ENDS if name in other}
+    return dict.fromkeys(family.stacks, family.stack | size | other) | family.ends | ends
+
+
+_GPT2_STACK = {
+    "activation": "gelu_tanh",
+    "gated": False,
+    "norm": "layer",
+    "bias": True,
+    "position": "learned",
+}
+_GPT2 = Architecture(("decoder",), _GPT2_STACK, {"max_seq_len": 1024, "tied_embeddings": True})
+"""Radford et al. 2019, 2.3. Dropout, 0.1 in the release, is 0: one pass over a corpus does not overfit."""
+
+_LLAMA_STACK = {
+    "activation": "silu",
+    "gated": True,
+    "norm": "rms",
+    "bias": False,
+    "position": "rotary",
+}
+_LLAMA = Architecture(("decoder",), _LLAMA_STACK, {"max_seq_len": 4096, "tied_embeddings": False})
+"""Touvron et al. 2023, 2.2."""
+
+_LLAMA3 = _LLAMA._replace(stack=_LLAMA_STACK | {"kv_heads": 8, "rope_theta": 500000.0})
+"""Llama Team 2024, 3.2, table 3."""
+
+_QWEN2 = Architecture(
+    ("decoder",),
+    _LLAMA_STACK | {"qkv_bias": True, "norm_eps": 1e-6, "rope_theta": 1000000.0},
+    {"max_seq_len": 32768, "tied_embeddings": True},
+)
+"""Yang et al. 2024 (Qwen2), 2.2, table 1; Qwen2.5 has the same shapes."""
+
+_QWEN3 = Architecture(
+    ("decoder",),
+    _LLAMA_STACK
+    | {"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1000000.0}
+    | {"kv_heads": 8, "head_width": 128},  # heads are 128 wide at any width of the model
+    {"max_seq_len": 32768, "tied_embeddings": True},
+)
+"""Yang et al. 2025 (Qwen3), 2: a norm of each head instead of the bias of queries, keys and values."""
+
+_BERT = Architecture(
+    ("encoder",),
+    {
+        "activation": "gelu",
+        "gated": False,
+        "norm": "layer",
+        "norm_eps": 1e-12,
+        "norm_placement": "post",
+        "input_norm": True,
+        "bias": True,
+        "position": "learned",
+        "token_types": 2,
+        "dropout": 0.1,
+    },
+    {
+        "head": {"transform": True, "bias": True},
+        "max_seq_len": 512,
+        "tied_embeddings": True,
+        "init_scaled": False,
+    },
+)
+"""Devlin et al. 2019, 3 and appendix A.2; eps and initialization as released."""
+
+_MODERNBERT = Architecture(
+    ("encoder",),
+    {
+        "activation": "gelu",
+        "gated": True,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "input_norm": True,
+        "bias": False,
+        "position": "rotary",
+        "rope_theta": 160000.0,
+        "rope_local_theta": 10000.0,
+        "global_every": 3,
+        "window": 65,  # local attention of 128 tokens, 64 on each side
+    },
+    {"head": {"transform": True, "bias": True}, "max_seq_len": 8192, "tied_embeddings": True},
+)
+"""Warner et al. 2024, 2.1; thetas as released, after the extension to 8192 tokens."""
+
+_TRANSFORMER = Architecture(
+    _BOTH,
+    {
+        "activation": "relu",
+        "gated": False,
+        "norm": "layer",
+        "norm_placement": "post",
+        "bias": True,
+        "position": "sinusoidal",
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+    },
+    # One embedding is input, output and head (3.4).
+    {"max_seq_len": 1024, "tied_embeddings": True, "scaled_embeddings": True, "init": "xavier"},
+)
+"""Vaswani et al. 2017, 3; dropout by 5.4: on the embeddings and each sub-layer, not on attention weights."""
+
+_MARIAN = Architecture(
+    _BOTH,
+    _TRANSFORMER.stack | {"activation": "silu", "sinusoid": "halves"},
+    _TRANSFORMER.ends | {"head": {"bias": True}, "max_seq_len": 512},
+)
+"""Junczys-Dowmunt et al. 2018, as trained for OPUS-MT (Tiedemann and Thottingal 2020)."""
+
+_T5 = Architecture(
+    _BOTH,
+    {
+        "activation": "relu",
+        "gated": False,
+        "norm": "rms",
+        "norm_eps": 1e-6,
+        "bias": False,
+        "scaled_attention": False,
+        "position": "relative",
+        "relative_buckets": 32,
+        "relative_max_distance": 128,
+        "dropout": 0.1,
+        "head_width": 64,
+    },
+    # The embedding, of deviation 1, is the head's too, whose input is divided by sqrt(D).
+    {"head": {"scaled": True}, "max_seq_len": 512, "tied_embeddings": True, "init": "t5"},
+)
+"""Raffel et al. 2020, 2.1 and 3.1.2."""
+
+_T5_V1_1 = Architecture(
+    _BOTH,
+    _T5.stack | {"activation": "gelu_tanh", "gated": True, "dropout": 0.0},
+    {"max_seq_len": 512, "tied_embeddings": False, "init": "t5"},
+)
+"""Shazeer 2020, 2. The release (T5 v1.1) had no dropout in pretraining; fine-tuning wants 0.1 again."""
+
+
+def _llama3_long(*size: int, tied: bool, factor: float) -> Values:
+    """Returns a Llama 3.1 or 3.2, whose rotary frequencies were rescaled to 131,072 tokens."""
+    scaling = {"kind": "llama3", "factor": factor, "original_max_seq_len": 8192}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    ends = {"max_seq_len": 131072, "tied_embeddings": tied}
+    return _model(_LLAMA3, *size, rope_scaling=scaling, **ends)
+
+
+PRESETS: dict[str, Values] = {
+    # Radford et al. 2019, table 2; named by what is really in the released checkpoints.
+    "gpt2-124m": _model(_GPT2, 12, 768, 12, 3072),
+    "gpt2-350m": _model(_GPT2, 24, 1024, 16, 4096),
+    "gpt2-774m": _model(_GPT2, 36, 1280, 20, 5120),
+    "gpt2-1.5b": _model(_GPT2, 48, 1600, 25, 6400),
+    "gpt2-tiny": _model(_GPT2, 2, 64, 4, 256, max_seq_len=128),
+    # nanoGPT's settings of character-level Shakespeare for a CPU.
+    "gpt-shakespeare": _model(_GPT2, 4, 128, 4, 512, max_seq_len=64, vocab_multiple=1, activation="gelu", bias=False),
+    # Touvron et al. 2023 (Llama 2), 2.2: grouped queries in the largest only.
+    "llama2-7b": _model(_LLAMA, 32, 4096, 32, 11008),
+    "llama2-13b": _model(_LLAMA, 40, 5120, 40, 13824),
+    "llama2-70b": _model(_LLAMA, 80, 8192, 64, 28672, kv_heads=8),
+    "llama3-8b": _model(_LLAMA3, 32, 4096, 32, 14336, max_seq_len=8192),
+    "llama3-70b": _model(_LLAMA3, 80, 8192, 64, 28672, max_seq_len=8192),
+    "llama3.1-8b": _llama3_long(32, 4096, 32, 14336, tied=False, factor=8.0),
+    "llama3.1-70b": _llama3_long(80, 8192, 64, 28672, tied=False, factor=8.0),
+    "llama3.2-1b": _llama3_long(16, 2048, 32, 8192, tied=True, factor=32.0),
+    # Llama 3.2 1B, at the context of its training before the rotary frequencies were rescaled.
+    "llama-1b": _model(_LLAMA3, 16, 2048, 32, 8192, max_seq_len=8192, tied_embeddings=True),
+    # 5.05M parameters with a vocabulary of 8192.
+    "llama-5m": _model(_LLAMA, 4, 256, 4, 704, max_seq_len=1024, tied_embeddings=True, kv_heads=2),
+    "llama-tiny": _model(_LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    # Jiang et al. 2023, table 1. Of its 32,768 positions a layer sees the last 4096.
+    "mistral-7b": _model(_LLAMA, 32, 4096, 32, 14336, max_seq_len=32768, kv_heads=8, window=4096),
+    "mistral-tiny": _model(_LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
+    "qwen2-0.5b": _model(_QWEN2, 24, 896, 14, 4864, kv_heads=2),
+    "qwen2-1.5b": _model(_QWEN2, 28, 1536, 12, 8960, kv_heads=2),
+    "qwen2-7b": _model(_QWEN2, 28, 3584, 28, 18944, tied_embeddings=False, kv_heads=4),
+    # The release of this size has another eps than the smaller ones.
+    "qwen2-72b": _model(_QWEN2, 80, 8192, 64, 29568, tied_embeddings=False, kv_heads=8, norm_eps=1e-5),
+    "qwen2-tiny": _model(_QWEN2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    # Yang et al. 2025, table 1.
+    "qwen3-0.6b": _model(_QWEN3, 28, 1024, 16, 3072),
+    "qwen3-1.7b": _model(_QWEN3, 28, 2048, 16, 6144),
+    "qwen3-4b": _model(_QWEN3, 36, 2560, 32, 9728),
+    "qwen3-8b": _model(_QWEN3, 36, 4096, 32, 12288, tied_embeddings=False),
+    "qwen3-14b": _model(_QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
+    "qwen3-32b": _model(_QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
+    "qwen3-tiny": _model(_QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
+    "bert-base": _model(_BERT, 12, 768, 12, 3072),
+    "bert-large": _model(_BERT, 24, 1024, 16, 4096),
+    # Turc et al. 2019, table 1.
+    "bert-tiny": _model(_BERT, 2, 128, 2, 512),
+    # Warner et al. 2024, 2.1.3.
+    "modernbert-base": _model(_MODERNBERT, 22, 768, 12, 1152),
+    "modernbert-large": _model(_MODERNBERT, 28, 1024, 16, 2624),
+    "modernbert-tiny": _model(_MODERNBERT, 4, 64, 4, 96, window=9, max_seq_len=128),
+    # Vaswani et al. 2017, table 3; 0.3 is the dropout of the English-German model.
+    "transformer-base": _model(_TRANSFORMER, 6, 512, 8, 2048),
+    "transformer-big": _model(_TRANSFORMER, 6, 1024, 16, 4096, dropout=0.3),
+    # Wu et al. 2021: of their sizes the best for the 29,000 sentences of Multi30k.
+    "transformer-tiny": _model(_TRANSFORMER, 4, 128, 4, 256, dropout=0.3),
+    "marian-base": _model(_MARIAN, 6, 512, 8, 2048),
+    "marian-tiny": _model(_MARIAN, 2, 64, 4, 256, max_seq_len=128),
+    # Raffel et al. 2020, 3.7.
+    "t5-small": _model(_T5, 6, 512, 8, 2048),
+    "t5-base": _model(_T5, 12, 768, 12, 3072),
+    "t5-large": _model(_T5, 24, 1024, 16, 4096),
+    "t5-3b": _model(_T5, 24, 1024, 32, 16384, head_width=128),
+    "t5-11b": _model(_T5, 24, 1024, 128, 65536, head_width=128),
+    "t5-tiny": _model(_T5, 2, 64, 4, 192, head_width=24, max_seq_len=128),
+    # Sizes of the v1.1 release: XL and XXL stand for 3B and 11B, wider, with fewer heads.
+    "t5-v1.1-small": _model(_T5_V1_1, 8, 512, 6, 1024),
+    "t5-v1.1-base": _model(_T5_V1_1, 12, 768, 12, 2048),
+    "t5-v1.1-large": _model(_T5_V1_1, 24, 1024, 16, 2816),
+    "t5-v1.1-xl": _model(_T5_V1_1, 24, 2048, 32, 5120),
+    "t5-v1.1-xxl": _model(_T5_V1_1, 24, 4096, 64, 10240),
+    "t5-v1.1-tiny": _model(_T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
+}
+"""Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""
+
+
+def expand_preset(model: Values) -> Values:
+    """Lays the keys of a `model:` section over its preset; returns a section without one unchanged.
+
+    Mappings are merged key by key (`model: {preset: llama-5m, decoder: {layers: 8}}`); any other value
+    replaces that of the preset: `decoder: null` removes a stack. Values are not checked here.
+
+    Raises:
+        ConfigError: Unknown preset; names the nearest ones.
+    """
+    name = model.get("preset")
+    if not isinstance(name, str):
+        return model
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)
+        raise ConfigError(f"unknown model.preset {name!r}", fix=f"use {' or '.join(near)}")
+    return merge(PRESETS[name], model)
