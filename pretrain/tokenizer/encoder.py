@@ -13,17 +13,14 @@ from pretrain.shards.ragged import RaggedArrays
 from pretrain.tokenizer.roles import BYTE_OF, eos_id, special_ids, special_tokens_of, token_dtype, vocabulary_size
 
 BATCH_CHARS = 1 << 18
-"""Characters handed to the encoder at once. An encoding takes a hundred bytes a token, so this bounds memory."""
+"""Characters encoded at once: an encoding takes a hundred bytes a token, so this bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A tokenizer and its marker tokens.
+    """A tokenizer of plain text, and arrays of its end-of-document token and, if any, its first one.
 
-    Attributes:
-        tokenizer: Tokenizer of plain text.
-        eos: End-of-document token, an array of one; its dtype is that of all tokens.
-        bos: Token that begins a text, an array of one; empty: there is none.
+    The dtype of `eos` is that of all tokens; `bos` may be empty.
     """
 
     tokenizer: Tokenizer
@@ -31,17 +28,12 @@ class Encoder:
     bos: np.ndarray
 
     def encode(self, texts: list[str], markers: Sequence[int] = ()) -> RaggedArrays:
-        """Encodes texts together; returns the ids of each, without special tokens.
+        """Encodes plain texts together: the name of a special token is encoded as text.
 
-        Single-threaded where TOKENIZERS_PARALLELISM=false. The cost is that of `encode_batch_fast`.
-
-        Args:
-            texts: Plain texts: the name of a special token is encoded as text.
-            markers: Numbers of texts that a template wrote, whose special tokens are meant.
+        Single-threaded where TOKENIZERS_PARALLELISM=false. `markers` are the numbers of texts that a
+        template wrote: special tokens in these are meant.
         """
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        if not markers:
-            return self._join(encoding.ids for encoding in encodings)
         ids = [encoding.ids for encoding in encodings]
         for number in markers:
             ids[number] = self._encode_marker(texts[number])
@@ -59,24 +51,27 @@ class Encoder:
         return ids
 
     def encode_placed(self, texts: list[str]) -> tuple[RaggedArrays, list[list[tuple[int, int]]]]:
-        """Encodes texts together; returns the ids of each text, and the character spans of its tokens."""
+        """Encodes texts together; returns the ids of each, and the character spans of its tokens."""
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return self._join(encoding.ids for encoding in encodings), [encoding.offsets for encoding in encodings]
 
     def _join(self, ids: Iterable[list[int]]) -> RaggedArrays:
-        """Joins the ids of texts."""
         # A third faster than numpy's fromiter, which asks a Python object for each id.
-        values, lengths = array("I"), []
+        values = array("I")
+        lengths = []
         for one in ids:
             values.fromlist(one)
             lengths.append(len(one))
-        return RaggedArrays(np.frombuffer(values, np.uintc).astype(self.eos.dtype), np.array(lengths, np.int64))
+        joined = np.frombuffer(values, np.uintc).astype(self.eos.dtype)
+        return RaggedArrays(joined, np.array(lengths, np.int64))
 
 
 def build_encoder(tokenizer: Tokenizer) -> Encoder:
     """Returns an encoder. Raises: DataError, where the tokenizer has no end-of-document token."""
-    dtype, bos = token_dtype(vocabulary_size(tokenizer)), special_tokens_of(tokenizer).bos
-    return Encoder(tokenizer, np.array([eos_id(tokenizer)], dtype), np.array([] if bos is None else [bos], dtype))
+    dtype = token_dtype(vocabulary_size(tokenizer))
+    bos = special_tokens_of(tokenizer).bos
+    eos = np.array([eos_id(tokenizer)], dtype)
+    return Encoder(tokenizer, eos, np.array([] if bos is None else [bos], dtype))
 
 
 _REPLACEMENT = "\ufffd"
@@ -85,10 +80,11 @@ _REPLACEMENT = "\ufffd"
 def display_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     r"""Returns a string for each id, special tokens by their names.
 
-    White space is itself. Bytes of a character that another token completes are written as escapes: `\xe2\x96`. An id
-    that the vocabulary does not have is the empty string.
+    White space is itself. Bytes of a character that another token completes are written as escapes:
+    `\xe2\x96`. An id outside the vocabulary is the empty string.
     """
-    of_bytes = tokenizer.decoder is not None and json.loads(tokenizer.decoder.__getstate__())["type"] == "ByteLevel"
+    state = {} if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__())
+    of_bytes = state.get("type") == "ByteLevel"
     return [_display(tokenizer, number, of_bytes) for number in ids]
 
 

@@ -2,8 +2,8 @@
 
     tokenizer.json               as it is
     folder with a tokenizer.json that file
-    other folder                 AutoTokenizer converts it to a fast one, such as from a sentencepiece model
-    name                         its tokenizer files, and nothing else, are fetched; then as a folder
+    other folder                 AutoTokenizer converts it to a fast one, such as of a sentencepiece model
+    name                         its tokenizer files, and no others, are fetched; then as a folder
 
 No code in the folder of a tokenizer is run, and nothing is unpickled.
 """
@@ -29,9 +29,8 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
-        raise DataError(
-            f"not a tokenizer: {error}", where=where, fix="give a tokenizer.json as `tokenizers` saves it"
-        ) from error
+        fix = "give a tokenizer.json as `tokenizers` saves it"
+        raise DataError(f"not a tokenizer: {error}", where=where, fix=fix) from error
 
 
 def read_tokenizer_file(path: Path) -> bytes:
@@ -39,9 +38,8 @@ def read_tokenizer_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"cannot read the tokenizer: {error.strerror or error}", where=str(path), fix="give a tokenizer.json"
-        ) from error
+        what = f"cannot read the tokenizer: {error.strerror or error}"
+        raise DataError(what, where=str(path), fix="give a tokenizer.json") from error
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -50,13 +48,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_hash(path: Path) -> str:
-    """Returns the sha256 of the file, in hex: the identity of a vocabulary across shards, runs and checkpoints."""
+    """Returns the sha256 of the file, hex: the identity of a vocabulary in shards, runs, checkpoints."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 _FILE = "tokenizer.json"
-_HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-              "*.model", "*.spm")  # fmt: skip
+_HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json")
+_VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 
 
 def read_given(config: TokenizerConfig) -> bytes:
@@ -84,7 +82,7 @@ def _read(name: str) -> bytes:
         return _read_folder(path)
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
         return read_tokenizer_file(path)
-    return _read_folder(fetch_files(name, _HUB_FILES))
+    return _read_folder(fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES]))
 
 
 def _read_folder(folder: Path) -> bytes:
@@ -95,20 +93,11 @@ def _read_folder(folder: Path) -> bytes:
     try:
         found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise nearly anything
-        raise DataError(
-            f"no tokenizer can be read from it: {_first_line(error)}",
-            where=str(folder),
-            fix=f"give a folder with a {_FILE}",
-        ) from None
+        lines = filter(None, map(str.strip, str(error).splitlines()))
+        what = f"no tokenizer can be read from it: {next(lines, type(error).__name__)}"
+        raise DataError(what, where=str(folder), fix=f"give a folder with a {_FILE}") from None
     fast = getattr(found, "backend_tokenizer", None)
     if fast is None:
-        raise DataError(
-            f"its tokenizer, {type(found).__name__}, cannot be made one of `tokenizers`",
-            where=str(folder),
-            fix=f"give a {_FILE}, or train one",
-        )
+        what = f"its tokenizer, {type(found).__name__}, cannot be made one of `tokenizers`"
+        raise DataError(what, where=str(folder), fix=f"give a {_FILE}, or train one")
     return dump_tokenizer(fast)
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

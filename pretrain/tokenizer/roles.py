@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -48,29 +47,25 @@ def _first_of(known: tuple[str, ...], special: dict[str, int]) -> int | None:
 
 
 def eos_id(tokenizer: Tokenizer) -> int:
-    """Returns the id of the special token that ends a document.
-
-    Raises:
-        DataError: None of `KNOWN_EOS` is a special token of this tokenizer.
-    """
+    """Returns the id of the special token that ends a document. Raises: DataError: None of KNOWN_EOS."""
     special = special_ids(tokenizer)
     found = _first_of(KNOWN_EOS, special)
     if found is None:
-        raise DataError(
-            f"the tokenizer has no end-of-document token; its special tokens are {sorted(special) or 'none'}",
-            fix=f"add {EOS} to it, or name it in tokenizer.special_tokens",
-        )
+        known = f"its special tokens are {sorted(special) or 'none'}"
+        fix = f"add {EOS} to it, or name it in tokenizer.special_tokens"
+        raise DataError(f"the tokenizer has no end-of-document token; {known}", fix=fix)
     return found
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
     """Returns the ids of special tokens that training or decoding uses.
 
-    A decoder with an encoder begins with the token that begins a text (`<s>`, `[CLS]`), or without one, as in T5 and
-    Marian, with the padding.
+    A decoder with an encoder begins with the token that begins a text (`<s>`, `[CLS]`), or without
+    one, as in T5 and Marian, with the padding.
     """
     special = special_ids(tokenizer)
-    pad, bos = _first_of(KNOWN_PAD, special), _first_of(KNOWN_BOS, special)
+    pad = _first_of(KNOWN_PAD, special)
+    bos = _first_of(KNOWN_BOS, special)
     return SpecialTokens(
         pad=pad,
         bos=bos,
@@ -81,9 +76,10 @@ def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def nameable_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Returns the special tokens that a prompt may name, by content: all but those that begin, end or fill a text."""
+    """Returns the special tokens that a prompt may name: all but those that begin, end or fill a text."""
+    special = special_ids(tokenizer)
     others = {*KNOWN_EOS, *KNOWN_PAD, *KNOWN_BOS, *KNOWN_UNK}
-    return {content: number for content, number in special_ids(tokenizer).items() if content not in others}
+    return {content: number for content, number in special.items() if content not in others}
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -97,13 +93,12 @@ def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_words: bool = False) -> Vocabulary:
     """Returns the vocabulary of an objective.
 
-    Args:
-        tokenizer: Tokenizer of the data.
-        special: Ids of special tokens, `eos` among them.
-        whole_words: True: with a finder of tokens that begin a word.
+    `special` are the ids of its special tokens, `eos` among them; with `whole_words`, the result has
+    a finder of tokens that begin a word.
     """
     assert special.eos is not None, "documents end"
-    named, size = special_ids(tokenizer), vocabulary_size(tokenizer)
+    named = special_ids(tokenizer)
+    size = vocabulary_size(tokenizer)
     is_special = np.ones(size, dtype=bool)  # an id without a token is not in any text
     is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
     is_special[list(named.values())] = True
@@ -123,12 +118,12 @@ def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_word
 
 # Words are those of the tokenizer's own pre-tokenizer (`Encoding.word_ids`).
 #
-#     WordPiece, BPE that marks the end of a word     by the token, or the one before it: two tables
-#     byte-level BPE, Unigram, characters             tokens -> the text that they spell -> pre-tokenizer -> tokens
+#     WordPiece, BPE that marks the end of a word   by the token, or the one before it: two tables
+#     byte-level BPE, Unigram, characters           tokens -> their text -> pre-tokenizer -> tokens
 #
-# The second is needed where a word depends on its surroundings: of three spaces two are a word, and the third
-# belongs to the next one; "t" is a word behind "'" and "don", and none behind "ca". It takes about a microsecond a
-# token, the tables ten nanoseconds.
+# The second is needed where a word depends on its surroundings: of three spaces two are a word, and
+# the third belongs to the next one; "t" is a word behind "'" and "don", and none behind "ca". It
+# takes about a microsecond a token, the tables ten nanoseconds.
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _UNREADABLE = re.compile("[\udc80-\udcff]")
@@ -138,13 +133,16 @@ _UNKNOWN = "\ufffd"
 def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
     """Returns a finder of words in rows: `find(ids_BT, apart_BT) -> begins_BT`, see `Vocabulary.find_words`.
 
-    A row that was cut from a text may begin in a word; its first token begins one all the same. A special token is a
-    word, and so is any other that is found in a text before it is torn into words; but the unknown token is a part of
-    the word whose characters it stands for.
+    The first token of a row begins a word, even where the row was cut from a text. A special token
+    is a word, and so is any other that is found in a text before it is torn into words; but the
+    unknown token is a part of the word whose characters it stands for.
     """
-    size, described = vocabulary_size(tokenizer), json.loads(tokenizer.to_str())
+    size = vocabulary_size(tokenizer)
+    described = json.loads(tokenizer.to_str())
     model = described["model"]
-    unknown = _unknown_token(model)
+    unknown = model.get("unk_token")
+    if model.get("unk_id") is not None:
+        unknown = model["vocab"][model["unk_id"]][0]
     alone = np.zeros(size, dtype=bool)
     for number, added in tokenizer.get_added_tokens_decoder().items():
         alone[number] = added.content != unknown
@@ -153,21 +151,16 @@ def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
         names[number] = token
     if prefix := model.get("continuing_subword_prefix"):
         opens = np.array([not name.startswith(prefix) for name in names])
-        return MarkedWords(opens | alone, alone)
+        return _find_marked(opens | alone, alone)
     if suffix := model.get("end_of_word_suffix"):
-        return MarkedWords(alone, np.array([name.endswith(suffix) for name in names]) | alone)
-    # SentencePiece as others convert it has no pre-tokenizer: there a word is what begins with a space.
+        return _find_marked(alone, np.array([name.endswith(suffix) for name in names]) | alone)
+    # SentencePiece as others convert it has no pre-tokenizer: there a word begins with a space.
     split = tokenizer.pre_tokenizer or pre_tokenizers.Metaspace(SPACE, prepend_scheme="never")
     is_bytes = '"ByteLevel"' in json.dumps(described["pre_tokenizer"])
     spelled = [_spell(name, is_bytes, bool(model.get("byte_fallback"))) for name in names]
     if unknown in names:
         spelled[names.index(unknown)] = _UNKNOWN.encode()
     return SplitWords(split, spelled, np.array([len(spelling) for spelling in spelled]), alone)
-
-
-def _unknown_token(model: dict[str, Any]) -> str | None:
-    number = model.get("unk_id")
-    return model.get("unk_token") if number is None else model["vocab"][number][0]
 
 
 def _spell(name: str, is_bytes: bool, falls_back: bool) -> bytes:
@@ -180,7 +173,7 @@ def _spell(name: str, is_bytes: bool, falls_back: bool) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte that each character of byte-level BPE stands for (Radford et al. 2019, released code)."""
+    """Returns the byte of each character of byte-level BPE (Radford et al. 2019, released code)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -189,34 +182,24 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF = _byte_alphabet()
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedWords:
-    """Words of a tokenizer whose tokens mark them.
+def _find_marked(opens: np.ndarray, closes: np.ndarray) -> WordFinder:
+    """Returns a finder by tables, bool [V]: the token begins a word, the next one begins a word."""
 
-    Attributes:
-        opens: bool [V]: the token begins a word.
-        closes: bool [V]: the next token begins a word.
-    """
-
-    opens: np.ndarray
-    closes: np.ndarray
-
-    def __call__(self, ids_BT: np.ndarray, apart_BT: np.ndarray) -> np.ndarray:
-        begins_BT = self.opens[ids_BT] | apart_BT
-        begins_BT[:, 1:] |= self.closes[ids_BT[:, :-1]]
+    def find(ids_BT: np.ndarray, apart_BT: np.ndarray) -> np.ndarray:
+        begins_BT = opens[ids_BT] | apart_BT
+        begins_BT[:, 1:] |= closes[ids_BT[:, :-1]]
         begins_BT[:, 0] = True
         return begins_BT
+
+    return find
 
 
 @dataclass(frozen=True, slots=True)
 class SplitWords:
     """Words as a pre-tokenizer finds them in the text that tokens spell.
 
-    Attributes:
-        split: Pre-tokenizer.
-        spelled: Bytes of each token.
-        sizes: int64 [V]: number of bytes of each token.
-        alone: bool [V]: the token is a word, and no part of the text around it.
+    `spelled` are the bytes of each token, `sizes` their number, int64 [V]; a token that is `alone`,
+    bool [V], is a word, and no part of the text around it.
     """
 
     split: pre_tokenizers.PreTokenizer
@@ -229,7 +212,9 @@ class SplitWords:
         begins_BT = apart_BT | is_alone_BT
         begins_BT[:, 1:] |= is_alone_BT[:, :-1]
         begins_BT[:, 0] = True
-        ids, begins, is_alone = ids_BT.ravel(), begins_BT.ravel(), is_alone_BT.ravel()
+        ids = ids_BT.ravel()
+        begins = begins_BT.ravel()
+        is_alone = is_alone_BT.ravel()
         edges = np.append(np.flatnonzero(begins), len(begins)).tolist()
         for first, end in pairwise(edges):
             if end - first > 1 and not is_alone[first]:
@@ -242,13 +227,14 @@ class SplitWords:
         # A text that is cut within a character has invalid bytes; each is read as a character of its own.
         text = joined.decode(errors="surrogateescape")
         words = self.split.pre_tokenize_str(_UNREADABLE.sub(_UNKNOWN, text))
-        # A word begins where the last one ends: white space that the pre-tokenizer drops belongs to what follows.
+        # A word begins where the last one ends: dropped white space belongs to the next one.
         places = np.array([0, *(span[1] for _, span in words[:-1])], dtype=np.int64)
         if not text.isascii():
             places = _byte_starts(text)[places]
         is_first = np.zeros(len(joined) + 1, dtype=np.int64)
         is_first[places + 1] = 1
-        before, ends = np.cumsum(is_first), np.cumsum(self.sizes[ids])
+        before = np.cumsum(is_first)
+        ends = np.cumsum(self.sizes[ids])
         return before[ends] > before[ends - self.sizes[ids]]
 
 

@@ -2,8 +2,9 @@
 
     0 ..  first | learned entries | <unused_N> | last
 
-`roles` chooses them: an end of document alone; those of BERT, at their ids; or those of T5, whose sentinels have the
-highest ids, downwards: <extra_id_0> is the last entry, as in the released vocabularies (32,099 of 32,100).
+`roles` chooses them: an end of document alone; those of BERT, at their ids; or those of T5, whose
+sentinels have the highest ids, downwards: <extra_id_0> is the last entry, as in the released
+vocabularies (32,099 of 32,100).
 """
 
 import re
@@ -18,14 +19,18 @@ from pretrain.errors import ConfigError
 def encode_plain_text(tokenizer: Tokenizer) -> Tokenizer:
     """Switches off truncation, padding and special tokens in texts, in place; returns the tokenizer.
 
-    `encode_special_tokens` stops the search for special tokens in a text. A model may still reach one in its
-    own vocabulary: the Unigram model of T5 finds its piece "</s>" in the text "</s>". There a last pre-tokenizer
-    splits every such spelling after its first character. Tokenizers that are trained here need no split.
+    `encode_special_tokens` stops the search for special tokens in a text. A model may still reach one
+    in its own vocabulary: the Unigram model of T5 finds its piece "</s>" in the text "</s>". There a
+    last pre-tokenizer splits every such spelling after its first character. Tokenizers that are
+    trained here need no split.
     """
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if spelled := _spelled_special_tokens(tokenizer):
+    decoder = tokenizer.get_added_tokens_decoder()
+    special = [(token.content, number) for number, token in decoder.items() if token.special]
+    spelled = sorted(content for content, number in special if _becomes(tokenizer, content, number))
+    if spelled:
         pattern = "|".join(f"{re.escape(content[0])}(?={re.escape(content[1:])})" for content in spelled)
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         before = tokenizer.pre_tokenizer
@@ -33,16 +38,12 @@ def encode_plain_text(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _spelled_special_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Returns special tokens of two characters or more that their own spelling encodes to."""
-    special = [(number, token) for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return sorted(token.content for number, token in special if _becomes(tokenizer, token.content, number))
-
-
 def _becomes(tokenizer: Tokenizer, content: str, number: int) -> bool:
-    """True if a text is one token with this id: an unknown character is the unknown token too, but not all of it."""
+    """True if a text of two characters or more is one token with this id."""
     found = tokenizer.encode(content, add_special_tokens=False)
-    spans = (end - start for token, (start, end) in zip(found.ids, found.offsets, strict=True) if token == number)
+    places = zip(found.ids, found.offsets, strict=True)
+    # An unknown character is the unknown token too, but not the whole text.
+    spans = (end - start for token, (start, end) in places if token == number)
     return len(content) > 1 and any(span >= len(content) for span in spans)
 
 
@@ -53,8 +54,8 @@ T5_TOKENS = ("<pad>", "</s>", UNK)
 SENTINEL = "<extra_id_{}>"
 UNUSED = "<unused_{}>"
 
-# Brackets around a word: no pre-tokenizer here keeps those together, so that no learned token spells one; Unigram
-# has its own rule.
+# Brackets around a word: no pre-tokenizer here keeps those together, so that no learned token spells
+# one; Unigram has its own rule.
 _SPECIAL = re.compile(r"(?=[!-~]*[A-Za-z0-9])(<[!-~]+>|\[[!-~]+\])")
 
 _UNUSED = re.compile(r"<unused_\d+>")
@@ -100,10 +101,9 @@ def plan_layout(config: TokenizerConfig) -> SpecialTokenLayout:
     layout = _plan(config, further)
     for content in further:
         if not _SPECIAL.fullmatch(content) or _UNUSED.fullmatch(content):
-            raise ConfigError(
-                f"tokenizer.special_tokens: {content!r} could be confused with text",
-                fix="write it in brackets and ASCII, without spaces, like <|name|> or [NAME]",
-            )
+            what = f"tokenizer.special_tokens: {content!r} could be confused with text"
+            fix = "write it in brackets and ASCII, without spaces, like <|name|> or [NAME]"
+            raise ConfigError(what, fix=fix)
         if (*layout.first, *layout.last, layout.unk).count(content) > 1:
             raise ConfigError(f"tokenizer.special_tokens: {content} is there already", fix="name each once")
     return layout
@@ -129,7 +129,9 @@ def finish(tokenizer: Tokenizer, layout: SpecialTokenLayout) -> Tokenizer:
 
     `first` and `unk` are in the model's vocabulary already.
     """
-    present = [*layout.first, *([layout.unk] if layout.unk and layout.unk not in layout.first else [])]
+    present = list(layout.first)
+    if layout.unk and layout.unk not in layout.first:
+        present.append(layout.unk)
     tokenizer.add_special_tokens([AddedToken(content, special=True) for content in present])
     fill_up(tokenizer, layout.multiple, room=len(layout.last))
     tokenizer.add_special_tokens([AddedToken(content, special=True) for content in layout.last])

@@ -1,25 +1,30 @@
 """Training of a tokenizer, of any kind, and the checks that need no text.
 
-    texts -> normalizer, pre-tokenizer (`words.py`) -> trainer of the kind -> special tokens (`special_tokens.py`)
+    texts -> normalizer, pre-tokenizer (`words.py`) -> trainer of the kind
+          -> special tokens (`special_tokens.py`)
 
-The same texts give the same bytes, independent of the number of threads: what `tokenizers` orders by a hash table is
-chosen and ordered here.
+The same texts give the same bytes, independent of the number of threads: alphabets and words, which
+`tokenizers` orders by a hash table, are chosen and ordered here.
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import cycle
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError
 from pretrain.tokenizer.special_tokens import EOS, SpecialTokenLayout, finish, plan_layout
-from pretrain.tokenizer.unigram import least_unigram_size, train_unigram
 from pretrain.tokenizer.words import (
+    SPACE,
     build_normalizer,
     build_pre_tokenizer,
     choose_alphabet,
     count_words,
+    most_frequent,
     repeat_words,
     split_words,
 )
@@ -29,14 +34,26 @@ DEFAULT_VOCAB_SIZE = 8192
 _PREFIX = "##"
 _MAX_WORD_CHARS = 100
 """A longer word is the unknown token of WordPiece, as in BERT."""
-
 _MAX_ALPHABET = 1000
+
+_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_COVERAGE = 0.9995
+"""Share of the text that the alphabet of Unigram covers, as in SentencePiece; the rest is spelled in bytes."""
+_MAX_PART_CHARS = 1024
+"""Longer words are trained on in parts of this length."""
+_MAX_WORDS = 1 << 17
+"""Most frequent words that are trained on; the time is proportional to their number."""
+_MARKS = frozenset(map(chr, range(0xF0000, 0xF0100)))
+"""Characters for private use, which training reserves; a text spells them in bytes."""
+_SCORE_DIGITS = 4
+_PENALTY = 1e-4
+_TRAINERS_UNK = "<UNK>"
 
 
 def _train_bpe(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Trains a byte-level BPE (Sennrich et al. 2016; GPT-2's pre-tokenizer, Radford et al. 2019, 2.2).
 
-    Any text round-trips, once normalized: the 256 bytes are in the vocabulary. The vocabulary is smaller than
+    Any text round-trips, once normalized: the 256 bytes are in the vocabulary, which is smaller than
     `vocab_size` if the texts run out of pairs that occur twice. About 4 MB/s of text.
     """
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,7 +70,7 @@ def _train_bpe(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layo
 def _train_char(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Builds a character-level vocabulary: ids are in the order of the characters seen, by code point.
 
-    Without roles, an id is the rank of its character, and `<unk>`, which stands for a character never seen, and the
+    Without roles, an id is the rank of its character, and `<unk>`, for characters never seen, and the
     end of a document come last. Only text without unseen characters round-trips.
     """
     assert layout.unk is not None
@@ -71,19 +88,20 @@ def _train_char(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, lay
 def _train_wordpiece(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Trains a WordPiece vocabulary (Wu et al. 2016; normalizer and pre-tokenizer of Devlin et al. 2019).
 
-    It is not lossless: white space is only where words part, and a word is the unknown token if it has a character
-    outside the vocabulary, which has the thousand most frequent ones at most. Pairs are merged by their frequency, as
-    `tokenizers` and most others do it. About 2 MB/s of text.
+    It is not lossless: white space is only where words part, and a word is the unknown token if it
+    has a character outside the vocabulary, which has the thousand most frequent ones at most. Pairs
+    are merged by their frequency, as in `tokenizers` and most others. About 2 MB/s of text.
     """
     assert layout.unk is not None
     words = count_words(texts, tokenizer)
     alphabet = choose_alphabet(words, min(_MAX_ALPHABET, (vocab_size - layout.num_special) // 2))
     known = frozenset(alphabet)
-    spelled = Counter({w: count for w, count in words.items() if len(w) <= _MAX_WORD_CHARS and known.issuperset(w)})
+    short = {word: count for word, count in words.items() if len(word) <= _MAX_WORD_CHARS}
+    spelled = Counter({word: count for word, count in short.items() if known.issuperset(word)})
     within = sorted({_PREFIX + character for word in spelled for character in word[1:]})
     learner = Tokenizer(models.WordPiece(unk_token=layout.unk))
     learner.pre_tokenizer = split_words()
-    # As special tokens of the learner, the characters within words have ids in this order, not in that of a hash table.
+    # As special tokens of the learner, the characters within words have ids in this order.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size - len(layout.last),
         min_frequency=2,
@@ -98,10 +116,102 @@ def _train_wordpiece(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int
     tokenizer.decoder = decoders.WordPiece(_PREFIX)
 
 
+def _spelling_alphabet(layout: SpecialTokenLayout) -> set[str]:
+    """Returns characters that need pieces, so that a special token or byte never spells a text best."""
+    return {character for content in (*layout.first, *_BYTES) for character in content}
+
+
+def _least_unigram_size(layout: SpecialTokenLayout) -> int:
+    """Returns the smallest vocabulary: special tokens, bytes, and the characters that spell both."""
+    return layout.num_special + len(_BYTES) + len(_spelling_alphabet(layout)) + 1
+
+
+def _train_unigram(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
+    """Trains a Unigram language model (Kudo 2018) over words that begin with their space, in place.
+
+    Any text round-trips, once normalized, but for the character U+2581, which is read as a space:
+    characters without a piece are spelled in bytes, as in SentencePiece. The vocabulary is smaller
+    than `vocab_size` if the texts have fewer pieces. The slowest kind to train by far: a minute and a
+    half for 20 MB of text, and little more for more.
+    """
+    room = vocab_size - layout.num_special - len(_BYTES)
+    vocab = _build_vocab(_learn(count_words(texts, tokenizer), room, layout), layout)
+    tokenizer.model = models.Unigram(vocab, layout.first.index(str(layout.unk)), byte_fallback=True)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(SPACE, prepend_scheme="never"), decoders.Fuse()]
+    )
+
+
+def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[tuple[str, float]]:
+    """Returns at most `room` pieces with their scores (log probabilities), the most likely first."""
+    spelling = _spelling_alphabet(layout)
+    chosen = choose_alphabet(words, max(0, room // 2 - len(spelling)), _COVERAGE)
+    alphabet = spelling.union(chosen).difference(_MARKS)
+    spelled = most_frequent(_spell(words, alphabet), _MAX_WORDS)
+    if not spelled:
+        return [(character, -1.0) for character in sorted(alphabet)]
+    _mark(spelled, room)
+    learner = Tokenizer(models.Unigram())
+    learner.pre_tokenizer = split_words()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=room + len(_MARKS), initial_alphabet=sorted(alphabet.union(_MARKS)), show_progress=False
+    )
+    learner.train_from_iterator(repeat_words(spelled), trainer)
+    settled = _settle(json.loads(learner.to_str())["model"]["vocab"])
+    return [(piece, score) for piece, score in settled if _MARKS.isdisjoint(piece)]
+
+
+def _mark(spelled: Counter[str], limit: int) -> None:
+    """Appends a mark, in place, to one occurrence of each of the most frequent words."""
+    # The trainer's candidates are strings that different characters follow. A word is followed by its
+    # end only, and without the mark would be no candidate, however frequent. Each mark follows too
+    # few words for a piece of its own.
+    marks = cycle(sorted(_MARKS))
+    for word in list(most_frequent(spelled, limit)):
+        if spelled[word] > 1:
+            spelled[word] -= 1
+            spelled[word + next(marks)] = 1
+
+
+def _spell(words: Counter[str], alphabet: set[str]) -> Counter[str]:
+    """Splits words at foreign characters, at the trainer's own token, and at their largest length."""
+    spelled: Counter[str] = Counter()
+    foreign = re.compile(f"[^{re.escape(''.join(sorted(alphabet)))}]+")
+    for word, count in words.items():
+        known = word.replace(_TRAINERS_UNK, _TRAINERS_UNK[0] + "\0" + _TRAINERS_UNK[1:])
+        for part in foreign.split(known):
+            for start in range(0, len(part), _MAX_PART_CHARS):
+                spelled[part[start : start + _MAX_PART_CHARS]] += count
+    return spelled
+
+
+def _settle(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Returns the pieces with scores that are the same on every run."""
+    # The trainer adds up in the order of a hash table, so that the last of sixteen digits change from
+    # run to run: scores are rounded. Characters that it dropped and has to bring back, it places above
+    # the lowest score, one `_PENALTY` after the other, in such an order too: they all get the lowest.
+    lowest = min(score for _, score in pieces)
+    brought_back = lowest + _PENALTY * (1 + sum(len(piece) == 1 for piece, _ in pieces))
+    settled = []
+    for piece, score in pieces:
+        is_back = len(piece) == 1 and score <= brought_back
+        settled.append((piece, round(lowest if is_back else score, _SCORE_DIGITS)))
+    return sorted(settled, key=lambda item: (-item[1], item[0]))
+
+
+def _build_vocab(pieces: list[tuple[str, float]], layout: SpecialTokenLayout) -> list[tuple[str, float]]:
+    """Puts `first` and the bytes before the pieces, with scores below those of their spellings."""
+    reserved = (*layout.first, *_BYTES)
+    lowest = min(-1.0, *(score for _, score in pieces))
+    unreachable = float(round(lowest * (1 + max(map(len, reserved)))) - 1)
+    learned = [(piece, score) for piece, score in pieces if piece not in _BYTES and not layout.is_reserved(piece)]
+    return [*((content, unreachable) for content in reserved), *learned]
+
+
 _TRAINERS: dict[str, Callable[[Tokenizer, Iterable[str], int, SpecialTokenLayout], None]] = {
     "bpe": _train_bpe,
     "wordpiece": _train_wordpiece,
-    "unigram": train_unigram,
+    "unigram": _train_unigram,
     "char": _train_char,
 }
 """Trainer by kind; the size of the vocabulary includes `layout.last`."""
@@ -120,7 +230,7 @@ def _check_size(kind: str, vocab_size: int, layout: SpecialTokenLayout) -> None:
         least = layout.num_special + 2  # a character at the beginning of a word, and within
         needs = f"{special} and a character"
     elif kind == "unigram":
-        least = least_unigram_size(layout)
+        least = _least_unigram_size(layout)
         needs = f"the 256 bytes, {special} and the characters that spell them"
     else:
         return
@@ -133,28 +243,22 @@ def check_tokenizer(config: TokenizerConfig) -> None:
     """Checks a config without texts.
 
     Raises:
-        ConfigError: Options that a given tokenizer cannot have, no room in the vocabulary, or a special token that
-            could be confused with text.
+        ConfigError: Options that a given tokenizer cannot have, no room in the vocabulary, or a
+            special token that could be confused with text.
     """
     if config.kind == "given":
         for name in _SHAPING:
             if getattr(config, name) != TokenizerConfig.model_fields[name].default:
-                raise ConfigError(
-                    f"tokenizer.{name}={getattr(config, name)} does not go with kind=given, which has its own",
-                    fix="leave it out",
-                )
+                what = f"tokenizer.{name}={getattr(config, name)} does not go with kind=given"
+                raise ConfigError(f"{what}, which has its own", fix="leave it out")
         return
     _check_size(config.kind, config.vocab_size or DEFAULT_VOCAB_SIZE, plan_layout(config))
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """Trains the tokenizer of a config; the same texts give the same tokenizer.
-
-    Raises:
-        ConfigError: See `check_tokenizer`.
-    """
-    assert config.kind in TRAINED_KINDS, "a given tokenizer is read"
-    layout, vocab_size = plan_layout(config), config.vocab_size or DEFAULT_VOCAB_SIZE
+    """Trains the tokenizer of a config. Raises: ConfigError, as `check_tokenizer`."""
+    layout = plan_layout(config)
+    vocab_size = config.vocab_size or DEFAULT_VOCAB_SIZE
     _check_size(config.kind, vocab_size, layout)
     tokenizer = Tokenizer(models.BPE())
     if (normalizer := build_normalizer(config)) is not None:
@@ -165,7 +269,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE with an end of document. Raises: ConfigError, where the bytes have no room."""
+    """Trains a byte-level BPE with an end of document. Raises: ConfigError."""
     return train_tokenizer(texts, TokenizerConfig(kind="bpe", vocab_size=vocab_size))
 
 

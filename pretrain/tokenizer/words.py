@@ -18,8 +18,8 @@ SPACE = "\u2581"
 def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer | None:
     """Returns the normalizer of a kind; None: texts stay as they are.
 
-    WordPiece has that of BERT: control characters go, Chinese characters stand alone, all white space is a space, and
-    lower-casing drops accents.
+    WordPiece has that of BERT: it drops control characters, sets Chinese characters apart, makes all
+    white space a space, and drops accents with the case.
     """
     steps: list[normalizers.Normalizer] = []
     if config.normalizer != "none":
@@ -38,8 +38,8 @@ def build_pre_tokenizer(kind: str, split_digits: bool) -> pre_tokenizers.PreToke
 
     bpe        GPT-2's: runs of one class, with a space before them
     wordpiece  BERT's: white space parts words and is dropped, each punctuation mark is a word
-    unigram    a word begins with its space, further spaces are a word, and so is a run of lines; nothing is put before
-               a text, so that " a" and "a" are different
+    unigram    a word begins with its space, further spaces are a word, and so is a run of lines;
+               nothing is put before a text, so that " a" and "a" are different
     char       each character is a word
     """
     if kind == "char":
@@ -57,17 +57,17 @@ def build_pre_tokenizer(kind: str, split_digits: bool) -> pre_tokenizers.PreToke
 PIECE_CHARS = 1 << 11
 """Longer texts are encoded in pieces of about this many characters, a tenth faster than whole ones."""
 
-# No word of these pre-tokenizers has a non-space followed by one of these, and their normalizers change
-# nothing across that place. So a cut there leaves the tokens of both sides as they were.
+# No word of these pre-tokenizers has a non-space followed by one of these, and their normalizers
+# change nothing across that place. So a cut there leaves the tokens of both sides as they were.
 _SAFE_CUT = re.compile(r"(?<=\S)(?=[ \t\n])")
 
 _CONTEXT_FREE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer"}
 
 
 def cut_text(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
-    """Cuts a text where no token of a tokenizer that `is_cut_safe` can span, into pieces of at least `piece_chars`.
+    """Cuts a text into pieces of at least `piece_chars`, at white space.
 
-    The tokens of the pieces, one after another, are the tokens of the text. A text with no white space stays whole.
+    The tokens of the pieces, one after another, are those of the text, where `is_cut_safe`.
     """
     start = 0
     while len(text) - start > piece_chars:
@@ -82,8 +82,8 @@ def cut_text(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
 def is_cut_safe(tokenizer: Tokenizer) -> bool:
     """True if the tokens of `cut_text`'s pieces are those of the text.
 
-    That is so for every kind that is trained here, and for a given tokenizer with one of their pre-tokenizers (GPT-2,
-    BERT). Texts of others are encoded whole.
+    That holds for every kind that is trained here, and for a given tokenizer with one of their
+    pre-tokenizers (GPT-2, BERT). Texts of others are encoded whole.
     """
     split = _state(tokenizer.pre_tokenizer)
     kinds = ("bpe", "wordpiece", "unigram", "char")
@@ -120,8 +120,9 @@ def _is_word(token: Any) -> bool:
     return not (token.lstrip or token.rstrip or token.single_word or re.search(r"\s", token.content))
 
 
-# WordPiece and Unigram are trained on counted words. The trainers of `tokenizers` number characters in the order of a
-# hash table, another one every run: the alphabet is therefore chosen here, and their words have no other characters.
+# WordPiece and Unigram are trained on counted words. The trainers of `tokenizers` number characters in
+# the order of a hash table, another one every run: the alphabet is therefore chosen here, and their
+# words have no other characters.
 
 _SEPARATOR = "\0"
 _BATCH_CHARS = 1 << 16
@@ -129,7 +130,8 @@ _BATCH_CHARS = 1 << 16
 
 def count_words(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
     """Counts the words of texts, by the tokenizer's normalizer and pre-tokenizer: about 4 MB/s."""
-    normalizer, split = tokenizer.normalizer, tokenizer.pre_tokenizer
+    normalizer = tokenizer.normalizer
+    split = tokenizer.pre_tokenizer
     words: Counter[str] = Counter()
     for text in texts:
         for piece in cut_text(text):
@@ -159,17 +161,17 @@ def choose_alphabet(words: Counter[str], limit: int, coverage: float = 1.0) -> l
 
 
 def most_frequent(words: Counter[str], limit: int) -> Counter[str]:
-    """Returns the `limit` most frequent words; of equally frequent ones a choice that does not depend on spelling."""
-    if len(words) <= limit:
-        return words
-    ranked = sorted(
-        words.items(), key=lambda item: (-item[1], crc32(item[0].encode("utf-8", "surrogatepass")), item[0])
-    )
-    return Counter(dict(ranked[:limit]))
+    """Returns the `limit` most frequent words; of equals a choice that does not depend on spelling."""
+
+    def rank(item: tuple[str, int]) -> tuple[int, int, str]:
+        word, count = item
+        return -count, crc32(word.encode("utf-8", "surrogatepass")), word
+
+    return words if len(words) <= limit else Counter(dict(sorted(words.items(), key=rank)[:limit]))
 
 
 def repeat_words(words: Counter[str]) -> Iterator[str]:
-    """Yields texts of the words, each as often as it was counted, for a trainer whose tokenizer has `split_words`."""
+    """Yields texts of the words, each as often as it was counted, for a tokenizer with `split_words`."""
     batch: list[str] = []
     room = _BATCH_CHARS
     for word, count in words.items():
@@ -180,7 +182,8 @@ def repeat_words(words: Counter[str]) -> Iterator[str]:
             room -= number * (len(word) + 1)
             if room <= 0:
                 yield _SEPARATOR.join(batch)
-                batch, room = [], _BATCH_CHARS
+                batch = []
+                room = _BATCH_CHARS
     if batch:
         yield _SEPARATOR.join(batch)
 

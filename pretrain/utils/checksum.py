@@ -28,7 +28,7 @@ def check_file(path: Path, record: FileRecord) -> str | None:
 def find_damage(path: Path, record: FileRecord) -> Iterator[str]:
     """Compares a file with its record; yields all that is wrong, a line for each bad chunk.
 
-    A file that is there and cannot be read is tried again before that counts: its server may be away for a moment.
+    A file that exists and cannot be read is tried again: its server may be away for a moment.
     """
     for wait_s in (*READ_AGAIN_S, None):
         try:

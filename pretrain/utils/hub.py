@@ -2,8 +2,8 @@
 
     is_hub_name("owner/model") -> fetch_files("owner/model", ["config.json", "*.model"]) -> a folder
 
-Only what is asked for is fetched, and no code is run. Files stay in the hub's own cache, so a
-second call fetches nothing, and a call without a network finds what is there.
+No code is run. Files stay in the hub's own cache, so that a second call fetches nothing, and a call
+without a network finds them.
 """
 
 import errno
@@ -23,14 +23,10 @@ def is_hub_name(text: str) -> bool:
 
 
 def fetch_files(name: str, patterns: Sequence[str]) -> Path:
-    """Returns a folder that has those files of a model which match one of the patterns.
-
-    Args:
-        name: `model` or `owner/model`, which is not a path.
-        patterns: Names of files, with `*` for any characters.
+    """Returns a folder with the files of a model that match one of the patterns (`*`: any characters).
 
     Raises:
-        ConfigError: The hub has no such model, or it needs leave that we lack.
+        ConfigError: The hub has no such model, or it is gated.
         LaunchError: The hub cannot be reached, and the cache lacks the model.
         DiskError: No room for it.
     """

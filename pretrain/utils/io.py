@@ -3,9 +3,9 @@
     write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
     AtomicWriter              ->  the same, for content that comes piece by piece
     append_line               ->  one write at the end of a file that several processes append to, fsync
-    write_chunks              ->  write in place (inside a folder that is itself renamed later), fsync, CRCs returned
+    write_chunks              ->  write in place (inside a folder that is renamed later), fsync; CRCs
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
-    remove_dir                ->  rename to .trash-name, fsync the parent, remove what is in it
+    remove_dir                ->  rename to .trash-name, fsync the parent, remove its content
 
 Every operation passes through `_operation` first, so that a test can make any single one of them
 fail, or kill the process there (`set_fault_hook`). Nothing else in this package opens a file for
@@ -28,8 +28,8 @@ from pretrain.utils import checksum
 from pretrain.utils.checksum import FileRecord
 
 LOCK_WAIT_S = 5.0
-
 """Longer than any append takes; an append that hangs elsewhere is not waited for."""
+LOOK_EVERY_S = 0.02
 
 FaultHook = Callable[[str, Path], None]
 
@@ -37,7 +37,7 @@ _fault_hook: FaultHook | None = None
 
 
 def set_fault_hook(hook: FaultHook | None) -> None:
-    """Installs a function called as `hook(operation, path)` before each write operation; `None` removes it."""
+    """Installs `hook(operation, path)`, called before each write operation; `None` removes it."""
     global _fault_hook
     _fault_hook = hook
 
@@ -47,26 +47,28 @@ def _operation(name: str, path: Path) -> None:
         _fault_hook(name, path)
 
 
-def _disk_error(action: str, path: Path, error: OSError) -> DiskError:
-    return DiskError(
-        f"cannot {action}: {error.strerror or error}", where=str(path), fix="free space or fix permissions"
-    )
+@contextmanager
+def disk_errors(action: str, path: Path) -> Iterator[None]:
+    """Raises failures of the operating system as `DiskError`: `path: cannot ACTION: ...`."""
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot {action}: {error.strerror or error}"
+        raise DiskError(what, where=str(path), fix="free space or fix permissions") from error
 
 
 def make_dir(path: Path) -> Path:
-    """Creates `path` and its parents, durably: what is committed within is not lost with their names.
+    """Creates `path` and its parents, durably.
 
     Raises:
-        DiskError: The disk refused. What was made stays: another process may have begun to use it.
+        DiskError: The disk refused. New folders stay: another process may have begun to use them.
     """
-    try:
+    with disk_errors("create the folder", path):
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
         _operation("mkdir", path)
         path.mkdir(parents=True, exist_ok=True)
         for folder in reversed(new):
             fsync_dir(folder.parent)
-    except OSError as error:
-        raise _disk_error("create the folder", path, error) from error
     return path
 
 
@@ -88,45 +90,44 @@ def _rechunk(chunks: Iterable[memoryview], size: int) -> Iterator[memoryview]:
         while len(view):
             yield view[:room]
             taken = min(room, len(view))
-            view, room = view[taken:], (room - taken) or size
+            view = view[taken:]
+            room = (room - taken) or size
 
 
 def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
     """Writes buffers one after another to a new file and fsyncs it.
 
-    The CRCs are computed from memory while writing, so that a record describes what was meant, not what the disk kept.
+    The CRCs are those of the memory, not of the disk.
 
     Raises:
-        DiskError: The disk refused, and the half-written file is removed; or there is a file of
-            this name already, which is left as it is.
+        DiskError: The disk refused, and the half-written file is removed; or a file of this name
+            exists, and stays as it is.
     """
     crc32s: list[int] = []
     total = 0
-    try:
+    with disk_errors("write", path):
         _operation("open", path)
         file = path.open("xb")
-    except OSError as error:
-        raise _disk_error("write", path, error) from error
-    try:
-        with file:
-            for piece in _rechunk(chunks, checksum.CRC_CHUNK_BYTES):
-                if total % checksum.CRC_CHUNK_BYTES == 0:
-                    crc32s.append(0)
-                crc32s[-1] = zlib.crc32(piece, crc32s[-1])
-                _operation("write", path)
-                file.write(piece)
-                total += len(piece)
-            file.flush()
-            _operation("fsync", path)
-            os.fsync(file.fileno())
-    except OSError as error:
-        _unlink(path)
-        raise _disk_error("write", path, error) from error
+        try:
+            with file:
+                for piece in _rechunk(chunks, checksum.CRC_CHUNK_BYTES):
+                    if total % checksum.CRC_CHUNK_BYTES == 0:
+                        crc32s.append(0)
+                    crc32s[-1] = zlib.crc32(piece, crc32s[-1])
+                    _operation("write", path)
+                    file.write(piece)
+                    total += len(piece)
+                file.flush()
+                _operation("fsync", path)
+                os.fsync(file.fileno())
+        except OSError:
+            _unlink(path)
+            raise
     return FileRecord(path.name, total, crc32s)
 
 
 def _unlink(path: Path) -> None:
-    """Removes a temporary file; one that cannot be removed is no worse than one that a crash left."""
+    """Removes a temporary file, if the disk permits: nothing reads it."""
     with suppress(OSError):
         path.unlink()
 
@@ -140,34 +141,32 @@ def write_file(path: Path, content: bytes) -> FileRecord:
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     _unlink(temporary)  # left by a dead process that had our process id
     record = write_chunks(temporary, [memoryview(content)])
-    try:
-        _operation("rename", path)
-        temporary.rename(path)
-        fsync_dir(path.parent)
-    except OSError as error:
-        _unlink(temporary)
-        raise _disk_error("write", path, error) from error
+    with disk_errors("write", path):
+        try:
+            _rename(temporary, path)
+        except OSError:
+            _unlink(temporary)
+            raise
     return FileRecord(path.name, record.num_bytes, record.crc32s)
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends a line, durably, beside others that do so too; a line that a crash has torn is ended first.
+    """Appends a line, without its line feed, durably; a line that a crash has torn is ended first.
 
-    Behind a lock where the file system has locks; without, one write at the end must do.
-
-    Args:
-        path: Made if it does not exist; its folder does.
-        line: Without its line feed.
+    Behind a lock where the file system has locks; without, one write at the end must do. The file is
+    made if it does not exist.
 
     Raises:
         DiskError: The disk refused; the file is as it was, unless others append to it without a lock.
     """
-    try:
+    with disk_errors("append", path):
         is_new = not path.exists()
         _operation("append", path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            has_lock = _lock(descriptor)
+            has_lock = False
+            with suppress(OSError):  # a file system without locks
+                has_lock = take_flock(descriptor, wait_s=LOCK_WAIT_S)
             size = os.fstat(descriptor).st_size
             is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             content = (b"\n" if is_torn else b"") + line + b"\n"
@@ -181,16 +180,6 @@ def append_line(path: Path, line: bytes) -> None:
             os.close(descriptor)  # with its lock
         if is_new:
             fsync_dir(path.parent)
-    except OSError as error:
-        raise _disk_error("append", path, error) from error
-
-
-def _lock(descriptor: int) -> bool:
-    """Waits up to LOCK_WAIT_S for the lock of a file; returns whether it is locked."""
-    try:
-        return take_flock(descriptor, wait_s=LOCK_WAIT_S)
-    except OSError:  # a file system without locks
-        return False
 
 
 class AtomicWriter:
@@ -210,11 +199,12 @@ class AtomicWriter:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.discard()
-            raise _disk_error("write", self.path, error) from error
+        with disk_errors("write", self.path):
+            try:
+                yield
+            except OSError:
+                self.discard()
+                raise
 
     def write(self, piece: bytes | memoryview) -> None:
         """Appends `piece`."""
@@ -231,9 +221,7 @@ class AtomicWriter:
             _operation("fsync", self._temporary)
             os.fsync(self._file.fileno())
             self._file.close()
-            _operation("rename", self.path)
-            self._temporary.rename(self.path)
-            fsync_dir(self.path.parent)
+            _rename(self._temporary, self.path)
 
     def discard(self) -> None:
         """Gives the file up; harmless when it was committed or discarded before."""
@@ -254,24 +242,20 @@ def write_json(path: Path, value: Any) -> FileRecord:
 
 
 def publish_dir(temporary: Path, final: Path) -> None:
-    """Makes a finished folder visible under its final name: the commit point of a checkpoint or a shard set.
+    """Makes a finished folder visible under its final name: the commit point of a checkpoint or shards.
 
     Raises:
         DiskError: The disk refused. `temporary` stays where it is; only where the last fsync
             failed, `final` is there, whole, but a power failure may still undo the rename.
     """
-    try:
+    with disk_errors("commit", final):
         fsync_dir(temporary)
-        _operation("rename", final)
-        temporary.rename(final)
-        fsync_dir(final.parent)
-    except OSError as error:
-        raise _disk_error("commit", final, error) from error
+        _rename(temporary, final)
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Gives a temporary folder to fill, which appears as `out` when the block ends, and is removed where it fails.
+    """Gives a temporary folder to fill; it appears as `out` when the block ends, or is removed.
 
     Raises:
         ConfigError: `out` exists and holds something.
@@ -279,7 +263,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     out = out.resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
+        fix = "give another name, or remove it"
+        raise ConfigError("exists and is not an empty folder", where=str(out), fix=fix)
     temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
     if temporary.exists():
         remove_dir(temporary)  # left by a dead process that had our process id
@@ -297,21 +282,18 @@ def new_folder(out: Path) -> Iterator[Path]:
 def remove_dir(path: Path) -> None:
     """Removes a folder in two steps, so that a crash half-way leaves a name that nothing reads (`.trash-*`).
 
-    The new name is durable before anything is removed: after a power failure too, the folder is whole or has no name.
+    The new name is durable before anything is removed: after a power failure too, the folder is
+    whole or has no name.
 
     Raises:
         DiskError: The disk refused; the folder is whole under its name, or in part under the other.
     """
     trash = path.with_name(f".trash-{path.name}")
-    try:
+    with disk_errors("remove", path):
         if trash.exists():
             _remove_tree(trash)
-        _operation("rename", trash)
-        path.rename(trash)
-        fsync_dir(trash.parent)
+        _rename(path, trash)
         _remove_tree(trash)
-    except OSError as error:
-        raise _disk_error("remove", path, error) from error
 
 
 def remove_tree(path: Path) -> None:
@@ -320,10 +302,8 @@ def remove_tree(path: Path) -> None:
     Raises:
         DiskError: The disk refused; a part of it may be gone.
     """
-    try:
+    with disk_errors("remove", path):
         _remove_tree(path)
-    except OSError as error:
-        raise _disk_error("remove", path, error) from error
 
 
 def _remove_tree(path: Path) -> None:
@@ -340,28 +320,25 @@ def _remove_tree(path: Path) -> None:
 
 
 def rename_dir(path: Path, target: Path) -> None:
-    """Gives a folder another name in the same parent, durably. Raises: DiskError, where `target` exists too."""
-    try:
-        _operation("rename", target)
-        path.rename(target)
-        fsync_dir(target.parent)
-    except OSError as error:
-        raise _disk_error("rename", path, error) from error
+    """Gives a folder another name in the same parent, durably. Raises: DiskError, also for a taken name."""
+    with disk_errors("rename", path):
+        _rename(path, target)
+
+
+def _rename(path: Path, target: Path) -> None:
+    _operation("rename", target)
+    path.rename(target)
+    fsync_dir(target.parent)
 
 
 # Locks that the operating system releases when the process ends. Not `filelock`: it has no shared
 # mode, and truncates the file that it locks, while ours contain owners, promises or the log itself.
 
-LOOK_EVERY_S = 0.02
-
 
 def take_flock(descriptor: int, operation: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> bool:
     """Tries to lock an open file for up to `wait_s` seconds; returns whether it is locked.
 
-    Args:
-        descriptor: Descriptor of the file; closing it releases the lock.
-        operation: LOCK_EX, LOCK_SH, or LOCK_UN to release it.
-        wait_s: Time limit in seconds; 0 tries once.
+    Closing the descriptor releases the lock, and so does the operation LOCK_UN.
 
     Raises:
         OSError: The file system has no locks.

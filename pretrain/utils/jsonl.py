@@ -1,11 +1,13 @@
-"""A file of JSON objects, one a line, in order of `step`: appended during a run, cut back when it resumes.
+"""A file of JSON objects, one a line, in order of `step`: appended during a run, cut when it resumes.
 
     JsonLines(path)  ->  a torn last line (a crash while writing) is cut off
-    append(row)      ->  one unbuffered write; a killed process loses no row, a killed machine those since sync()
-                         a row that the disk refuses waits in memory, and is written before the next one
-    rewind(step)     ->  rows after a committed step are gone; the file is replaced atomically, never edited in place
+    append(row)      ->  one unbuffered write; a killed process loses no row, a killed machine those
+                         since sync(); a row that the disk refuses waits in memory, and is written
+                         before the next one
+    rewind(step)     ->  removes the rows after a committed step; the file is replaced atomically
 
-Not here: what rows mean. `metrics.jsonl` takes any row (`Tracker`), `audit.jsonl` has its own (`audit.py`).
+Not here: what rows mean. `metrics.jsonl` takes any row (`Tracker`), `audit.jsonl` has its own
+(`audit.py`).
 """
 
 import errno
@@ -17,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import DataError, DiskError
-from pretrain.utils.io import write_file
+from pretrain.errors import DataError
+from pretrain.utils.io import disk_errors, write_file
 
 _TAIL_BYTES = 1 << 16
 
@@ -45,19 +47,12 @@ def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads every whole row; a torn last line is left out, a file that does not exist has none.
-
-    Raises:
-        DataError: A line other than the last is damaged; names it.
-    """
+    """Reads every whole row, without a torn last line; a missing file has none. Raises: DataError."""
     return [row for row, _ in _parse(path)] if path.exists() else []
 
 
 class JsonLines:
-    """An append-only file of rows. One process owns it.
-
-    Args:
-        path: Made if it does not exist. A torn last line is removed, by an atomic rewrite.
+    """An append-only file of rows, made if it does not exist. One process owns it.
 
     Raises:
         DiskError: It cannot be opened.
@@ -69,18 +64,16 @@ class JsonLines:
         self._open()
 
     def _open(self) -> None:
-        try:
+        with disk_errors("open", self._path):
             content_end = self._whole_lines_end()
             if content_end is not None:
                 write_file(self._path, self._path.read_bytes()[:content_end])
             # Unbuffered: each row is one write(2), so that a kill between two rows leaves whole lines.
             self._file = self._path.open("ab", buffering=0)
             self._torn_at: int | None = None
-        except OSError as error:
-            raise self._disk_error("open", error) from error
 
     def _whole_lines_end(self) -> int | None:
-        """Returns where the last whole line ends if something torn follows it, else None."""
+        """Returns the end of the last whole line if a torn one follows, else None."""
         if not self._path.exists():
             return None
         with self._path.open("rb") as file:
@@ -90,10 +83,6 @@ class JsonLines:
                 return None
             file.seek(0)
             return file.read().rfind(b"\n") + 1
-
-    def _disk_error(self, action: str, error: OSError) -> DiskError:
-        reason = error.strerror or str(error)
-        return DiskError(f"cannot {action}: {reason}", where=str(self._path), fix="free space or fix permissions")
 
     @property
     def num_waiting(self) -> int:
@@ -107,46 +96,45 @@ class JsonLines:
 
     def add(self, row: dict[str, Any]) -> None:
         """Lets a row wait. `step` must be its first key, and never smaller than the last row's."""
-        assert next(iter(row)) == "step", "rows are found by step, and read by people: it comes first"
+        assert next(iter(row)) == "step", "rows are found by step"
         self._waiting.append(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def flush(self) -> None:
         """Writes the rows that wait.
 
         Raises:
-            DiskError: The disk refused; the file still ends with a whole row, and what it has not taken waits on.
+            DiskError: The disk refused; the file ends with a whole row, and the others wait.
         """
         while self._waiting:
             self._write(self._waiting[0])
             self._waiting.popleft()
 
     def _write(self, line: bytes) -> None:
-        try:
-            self._take_back()
-            self._torn_at = os.fstat(self._file.fileno()).st_size
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, "no space left for a whole row")
-            self._torn_at = None
-        except OSError as error:
-            with suppress(OSError):  # a disk that refuses this too is asked again before the next row
+        with disk_errors("append", self._path):
+            try:
                 self._take_back()
-            raise self._disk_error("append", error) from error
+                self._torn_at = os.fstat(self._file.fileno()).st_size
+                if self._file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "no space left for a whole row")
+                self._torn_at = None
+            except OSError:
+                with suppress(OSError):  # tried again before the next row
+                    self._take_back()
+                raise
 
     def _take_back(self) -> None:
-        """Cuts off what a write that failed has left."""
+        """Cuts off the rest of a failed write."""
         if self._torn_at is not None:
             os.ftruncate(self._file.fileno(), self._torn_at)
             self._torn_at = None
 
     def sync(self) -> None:
         """Makes all rows so far survive a crash of the machine. Raises: DiskError."""
-        try:
+        with disk_errors("sync", self._path):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._disk_error("sync", error) from error
 
     def last_step(self) -> int | None:
-        """Returns the step of the last row that is not damaged, or None. Reads the end of the file only."""
+        """Returns the step of the last intact row, or None. Reads the end of the file only."""
         with self._path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
@@ -157,21 +145,21 @@ class JsonLines:
         return None
 
     def rewind(self, step: int) -> None:
-        """Removes the rows after `step`, and leaves the file alone if there are none.
-
-        What a power failure has spoilt behind the row of `step` goes with them.
+        """Removes the rows after `step`, and lines behind it that a power failure has damaged.
 
         Raises:
-            DataError: Another line is damaged.
+            DataError: An earlier line is damaged.
             DiskError: The disk refused; the file is as it was.
         """
         self._waiting = deque(line for line in self._waiting if json.loads(line)["step"] <= step)
-        kept, last = 0, None
+        kept = 0
+        last = None
         try:
             for row, end in _parse(self._path):
                 if row["step"] > step:
                     break
-                kept, last = end, row["step"]
+                kept = end
+                last = row["step"]
             else:
                 return
         except DataError:

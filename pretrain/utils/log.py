@@ -1,7 +1,8 @@
 """Rank-aware logging on the standard `logging` module.
 
-    setup_logging(rank, ...)  ->  rank 0: stderr (through rich on a terminal) and its file; other ranks: their file
-    quiet_libraries()         ->  the handlers that libraries install for themselves are removed; warnings come to ours
+    setup_logging(rank, ...)  ->  rank 0: stderr (through rich on a terminal) and its file; other
+                                  ranks: their file
+    quiet_libraries()         ->  removes the handlers of libraries; their warnings come to ours
     redact(text)              ->  values of secret environment variables and wandb keys become ***
 
 Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted,
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import DiskError
+from pretrain.utils.io import disk_errors
 from pretrain.utils.process import guard_stderr
 
 OWN_LOGGERS = ("pretrain", "pretrain_launch")
@@ -30,12 +31,12 @@ WANDB_HOST = "api.wandb.ai"
 
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _WANDB_KEY = re.compile(r"\bwandb_v\d+_\w+")
-# Shorter values ("1", "true", "false") are switches such as TOKENIZERS_PARALLELISM, and would blot out innocent text.
+# Shorter values ("1", "true") are switches such as TOKENIZERS_PARALLELISM, and appear in any text.
 _SHORTEST_SECRET = 8
 
 
 def netrc_login(host: str) -> tuple[str, str] | None:
-    """Returns user and password of `host` in the user's netrc file, or None (no file, no entry, or unreadable)."""
+    """Returns user and password of `host` in the user's netrc file, or None."""
     path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
     try:
         entry = netrc.netrc(str(path)).authenticators(host)
@@ -45,26 +46,21 @@ def netrc_login(host: str) -> tuple[str, str] | None:
 
 
 def _secrets() -> list[str]:
-    """The values to hide, longest first, so that one that contains another goes whole."""
+    """Returns the values to hide, longest first: one may contain another."""
     values = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
     values.add((netrc_login(WANDB_HOST) or ("", ""))[1])
     return sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
 def redact(text: str, secrets: list[str] | None = None) -> str:
-    """Replaces every secret in `text` by `***`.
-
-    Args:
-        text: Any text that is about to be written down.
-        secrets: The values to hide. None: those of the environment as it is now (about 50 us).
-    """
+    """Replaces every secret in `text` by `***`: those of the environment now, unless given (50 us)."""
     for secret in _secrets() if secrets is None else secrets:
         text = text.replace(secret, "***")
     return _WANDB_KEY.sub("***", text)
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Redacts the finished line, so that arguments, tracebacks and stack dumps have no way around it."""
+    """Redacts the finished line: arguments, tracebacks and stack dumps too."""
 
     def __init__(self, pattern: str, date_format: str | None = None) -> None:
         super().__init__(pattern, date_format)
@@ -124,8 +120,9 @@ def _stderr_handler() -> logging.Handler:
         return handler
     from rich.logging import RichHandler
 
+    console = stderr_console()
     # rich's own tracebacks would print source lines past the formatter, and so past redaction.
-    handler = RichHandler(console=stderr_console(), rich_tracebacks=False, show_path=False, log_time_format="%H:%M:%S")
+    handler = RichHandler(console=console, rich_tracebacks=False, show_path=False, log_time_format="%H:%M:%S")
     handler.setFormatter(_RedactingFormatter("%(message)s"))
     return handler
 
@@ -136,7 +133,7 @@ class _FileHandler(logging.FileHandler):
     _has_said = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line, or drops it where the disk refuses, so that none waits in memory, and marks the gap."""
+        """Writes a line, or drops it where the disk refuses, and marks the gap."""
         try:
             if self.stream is None:
                 self.stream = self._open()
@@ -150,55 +147,46 @@ class _FileHandler(logging.FileHandler):
         if not isinstance(error, OSError):
             super().handleError(record)
             return
-        stream, self.stream = self.stream, None
+        stream = self.stream
+        self.stream = None
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.close()
         if not self._has_said:
             self._has_said = True
-            what = f"{self.baseFilename}: cannot be written: {error.strerror}; lines are missing there until it can be"
-            print(redact(what), file=sys.stderr, flush=True)
+            what = f"{self.baseFilename}: cannot be written: {error.strerror}"
+            print(redact(f"{what}; lines are missing there until it can be"), file=sys.stderr, flush=True)
 
 
 def _file_handler(log_file: Path, rank: int, world_size: int) -> logging.Handler:
-    try:
+    with disk_errors("open the log file", log_file):
         log_file.parent.mkdir(parents=True, exist_ok=True)
         handler = _FileHandler(log_file, encoding="utf-8")
-    except OSError as error:
-        raise DiskError(
-            f"cannot open the log file: {error.strerror}", where=str(log_file), fix="free space or fix permissions"
-        ) from error
     place = f"rank {rank}/{world_size}"
     handler.setFormatter(_RedactingFormatter(f"%(asctime)s {place} %(levelname)s %(name)s: %(message)s"))
     return handler
 
 
 def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> None:
-    """Sends log records where this rank's belong. Calling it again replaces what the last call set up.
+    """Sends log records to the handlers of this rank. Calling it again replaces these.
 
-    Rank 0 writes to stderr, and to `log_file` as well if there is one. Other ranks write to their
-    file only; before the run folder is known (`log_file` None) their errors go to stderr, so that
-    none is lost.
-
-    Args:
-        rank: This process's rank.
-        world_size: Number of ranks, for the label in files.
-        log_file: Appended to, one file a rank; its folder is made.
+    Rank 0 writes to stderr, and appends to `log_file` as well if there is one. Other ranks write to
+    their file only; before the run folder is known (`log_file` None) their errors go to stderr, so
+    that none is lost.
 
     Raises:
         DiskError: The file cannot be opened.
     """
     guard_stderr()
     handlers = [] if log_file is None else [_file_handler(log_file, rank, world_size)]
-    if rank == 0:
+    if rank == 0 or log_file is None:
         handlers.append(_stderr_handler())
-    elif log_file is None:
-        handlers.append(_stderr_handler())
-        handlers[-1].setLevel(logging.ERROR)
+        handlers[-1].setLevel(logging.NOTSET if rank == 0 else logging.ERROR)
     root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if getattr(handler, "installed_by_pretrain", False)]:
-        root.removeHandler(handler)
-        handler.close()
+    for handler in list(root.handlers):
+        if getattr(handler, "installed_by_pretrain", False):
+            root.removeHandler(handler)
+            handler.close()
     for handler in handlers:
         handler.installed_by_pretrain = True  # type: ignore[attr-defined]
         root.addHandler(handler)
@@ -209,24 +197,21 @@ def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> N
 
 
 def quiet_libraries() -> None:
-    """Takes the console away from noisy libraries: their warnings go through our handlers, the rest is dropped.
+    """Sends warnings of noisy libraries through our handlers instead of theirs, and drops the rest.
 
     DeepSpeed and torch give their loggers stream handlers of their own when they are imported
     (DeepSpeed's writes to stdout, where `--json` output belongs), on every rank. So call this again
-    after importing them. Loggers that the user turned on with TORCH_LOGS are left alone.
+    after importing them. Loggers that the user turned on with TORCH_LOGS stay as they are.
     """
     for name in list(logging.root.manager.loggerDict):
         library = name.partition(".")[0]
-        if library in NOISY_LIBRARIES and not (library == "torch" and "TORCH_LOGS" in os.environ):
-            _take_console(logging.getLogger(name))
+        if library not in NOISY_LIBRARIES or (library == "torch" and "TORCH_LOGS" in os.environ):
+            continue
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+                logger.removeHandler(handler)
+                logger.propagate = True
     for name in NOISY_LIBRARIES:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
-
-
-def _take_console(logger: logging.Logger) -> None:
-    """Removes a logger's own stream handlers and lets its records come to the root's."""
-    for handler in list(logger.handlers):
-        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
-            logger.removeHandler(handler)
-            logger.propagate = True

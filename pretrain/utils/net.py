@@ -26,13 +26,11 @@ def reserved_port(port: int | None) -> Iterator[int]:
             reserved.bind(("127.0.0.1", port or 0))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or "it must be 0 to 65535"
-            raise LaunchError(
-                f"port {port} cannot be used: {reason}",
-                where="--port",
-                fix="give another one, or none to have one chosen",
-            ) from None
+            fix = "give another one, or none to have one chosen"
+            raise LaunchError(f"port {port} cannot be used: {reason}", where="--port", fix=fix) from None
         chosen = int(reserved.getsockname()[1])
-        if sys.platform != "linux":  # there, what comes to the port would be refused in the name of this socket
+        # Elsewhere, this socket would refuse the connections to the port.
+        if sys.platform != "linux":
             reserved.close()
         yield chosen
 
@@ -50,9 +48,10 @@ def interface_addresses() -> list[tuple[str, str]]:
 
 def usable_addresses() -> list[tuple[str, str]]:
     """Returns the addresses that other machines could reach: neither loopback nor link-local."""
-    return [(name, address) for name, address in interface_addresses() if _is_usable(address)]
-
-
-def _is_usable(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast)
+    found = []
+    for name, address in interface_addresses():
+        parsed = ipaddress.ip_address(address)
+        is_local = parsed.is_loopback or parsed.is_link_local
+        if not (is_local or parsed.is_unspecified or parsed.is_multicast):
+            found.append((name, address))
+    return found

@@ -2,12 +2,12 @@
 
     stderr                               diagnostics: refused writes are discarded
     stdout of `train` and of launchers   progress: refused writes are discarded, the run keeps its exit code
-    stdout of other commands             the result: a reader that has gone raises UnreadError (128 + SIGPIPE, silent),
-                                         a device that refuses raises DiskError
+    stdout of other commands             the result: a closed pipe raises UnreadError (128 + SIGPIPE,
+                                         silent), a device that refuses raises DiskError
     a stream closed before the start     /dev/null
 
-A terminal hangs up, a reader ends, a disk is full. Without this, the next print raises, or Python's
-flush at exit fails and turns the exit code into 120, which a launcher takes for a failure.
+Without this, where a terminal hangs up, a reader ends or a disk is full, the next print raises, or
+Python's flush at exit fails and turns the exit code into 120, which a launcher takes for a failure.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pretrain.errors import DiskError, UnreadError
 
 
 class _Descriptor(io.FileIO):
-    """The raw file below a stream. A refused write ends the command if the stream is its result, else is discarded."""
+    """The raw file below a stream: a refused write is an error where it is the result, else discarded."""
 
     def __init__(self, number: int, name: str, *, is_result: bool) -> None:
         super().__init__(number, "w", closefd=False)
@@ -30,7 +30,7 @@ class _Descriptor(io.FileIO):
         self.is_result = is_result
 
     def write(self, data: Any, /) -> int:
-        """Writes. Reports discarded data as written, so that none stays in a buffer for the flush at exit."""
+        """Writes; discarded data count as written, so that none stays for the flush at exit."""
         try:
             return super().write(data)
         except OSError as error:
@@ -39,9 +39,8 @@ class _Descriptor(io.FileIO):
             self.is_result = False  # messages about the error are discarded too
             if isinstance(error, BrokenPipeError):
                 raise UnreadError from error
-            raise DiskError(
-                f"cannot be written: {error.strerror}", where="standard output", fix="write to another place"
-            ) from error
+            what = f"cannot be written: {error.strerror}"
+            raise DiskError(what, where="standard output", fix="write to another place") from error
 
 
 class _Stream(io.TextIOWrapper):
@@ -53,10 +52,9 @@ class _Stream(io.TextIOWrapper):
 
 
 def guard_streams(*, stdout_is_result: bool = False) -> None:
-    """Replaces this process's standard streams by guarded ones. Called first in every program; idempotent.
+    """Guards this process's standard streams. Called first in every program; idempotent.
 
-    Args:
-        stdout_is_result: Whether a write that stdout refuses is an error.
+    With `stdout_is_result`, a write that stdout refuses is an error.
     """
     if sys.stdin is None:
         sys.stdin = _open_null("r")
@@ -73,7 +71,8 @@ def guard_stderr() -> None:
 def discard_refused_stdout() -> None:
     """Marks stdout as progress: from now on, refused writes are discarded."""
     if isinstance(sys.stdout, _Stream):
-        _descriptor_of(sys.stdout).is_result = False
+        buffer: Any = sys.stdout.buffer
+        getattr(buffer, "raw", buffer).is_result = False
 
 
 def _guard(name: str, *, is_result: bool) -> None:
@@ -94,29 +93,23 @@ def _guard(name: str, *, is_result: bool) -> None:
 
 
 def _open_null(mode: str) -> Any:
-    """Opens /dev/null at the lowest free descriptor: that of the closed stream, which no later file may get."""
+    """Opens /dev/null at the lowest free descriptor, that of the closed stream."""
     number = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(number, True)
     return open(number, mode, encoding="utf-8", closefd=False)
-
-
-def _descriptor_of(stream: _Stream) -> Any:
-    return getattr(stream.buffer, "raw", stream.buffer)
-
-
-# Death with the parent process; on Linux only.
 
 
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when `parent`, which has started it, is gone; that may be so already.
+    """Asks the kernel (of Linux only) to kill this process when `parent`, which started it, has ended.
 
     For the time between fork and exec, where the parent cannot do more for its child.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the kernel sends the signal at its end, and that has been
+    # The kernel sends the signal at the end of the parent, which may be over.
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

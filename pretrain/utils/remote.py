@@ -64,7 +64,7 @@ def without_secrets(url: str) -> str:
 
 
 def check_no_secrets(url: str) -> None:
-    """Refuses an address of data with credentials: configs and logs repeat it."""
+    """Checks that an address of data has no credentials: configs and logs repeat it."""
     parts = urlsplit(url) if "://" in url else None
     if parts is not None and ("@" in parts.netloc or parts.query or parts.fragment):
         raise DataError(
@@ -102,46 +102,14 @@ class Waits:
     total_s: float = 300.0
 
 
-class RetryTimer:
-    """Waits between attempts at one thing."""
-
-    def __init__(self, waits: Waits, abandoned: Callable[[], bool] = lambda: False) -> None:
-        self._waits = waits
-        self._abandoned = abandoned
-        self.succeed()
-
-    def succeed(self) -> None:
-        """Resets the waits after an answer."""
-        self._since = time.monotonic()
-        self._wait_s = self._waits.first_s
-
-    def again(self) -> bool:
-        """Waits before the next attempt; returns whether there is one. Raises: AbandonedError."""
-        # Jitter, so that the nodes of a job do not come back in step.
-        until = time.monotonic() + self._wait_s * random.uniform(0.5, 1)
-        if until > self._since + self._waits.total_s:
-            return False
-        self._wait_s = min(2 * self._wait_s, self._waits.longest_s)
-        while (left_s := until - time.monotonic()) > 0:
-            if self._abandoned():
-                raise AbandonedError
-            time.sleep(min(left_s, POLL_S))
-        return True
-
-
-def is_of_network(error: BaseException) -> bool:
-    """Returns whether an exception comes from the network, not from a bug."""
-    packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
-    return isinstance(error, OSError) or not packages.isdisjoint(_NETWORK_PACKAGES)
-
-
 def failure_of(error: BaseException) -> Failure:
-    """Returns what an exception of a network means."""
+    """Returns the kind of failure of an exception of a network."""
     status = _status(error)
     name = type(error).__name__
     if isinstance(error, FileNotFoundError) or status in _ABSENT:
         return Failure.MISSING
-    if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in name or name in _FORBIDDEN_NAMES:
+    lacks_credentials = "Credentials" in name or name in _FORBIDDEN_NAMES
+    if isinstance(error, PermissionError) or status in (401, 403) or lacks_credentials:
         return Failure.FORBIDDEN
     is_wrong = status is not None and 400 <= status < 500 and status not in _PASSING_STATUS
     if is_wrong or (isinstance(error, OSError) and error.errno in _LASTING_ERRNO):
@@ -161,7 +129,7 @@ def describe(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of an answer that is an error, if it is one."""
+    """Returns the HTTP status of an error that is an answer of a server."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -170,12 +138,19 @@ def _status(error: BaseException) -> int | None:
     return int(status) if str(status).isdecimal() else None
 
 
-class RemoteAttempts(RetryTimer):
-    """The attempts at one remote file: which failures end them, and the waits in between."""
+class RemoteAttempts:
+    """The attempts at one remote file: the failures that end them, and the waits in between."""
 
     def __init__(self, url: str, waits: Waits, abandoned: Callable[[], bool] = lambda: False) -> None:
-        super().__init__(waits, abandoned)
         self._shown = without_secrets(url)
+        self._waits = waits
+        self._abandoned = abandoned
+        self.succeed()
+
+    def succeed(self) -> None:
+        """Resets the waits after an answer."""
+        self._since = time.monotonic()
+        self._wait_s = self._waits.first_s
 
     def explain(self, error: Exception) -> str:
         """Returns the reason of a failure that may pass; raises any other one.
@@ -185,7 +160,8 @@ class RemoteAttempts(RetryTimer):
             PermissionError: No credentials, or insufficient ones.
             OSError: Another refusal. Like the others it has errno, strerror and, as filename, the redacted URL.
         """
-        if not is_of_network(error):
+        packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
+        if not isinstance(error, OSError) and packages.isdisjoint(_NETWORK_PACKAGES):
             raise error
         failure = failure_of(error)
         if failure is Failure.MISSING:
@@ -198,9 +174,16 @@ class RemoteAttempts(RetryTimer):
 
     def wait(self, reason: str) -> None:
         """Waits before the next attempt. Raises: OSError (EIO), where there is none; AbandonedError."""
-        if not self.again():
+        # Jitter, so that the nodes of a job do not come back in step.
+        until = time.monotonic() + self._wait_s * random.uniform(0.5, 1)
+        if until > self._since + self._waits.total_s:
             text = f"{reason}, and no answer for {self._waits.total_s:g} s"
             raise OSError(errno.EIO, text, self._shown)
+        self._wait_s = min(2 * self._wait_s, self._waits.longest_s)
+        while (left_s := until - time.monotonic()) > 0:
+            if self._abandoned():
+                raise AbandonedError
+            time.sleep(min(left_s, POLL_S))
 
 
 def call_remote(url: str, call: Callable[[], _T], waits: Waits, abandoned: Callable[[], bool] = lambda: False) -> _T:
@@ -215,14 +198,14 @@ def call_remote(url: str, call: Callable[[], _T], waits: Waits, abandoned: Calla
         attempts.wait(reason)
 
 
-# One attempt each from here on: failures are those of the clients, for `RemoteAttempts` to judge.
+# From here on one attempt each: failures are those of the clients, which `RemoteAttempts` explains.
 
 
 class RemoteStream:
-    """Bytes of a remote file from some offset on; `position` is the offset of the next one.
+    """Bytes of a remote file from some offset; `position` is the offset of the next one.
 
     Attributes:
-        num_bytes: Size of the whole file; None where the server does not say.
+        num_bytes: Size of the whole file; None: unknown.
         has_range: The server honoured the range; otherwise it sends the whole file, and the bytes
             before `start` are dropped.
     """
@@ -260,7 +243,8 @@ class RemoteStream:
     def _next(self, num_bytes: int) -> bytes:
         piece = self._read(num_bytes)
         if not piece and self._end is not None and self.position < self._end:
-            raise ConnectionResetError(errno.ECONNRESET, f"broken off after {self.position} of {self._end} bytes")
+            what = f"broken off after {self.position} of {self._end} bytes"
+            raise ConnectionResetError(errno.ECONNRESET, what)
         self.position += len(piece)
         return piece
 
@@ -268,19 +252,19 @@ class RemoteStream:
 def open_url(url: str, start: int = 0, stop: int | None = None, size: int | None = None) -> RemoteStream:
     """Opens a remote file at byte `start`.
 
-    Args:
-        url: A file of http(s), s3 or gs.
-        start: Offset of the first byte.
-        stop: End of the range that http asks for; None: the end of the file. s3 and gs ask for what is read.
-        size: Size of the file, where it is known: saves s3 and gs a request.
+    `stop` ends the range that http asks for (None: the file's end), while s3 and gs ask for each
+    read; a known `size` saves s3 and gs a request.
     """
     if not url.startswith("http"):
         # No cache: every read is one request for exactly its bytes.
         file = filesystem(url).open(url, "rb", cache_type="none", size=size)
         file.seek(start)
         return RemoteStream(file, file.read, file.size, start, file.size)
-    headers = {} if stop is None and not start else {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"}
+    last = "" if stop is None else stop - 1
+    headers = {} if stop is None and not start else {"Range": f"bytes={start}-{last}"}
     response = _request(url, "GET", headers)
+    range_end = None
+    num_bytes = _content_length(response)
     if response.status == 206:
         place = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
         if place is None or int(place[1]) != start:
@@ -288,10 +272,11 @@ def open_url(url: str, start: int = 0, stop: int | None = None, size: int | None
             raise ConnectionError("the server answers with another range than the one asked for")
         range_end = int(place[2]) + 1
         num_bytes = None if place[3] == "*" else int(place[3])
-    else:
-        range_end = None
-        num_bytes = _content_length(response)
-    return RemoteStream(response, lambda most: response.read1(min(most, PIECE_BYTES)), num_bytes, start, range_end)
+
+    def read(num_bytes: int) -> bytes:
+        return response.read1(min(num_bytes, PIECE_BYTES))
+
+    return RemoteStream(response, read, num_bytes, start, range_end)
 
 
 def stat_url(url: str) -> dict[str, Any]:
@@ -334,18 +319,18 @@ def filesystem(url: str) -> Any:
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    # build_opener would add file:, ftp: and data: to where a redirect may lead.
+    # build_opener would add file:, ftp: and data: to the targets of redirects.
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.UnknownHandler(),
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.UnknownHandler,
     ):
-        opener.add_handler(handler)
+        opener.add_handler(handler())
     return opener
 
 
@@ -357,7 +342,8 @@ def _request(url: str, method: str, headers: dict[str, str]) -> Any:
     target = quote(parts._replace(netloc=place, fragment="").geturl(), safe=string.punctuation)
     # The bytes must be those that are stored.
     request = urllib.request.Request(target, headers={"Accept-Encoding": "identity"} | headers, method=method)
-    login = tuple(map(unquote, user_info.partition(":")[::2])) if user_info else netrc_login(parts.hostname or "")
+    user, _, password = user_info.partition(":")
+    login = (unquote(user), unquote(password)) if user_info else netrc_login(parts.hostname or "")
     if login is not None:
         token = base64.b64encode(":".join(login).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")

@@ -1,10 +1,9 @@
-"""Random numbers that are a pure function of what they are for: no generator, no state, any order, any rank.
+"""Random numbers as a pure function of their purpose: no generator, no state, any order, any rank.
 
     number i of a row = splitmix64's i-th, from a key of (purpose, seed, sample id)
 
-splitmix64 (Steele et al. 2014) passes the usual batteries; its arithmetic is a few integer
-operations over whole arrays. Not here: permutations of a run's samples (data/order.py), which must
-not repeat.
+splitmix64 (Steele et al. 2014) passes the usual batteries; it is a few integer operations over whole
+arrays. Not here: permutations of a run's samples (data/order.py), which must not repeat.
 """
 
 import hashlib
@@ -23,13 +22,9 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 
 def draw_uniform(purpose: str, seed: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
-    """Returns `count` numbers in [0, 1) for each sample, float64 [B, count].
+    """Returns `count` numbers in [0, 1) for each sample id, int64 [B]; float64 [B, count].
 
-    Args:
-        purpose: What they decide; other purposes draw independent numbers.
-        seed: Seed of the run.
-        sample_ids: int64 [B].
-        count: Numbers a row. The first ones do not depend on it.
+    Numbers of other purposes and seeds are independent; the first ones do not depend on `count`.
     """
     digest = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest()
     keys_B = mix64(mix64(sample_ids.astype(np.uint64)) ^ np.frombuffer(digest, np.uint64))

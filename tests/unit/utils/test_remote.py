@@ -5,8 +5,10 @@ import errno
 import pytest
 
 from pretrain.utils import remote
-from pretrain.utils.remote import AbandonedError, Failure, RetryTimer, Waits, describe, failure_of
+from pretrain.utils.remote import AbandonedError, Failure, RemoteAttempts, Waits, describe, failure_of
 from tests.helpers.clock import FakeClock
+
+URL = "https://host/a.txt"
 
 
 @pytest.mark.parametrize(
@@ -32,26 +34,27 @@ def clock(monkeypatch):
 
 
 def test_attempts_end_when_there_was_no_answer_for_too_long(clock):
-    attempts, begun = RetryTimer(Waits(0.001, 0.002, 0.05)), clock.now
+    attempts, begun = RemoteAttempts(URL, Waits(0.001, 0.002, 0.05)), clock.now
     number = 0
-    while attempts.again():
-        number += 1
-        assert number < 100
+    with pytest.raises(OSError, match=r"gone, and no answer for 0\.05 s"):
+        while number < 100:
+            attempts.wait("gone")
+            number += 1
     assert number >= 24
     assert 0.05 - 0.002 < clock.now - begun <= 0.05
 
 
 def test_an_answer_starts_the_count_anew(clock):
-    attempts = RetryTimer(Waits(0.01, 0.01, 0.015))
+    attempts = RemoteAttempts(URL, Waits(0.01, 0.01, 0.015))
     for _ in range(5):
-        assert attempts.again()
+        attempts.wait("gone")
         attempts.succeed()
 
 
 def test_attempts_are_abandoned_while_they_wait():
-    attempts = RetryTimer(Waits(60, 60, 600), abandoned=lambda: True)
+    attempts = RemoteAttempts(URL, Waits(60, 60, 600), abandoned=lambda: True)
     with pytest.raises(AbandonedError):
-        attempts.again()
+        attempts.wait("gone")
 
 
 def test_no_secret_of_an_address_is_in_a_description():
