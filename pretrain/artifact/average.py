@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.model_path import is_release, open_source, write_model_folder
+from pretrain.artifact.model_path import open_source, refuse_release, write_model_folder
 from pretrain.artifact.open import NORMALIZE_KEY, find_normalize
 from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, step_of
@@ -23,11 +23,11 @@ from pretrain.run.folder import RunDir
 
 @dataclass(frozen=True, slots=True)
 class AverageReport:
-    """Result of an average: folders by step, steps (None: a model folder), named parameters, precision."""
+    """Result of an average, in the order of steps."""
 
     checkpoints: list[str]
-    steps: list[int | None]
-    num_parameters: int
+    steps: list[int | None]  # None: a model folder
+    num_parameters: int  # by name
     arithmetic: str = "sums in float64, rounded to fp32 once"
 
 
@@ -73,10 +73,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
 def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
     """Returns the paths of the checkpoints to average."""
     for path in paths:
-        if is_release(path):
-            fix = f"make a model folder of it first: pretrain import {path} OUT"
-            what = "a Hugging Face folder has no checkpoint of ours"
-            raise CheckpointError(what, where=str(path), fix=fix)
+        refuse_release(path)
     if last is None:
         if len(paths) < 2:
             fix = "give --last N with a run, or name several checkpoints"

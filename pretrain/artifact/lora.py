@@ -86,11 +86,11 @@ def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ExportedAdapter:
-    """Result of an export of adapters: family, rank, modules of theirs, values."""
+    """Result of an export of adapters."""
 
     model_type: str
     rank: int
-    modules: int
+    modules: int  # modules of theirs with an adapter
     num_parameters: int
 
 

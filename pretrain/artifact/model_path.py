@@ -201,6 +201,14 @@ def is_release(path: Path) -> bool:
     return (path / "config.json").is_file() and not (path / MANIFEST).is_file()
 
 
+def refuse_release(path: Path) -> None:
+    """Refuses a Hugging Face folder. Raises: CheckpointError."""
+    if is_release(path):
+        what = "a Hugging Face folder has no checkpoint of ours"
+        fix = f"make a model folder of it first: pretrain import {path} OUT"
+        raise CheckpointError(what, where=str(path), fix=fix)
+
+
 def find_checkpoint(path: Path) -> Path:
     """Returns the checkpoint or model folder at a path, or the newest valid checkpoint of a run.
 
@@ -212,10 +220,7 @@ def find_checkpoint(path: Path) -> Path:
             what = f"damaged: {problem}"
             raise CheckpointError(what, where=str(path), fix="use another checkpoint")
         return path
-    if is_release(path):
-        what = "a Hugging Face folder has no checkpoint of ours"
-        fix = f"make a model folder of it first: pretrain import {path} OUT"
-        raise CheckpointError(what, where=str(path), fix=fix)
+    refuse_release(path)
     if path.name == "best" and not path.exists():
         checkpoints = RunDir(path.parent).checkpoints
         best = read_best(checkpoints)

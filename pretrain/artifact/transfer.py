@@ -143,21 +143,14 @@ def _available_bytes() -> float:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """Result of an import.
-
-    Attributes:
-        num_parameters: Number of values; tied ones once.
-        tokenizer: The release has a tokenizer.
-        ignored: Tensors of the release without a counterpart, such as next-sentence prediction.
-        not_honoured: Unsupported generation settings of the release, as `key=value`.
-    """
+    """Result of an import."""
 
     model_type: str
     shape: str
-    num_parameters: int
-    tokenizer: bool
-    ignored: list[str]
-    not_honoured: list[str]
+    num_parameters: int  # values; tied ones once
+    tokenizer: bool  # the release has one
+    ignored: list[str]  # tensors without a counterpart, such as next-sentence prediction
+    not_honoured: list[str]  # unsupported generation settings, as `key=value`
 
 
 def import_model(source: str, out: Path) -> ImportReport:

@@ -37,48 +37,35 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class CorpusOptions:
-    """Options of the command line for the data; None: not given.
+    """Options of the command line for the data; None: not given."""
 
-    Attributes:
-        data: Shard folders or addresses; empty: those of the run.
-        split: Name of the split.
-        seq_len: Tokens of a row.
-        source_len: Pairs: tokens of a source row.
-        max_tokens: Only the first tokens of each split.
-        batch_tokens: Tokens of a batch; at least one row.
-    """
-
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # folders or addresses; empty: those of the run
     split: str = "validation"
     seq_len: int | None = None
-    source_len: int | None = None
-    max_tokens: int | None = None
-    batch_tokens: int = 8192
+    source_len: int | None = None  # tokens of a source row of pairs
+    max_tokens: int | None = None  # only the first of each split
+    batch_tokens: int = 8192  # at least one row
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Settings of rows; `guessed` where the objective is that of the stacks, and not of a run."""
+    """Settings of rows."""
 
     objective: ObjectiveConfig
     data: DataConfig
     lengths: RowLengths
     seed: int
-    guessed: bool = False
+    guessed: bool = False  # the objective is by the stacks of the model, not a run's
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSource:
-    """The split of one source, and its batches, from the beginning each time.
-
-    `num_left_out` counts pairs without a row, since they are longer. `tokens_per_byte` is 0 where it is
-    unknown, or where not all tokens are predicted.
-    """
+    """The split of one source, and its batches, from the beginning each time."""
 
     name: str
     loader: ValidationLoader
-    num_left_out: int
-    tokens_per_byte: float
+    num_left_out: int  # pairs without a row, since they are longer
+    tokens_per_byte: float  # 0: unknown, or not all tokens are predicted
 
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:

@@ -18,8 +18,6 @@ from pretrain.artifact.source import ModelSource
 from pretrain.dist import World, read_world
 from pretrain.utils.log import stderr_console
 
-ALONE = World(0, 1, 0)
-
 Item = TypeVar("Item")
 
 
@@ -30,8 +28,8 @@ def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
     `device` is that of `open_artifact`; each rank takes the GPU of its local rank. Raises: ConfigError:
     The launcher's environment is incomplete.
     """
-    world = read_world() if "RANK" in os.environ else ALONE
-    if world.size == 1:
+    world = read_world() if "RANK" in os.environ else World(0, 1, 0)
+    if world.size == 1:  # no group, and no torch
         yield world, device
         return
     import torch

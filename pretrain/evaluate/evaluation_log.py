@@ -28,15 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A checkpoint of a run that is measured, by the name of its folder.
-
-    `sha256` is that of the manifest: a step repeated after a rollback has other weights.
-    """
+    """A checkpoint of a run that is measured, by the name of its folder."""
 
     run: RunDir
     checkpoint: str
     step: int
-    sha256: str
+    sha256: str  # of the manifest: a step repeated after a rollback has other weights
 
 
 def find_subject(source: ModelSource) -> Subject | None:
@@ -53,15 +50,11 @@ def find_subject(source: ModelSource) -> Subject | None:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Identity of evaluation data: a source, a task, or `source` and `reference` of a test set.
-
-    `path` is a folder, address or file, if there is one; `sha256` that of shards and tokenizer, of a
-    file's lines, or of a task's documents.
-    """
+    """Identity of evaluation data: a source, a task, or `source` and `reference` of a test set."""
 
     name: str
-    path: str | None
-    sha256: str
+    path: str | None  # folder, address or file
+    sha256: str  # of shards and tokenizer, of a file's lines, or of a task's documents
 
 
 def hash_lines(lines: list[str]) -> str:

@@ -17,7 +17,7 @@ import torch
 from pretrain.artifact.open import Artifact
 from pretrain.errors import ConfigError
 from pretrain.evaluate.distributed import collect, deal
-from pretrain.evaluate.translate import plan_batches
+from pretrain.evaluate.translation import plan_batches
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import stream
 from pretrain.types import Batch

@@ -34,23 +34,13 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """Scores of a model on a source, or on all of them (`ALL`).
-
-    Attributes:
-        source: Name of the source.
-        report: Loss of the model.
-        bits_per_byte: None: not every token is predicted, or the text's size is not known.
-        left_out: Pairs that are longer than a row.
-        labels: Scores of a classifier; None: tokens are predicted.
-        baseline: Loss of the baseline.
-        differences: The model's scores less the baseline's, by name.
-    """
+    """Scores of a model on a source, or on all of them (`ALL`), less a baseline's if there is one."""
 
     source: str
     report: LossReport
-    bits_per_byte: float | None
-    left_out: int
-    labels: LabelScores | None = None
+    bits_per_byte: float | None  # None: the text's size is unknown, or not all is predicted
+    left_out: int  # pairs that are longer than a row
+    labels: LabelScores | None = None  # of a classifier
     baseline: LossReport | None = None
     differences: dict[str, Difference] = field(default_factory=dict)
 

@@ -43,16 +43,12 @@ _NUMBERED = re.compile(r"LABEL_\d+")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of a model for labelled documents or words, arrays [P].
+    """The answers of a model for labelled documents or words, arrays [P]."""
 
-    `gold` and `predicted` are int64 numbers of labels, `document` the int64 document of each, from 0,
-    ascending, `nll` is -log p(gold), float64.
-    """
-
-    gold: np.ndarray
-    predicted: np.ndarray
-    document: np.ndarray
-    nll: np.ndarray
+    gold: np.ndarray  # int64 numbers of the labels
+    predicted: np.ndarray  # int64 numbers of the labels with the largest score
+    document: np.ndarray  # int64, from 0, ascending
+    nll: np.ndarray  # float64, -log p(gold)
 
     @property
     def num_documents(self) -> int:

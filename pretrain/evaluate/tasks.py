@@ -26,20 +26,12 @@ from pretrain.evaluate.translation_metrics import import_extra
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice:
-    """Options of the command line for tasks.
+    """Options of the command line for tasks."""
 
-    Attributes:
-        names: Tasks, groups or tags.
-        path: Folder of task files (YAML). None: the harness's own tasks only.
-        num_fewshot: Examples before a question. None: the task's default.
-        limit: Only the first documents of each task.
-        batch_tokens: Tokens of a batch.
-    """
-
-    names: tuple[str, ...]
-    path: Path | None = None
-    num_fewshot: int | None = None
-    limit: int | None = None
+    names: tuple[str, ...]  # tasks, groups or tags
+    path: Path | None = None  # folder of task files (YAML); None: those of the harness alone
+    num_fewshot: int | None = None  # examples before a question; None: the task's default
+    limit: int | None = None  # only the first documents of each task
     batch_tokens: int = 8192
 
 

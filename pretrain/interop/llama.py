@@ -34,27 +34,16 @@ _MODEL: Keys = {
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """The differences of one `model_type`.
-
-    Attributes:
-        name: Prefix of class names.
-        windows: Layers that may have a window: none, all, or those listed in `layer_types`.
-        sizes: Defaults of transformers that differ from LLaMA's.
-        kv_heads: Default of `num_key_value_heads`; None: as many as query heads.
-        head_width: Default of `head_dim`; None: `width / heads`.
-        tokens: Default ids of special tokens.
-        qkv_bias: Queries, keys and values have a bias and nothing else does.
-        qk_norm: Queries and keys are normalised.
-    """
+    """The differences of one `model_type`, with the defaults of transformers."""
 
     model_type: str
-    name: str
-    windows: str
-    sizes: dict[str, int]
-    kv_heads: int | None
-    head_width: int | None
+    name: str  # prefix of class names
+    windows: str  # layers that may have one: none, all, or those listed in `layer_types`
+    sizes: dict[str, int]  # defaults that differ from LLaMA's
+    kv_heads: int | None  # None: as many as query heads
+    head_width: int | None  # None: width / heads
     tokens: dict[str, int]
-    qkv_bias: bool = False
+    qkv_bias: bool = False  # of queries, keys and values, and nothing else
     qk_norm: bool = False
 
 

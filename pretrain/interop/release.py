@@ -118,11 +118,7 @@ class Release:
         """Compares names, shapes and dtypes with those of the config. Raises: CheckpointError."""
         wanted: dict[str, Shape] = {}
         for weight in self._weights.values():
-            # Our shape with the rows of theirs, which has no padding of the vocabulary.
-            rows = sum(count for _, count in weight.theirs)
-            shape = self.shapes[weight.ours]
-            assert rows == shape[0] or (weight.vocab and rows < shape[0]), (weight.ours, shape, rows)
-            wanted |= their_shapes(weight, (rows, *shape[1:]))
+            wanted |= their_shapes(weight, self.shapes[weight.ours])
         misshapen, unexpected = [], []
         for name, raw in sorted(self._spelled.items()):
             fact = self._files.facts[raw]

@@ -134,15 +134,6 @@ def _find(folder: Path) -> dict[str, Path]:
     raise CheckpointError(what, where=str(folder), fix="check the path")
 
 
-def their_shapes(weight: Weight, shape: Shape) -> dict[str, Shape]:
-    """Returns the shape of each tensor of theirs, for a parameter of ours of `shape`."""
-    found = {}
-    for name, rows in weight.theirs:
-        part = (rows, *shape[1:])
-        found[name] = (1, *part) if weight.row else part[::-1] if weight.transposed else part
-    return found
-
-
 def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tensor:
     """Makes our parameter of `shape` from `tensors`, which are in the order of `weight.theirs`.
 
@@ -168,3 +159,9 @@ def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
         (name, part[None] if weight.row else part.t() if weight.transposed else part)
         for (name, _), part in zip(weight.theirs, parts, strict=True)
     ]
+
+
+def their_shapes(weight: Weight, shape: Shape) -> dict[str, Shape]:
+    """Returns the shape of each tensor of theirs, for a parameter of ours of `shape`."""
+    parts = to_theirs(weight, torch.empty(shape, device="meta"))
+    return {name: tuple(part.shape) for name, part in parts}

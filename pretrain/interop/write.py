@@ -48,22 +48,22 @@ _USAGES = {
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts of a model card beyond the model: title, origin, YAML of the run, last metrics by name."""
+    """Facts of a model card beyond the model."""
 
     name: str = "Model"
-    source: str = ""
-    run_config: str = ""
+    source: str = ""  # origin of the weights
+    run_config: str = ""  # YAML
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Result of an export; tied values are counted once, `total_bytes` is the size of the weights."""
+    """Result of an export."""
 
     model_type: str
     architecture: str
-    num_parameters: int
-    total_bytes: int
+    num_parameters: int  # values; tied ones once
+    total_bytes: int  # of the weights
     files: list[str]
 
 
@@ -197,7 +197,6 @@ class _ShardPlan:
     """The file of each weight, decided from shapes; `total_bytes` is the size of all files."""
 
     def __init__(self, config: ModelConfig, family: Family, dtype: torch.dtype, max_shard_bytes: int) -> None:
-        assert config.vocab_size is not None
         self._dtype = dtype
         # A base model's names lack the prefix that they have under a head.
         self._cut = len(family.prefix) if config.head.kind == "none" else 0
@@ -208,8 +207,7 @@ class _ShardPlan:
         self._shards: list[list[Weight]] = []
         self.total_bytes = room = 0
         for weight in weights:
-            rows = config.vocab_size if weight.vocab else shapes[weight.ours][0]
-            theirs = their_shapes(weight, (rows, *shapes[weight.ours][1:]))
+            theirs = their_shapes(weight, shapes[weight.ours])
             self._shapes[weight.ours] = {name[self._cut :]: shape for name, shape in theirs.items()}
             size = sum(prod(shape) for shape in theirs.values()) * dtype.itemsize
             if not self._shards or size > room:

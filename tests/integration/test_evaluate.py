@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pretrain import cli
-from pretrain.evaluate import translate
-from pretrain.evaluate.translate import read_texts
+from pretrain.evaluate import translation
+from pretrain.evaluate.translation import read_texts
 from pretrain.model import Transformer
 from tests.helpers.fork_server import SHARED
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
@@ -106,7 +106,7 @@ def test_what_makes_no_sense_is_one_line(folder, warm, arguments, code, message)
 
 def interrupt_in_a_search(arguments: list[str]) -> int:
     """Runs a command, in a fork; Ctrl-C comes when a beam search has taken some of its steps."""
-    search, steps = translate.beam_search, itertools.count()
+    search, steps = translation.beam_search, itertools.count()
 
     def interrupted(model: Transformer, *others: Any, **options: Any) -> Any:
         def note(*unused: Any) -> None:
@@ -116,7 +116,7 @@ def interrupt_in_a_search(arguments: list[str]) -> int:
         model.decoder.register_forward_hook(note)
         return search(model, *others, **options)
 
-    translate.beam_search = interrupted
+    translation.beam_search = interrupted
     return cli.run(arguments)
 
 

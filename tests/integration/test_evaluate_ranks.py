@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.evaluate.translate import read_texts
+from pretrain.evaluate.translation import read_texts
 from tests.helpers.ranks import run_in_ranks
 from tests.integration.evaluate_workers import measure
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts

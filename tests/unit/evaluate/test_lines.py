@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.evaluate.translate import read_parallel, read_texts, write_texts
+from pretrain.evaluate.translation import read_parallel, read_texts, write_texts
 
 
 def test_lines_are_what_line_feeds_divide(tmp_path):

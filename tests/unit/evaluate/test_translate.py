@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.evaluate.translate import encode_sources, plan_batches, translate
+from pretrain.evaluate.translation import encode_sources, plan_batches, translate
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import GREEDY, generate

@@ -7,8 +7,14 @@ import sacremoses
 from pretrain.artifact import open_artifact
 from pretrain.artifact.average import average_checkpoints
 from pretrain.errors import ConfigError
-from pretrain.evaluate.translate import encode_sources, read_texts, write_texts
-from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
+from pretrain.evaluate.translation import (
+    TranslationTask,
+    encode_sources,
+    evaluate_translation,
+    parse_beams,
+    read_texts,
+    write_texts,
+)
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Constraints
 from tests.unit.artifact.runs import TEXTS, write_run

@@ -12,8 +12,7 @@ from pretrain.evaluate.held_out import HeldOutReport, SourceLoss
 from pretrain.evaluate.label_scores import Answers, score_labels
 from pretrain.evaluate.row_loss import LossReport
 from pretrain.evaluate.tasks import TaskReport, TaskScore
-from pretrain.evaluate.translate import Translations
-from pretrain.evaluate.translation import TranslationReport, TranslationSet
+from pretrain.evaluate.translation import TranslationReport, Translations, TranslationSet
 from pretrain.evaluate.translation_metrics import MetricScore, PairedComparison
 from pretrain.report.evaluations import read_evaluations
 from pretrain.report.page import build_page, write_report
