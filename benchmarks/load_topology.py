@@ -126,7 +126,7 @@ def build(world: Any, job: dict[str, Any]) -> Any:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(ObjectiveConfig()))
     optimizer = build_optimizer(groups, OptimConfig(lr=1e-3), torch.device("cpu"))
-    return build_engine(module, names, optimizer, accelerator, config, 1.0, plan, world)
+    return build_engine(module, names, optimizer, accelerator, config, 1.0, world)
 
 
 def save(world: Any, engine: Any, job: dict[str, Any]) -> str:

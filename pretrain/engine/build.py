@@ -1,6 +1,7 @@
-"""Starts accelerate and the process group, fills sharded models (ZeRO stage 3), and builds the engine.
+"""Starts accelerate and the process group, fills sharded models, and builds the engine.
 
-start_accelerator  ->  build the model (stage 3: on the meta device, then fill_sharded)  ->  build_engine
+start_accelerator  ->  build the model, on the meta device for ZeRO 3  ->  fill_sharded (ZeRO 3)
+                   ->  build_engine
 """
 
 import os
@@ -17,8 +18,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
-from pretrain.engine.replicated import CompleteState
-from pretrain.engine.torch_engine import TorchEngine
+from pretrain.engine.replicated import CompleteState, TorchEngine
 from pretrain.errors import ConfigError, LaunchError
 from pretrain.utils.log import quiet_libraries
 
@@ -51,7 +51,8 @@ def fill_sharded(
         value = draw(name, parameter.shape).to(accelerator.device, dtype)
         torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
         if shard is None:
-            # The first parameter goes through zero.Init, which gives it the method that shards the others.
+            # The first parameter goes through zero.Init, which gives it the method that shards the
+            # others.
             holder = nn.Module()
             holder.register_parameter("weight", parameter)
             plugin = accelerator.state.deepspeed_plugin
@@ -92,10 +93,12 @@ def start_accelerator(
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    # `accelerate launch` exports an engine and a precision of its own, which would override the config.
+    # `accelerate launch` exports an engine and a precision of its own, which would override the
+    # config.
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
-    kwargs: dict[str, Any] = {"mixed_precision": "no" if config.precision == "fp32" else config.precision}
+    precision = "no" if config.precision == "fp32" else config.precision
+    kwargs: dict[str, Any] = {"mixed_precision": precision}
     if config.kind == "deepspeed":
         kwargs["gradient_accumulation_steps"] = plan.accumulation
         kwargs["deepspeed_plugin"] = _deepspeed_plugin(device, config, grad_clip, plan, num_parameters)
@@ -131,8 +134,8 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
 
     quiet_libraries()
     # DeepSpeed's shared-memory op serves inference only, needs a compiler, and leaves segments in
-    # /dev/shm after a kill. Setting its entry here also prevents a compiled probe of each op, which a
-    # kill would leave in TMPDIR.
+    # /dev/shm after a kill. Setting its entry here also prevents a compiled probe of each op,
+    # which a kill would leave in TMPDIR.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))
 
@@ -144,7 +147,6 @@ def build_engine(
     accelerator: "Accelerator",
     config: EngineConfig,
     grad_clip: float,
-    plan: BatchPlan,
     world: World,
     *,
     saves_frozen: bool = True,
@@ -159,7 +161,6 @@ def build_engine(
         accelerator: Result of `start_accelerator`.
         config: Requested engine.
         grad_clip: Largest global gradient norm; 0: no clipping.
-        plan: Micro-batches and accumulation of a global batch.
         world: Rank and world size.
         saves_frozen: Frozen parameters are part of the state, as weights without moments.
 
@@ -167,16 +168,12 @@ def build_engine(
         LaunchError: accelerate built another engine than `config` requests.
     """
     if accelerator.num_processes != world.size:
-        raise LaunchError(
-            f"accelerate sees {accelerator.num_processes} processes, the launcher started {world.size}",
-            fix="start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed",
-        )
-    engine: DeepSpeedZeroEngine | TorchEngine
-    if config.kind == "deepspeed":
-        engine = DeepSpeedZeroEngine(module, names, optimizer, accelerator, config, grad_clip, plan, world)
-    else:
-        engine = TorchEngine(module, names, optimizer, accelerator, config, grad_clip, world)
-    frozen = [(names[id(p)], p) for p in module.parameters() if saves_frozen and not p.requires_grad]
-    if frozen:
+        counts = f"{accelerator.num_processes} processes, the launcher started {world.size}"
+        fix = "start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed"
+        raise LaunchError(f"accelerate sees {counts}", fix=fix)
+    build = DeepSpeedZeroEngine if config.kind == "deepspeed" else TorchEngine
+    engine = build(module, names, optimizer, accelerator, config, grad_clip, world)
+    frozen = [(names[id(p)], p) for p in module.parameters() if not p.requires_grad]
+    if frozen and saves_frozen:
         engine.state = CompleteState(engine.state, frozen, world)
     return engine

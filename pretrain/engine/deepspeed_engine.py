@@ -12,6 +12,7 @@ Only this file uses attributes outside of DeepSpeed's documented interface;
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,14 +30,12 @@ from pretrain.engine.replicated import (
     place_cut,
     set_optimizer_step,
     state_fragments,
+    unexpected,
 )
-from pretrain.errors import LaunchError
 from pretrain.model.stack import Block
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets
 from pretrain.types import Batch, Fragment, FragmentStore
-
-NEVER = 2**31
 
 
 def deepspeed_config(
@@ -70,7 +69,8 @@ def deepspeed_config(
     return {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": plan.accumulation,
-        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed would clip without reporting the norm.
+        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed would clip without reporting the
+        # norm.
         "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
         "bf16": {"enabled": config.precision == "bf16"},
         # A loss scale of 0 means dynamic. The rest are DeepSpeed's defaults, fixed here.
@@ -86,17 +86,17 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         # torch's fused AdamW runs on the host, and needs no compiler there.
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": NEVER,
+        "steps_per_print": 2**31,
     }
 
 
 def clips_itself(config: EngineConfig) -> bool:
-    """Returns whether our engine clips and checks the gradient, instead of DeepSpeed's optimizer."""
+    """Returns whether our engine, not DeepSpeed's optimizer, clips and checks the gradient."""
     return config.zero_stage == 0 and config.precision == "fp32"
 
 
-# The dynamic loss scale of fp16 (Micikevicius et al. 2018, 3.2), the same on every rank. Without it,
-# a resumed run would repeat the overflows of its first steps.
+# The dynamic loss scale of fp16 (Micikevicius et al. 2018, 3.2), the same on every rank. Without
+# it, a resumed run would repeat the overflows of its first steps.
 
 FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """Attributes of DeepSpeed's DynamicLossScaler that are saved."""
@@ -110,11 +110,12 @@ def _scaler(optimizer: Any) -> Any:
 def read_loss_scale(optimizer: Any) -> dict[str, float]:
     """Returns the state of a DeepSpeed optimizer's loss scale; empty if it is not dynamic."""
     scaler = _scaler(optimizer)
-    return {} if scaler is None else {f"loss_scale.{name}": getattr(scaler, name) for name in FIELDS}
+    names = () if scaler is None else FIELDS
+    return {f"loss_scale.{name}": getattr(scaler, name) for name in names}
 
 
 def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
-    """Restores the result of `read_loss_scale`; does nothing if the scale is, or was, not dynamic."""
+    """Restores the result of `read_loss_scale`, if the scale is and was dynamic."""
     scaler = _scaler(optimizer)
     if scaler is not None:
         for name in FIELDS:
@@ -122,18 +123,17 @@ def set_loss_scale(optimizer: Any, values: dict[str, float]) -> None:
 
 
 def never_raise(optimizer: Any) -> None:
-    """Disables DeepSpeed's untyped exception at the minimum scale: the step is skipped, a bad step."""
+    """Disables DeepSpeed's exception at the minimum scale: such a step is skipped, as a bad one."""
     scaler = _scaler(optimizer)
     if scaler is not None:
         scaler.raise_error_at_min_scale = False
 
 
 # Dropping a step: DeepSpeed's own path for a gradient that is not finite, triggered by a patched
-# method: the norm of the gradient (ZeRO 1, 2), the norms of its groups (ZeRO 3), or the overflow check
-# (stage 0, bf16). Weights and moments are unchanged, buffers are cleared, and every rank drops the same step, so that
-# no collective is left unmatched. The loss scale of fp16, which DeepSpeed halves then, is restored.
-
-INFINITE = float("inf")
+# method: the norm of the gradient (ZeRO 1, 2), the norms of its groups (ZeRO 3), or the overflow
+# check (stage 0, bf16). Weights and moments are unchanged, buffers are cleared, and every rank
+# drops the same step, so that no collective is left unmatched. The loss scale of fp16, which
+# DeepSpeed halves then, is restored.
 
 
 @contextlib.contextmanager
@@ -150,12 +150,12 @@ def dropping(optimizer: Any) -> Iterator[None]:
 
 
 def _overflow_hook(optimizer: Any) -> tuple[Any, str, Any]:
-    """Returns the object and the name of the method that detects a non-finite gradient, and its result then."""
+    """Returns owner, name and result of the method that detects a non-finite gradient."""
     if hasattr(optimizer, "overflow_checker"):
         return optimizer.overflow_checker, "has_overflow", True
     if hasattr(optimizer, "_get_norm_groups"):
-        return optimizer, "_get_norm_groups", [INFINITE]
-    return optimizer, "scaled_global_norm", INFINITE
+        return optimizer, "_get_norm_groups", [math.inf]
+    return optimizer, "scaled_global_norm", math.inf
 
 
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
@@ -174,11 +174,7 @@ def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -
         wrong.append("offload_optimizer")
     if wrong:
         requested = f"engine.{wrong[0]}={getattr(config, wrong[0])}"
-        raise _unexpected(f"{requested} was asked for, DeepSpeed did otherwise")
-
-
-def _unexpected(problem: str) -> LaunchError:
-    return LaunchError(problem, fix="report this as a bug")
+        raise unexpected(f"{requested} was asked for, DeepSpeed did otherwise")
 
 
 class DeepSpeedZeroEngine(WrappedModule):
@@ -192,7 +188,6 @@ class DeepSpeedZeroEngine(WrappedModule):
         accelerator: Any,
         config: EngineConfig,
         grad_clip: float,
-        plan: BatchPlan,
         world: World,
     ) -> None:
         import deepspeed
@@ -206,10 +201,10 @@ class DeepSpeedZeroEngine(WrappedModule):
             group["lr"] = 0.0
         wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
-            raise _unexpected(f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}")
+            raise unexpected(f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}")
         stage = wrapped.zero_optimization_stage()
         if stage != config.zero_stage:
-            raise _unexpected(f"ZeRO stage {config.zero_stage} was asked for, stage {stage} runs")
+            raise unexpected(f"ZeRO stage {config.zero_stage} was asked for, stage {stage} runs")
         _check_offload(wrapped.optimizer, config, accelerator.device)
         super().__init__(wrapped, module, names)
         self.device = accelerator.device
@@ -246,7 +241,8 @@ class DeepSpeedZeroEngine(WrappedModule):
         with dropping(self._wrapped.optimizer) if drop else contextlib.nullcontext():
             self._wrapped.step()
         skipped = not self._wrapped.was_step_applied()
-        return Update(float("nan") if skipped else float(self._wrapped.get_global_grad_norm()), skipped)
+        norm = math.nan if skipped else float(self._wrapped.get_global_grad_norm())
+        return Update(norm, skipped)
 
 
 def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> FragmentStore:
@@ -349,7 +345,7 @@ class _PartitionedParameters(_Partitioned):
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies masters to the working shares, and gathers the small parameters that stay whole again."""
+        """Copies masters to the working shares, and gathers the small parameters again."""
         self._restore(optimizer_step, scalars)
         for share, master in self._working:
             share.data.copy_(master)

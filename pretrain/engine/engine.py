@@ -1,6 +1,7 @@
 """The engine: one interface over accelerate, DeepSpeed and DDP.
 
-    start_accelerator, build_engine (build.py)  ->  step of micro-batches: forward_backward ... then update
+    start_accelerator, build_engine (build.py)
+    a step: forward_backward of each micro-batch, then update
 
 The input of `forward_backward` is a sum of losses over this rank's target tokens and a scale. Every
 engine averages gradients over the ranks, and the scale is `world_size / global targets`: the result
@@ -25,7 +26,7 @@ class Update:
     """Result of an optimizer step.
 
     Attributes:
-        grad_norm: Global L2 norm of the gradient before clipping; not finite if the step was skipped.
+        grad_norm: Global L2 norm of the gradient before clipping; not finite in a skipped step.
         skipped: Weights and moments are unchanged: the gradient was not finite, or was dropped.
     """
 
@@ -51,31 +52,25 @@ class Engine(Protocol):
     @property
     def state(self) -> FragmentStore:
         """Weights and moments, for checkpoints."""
-        ...
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """Runs one micro-batch and accumulates the gradient of `scale x (sum of its losses)`.
 
-        Gradients are reduced over the ranks after the last micro-batch of a step. Returns the sum of
-        -log p(target) and the number of correct targets, float64 [2].
+        Gradients are reduced over the ranks after the last micro-batch of a step. Returns the sum
+        of -log p(target) and the number of correct targets, float64 [2].
         """
-        ...
 
     def update(self, learning_rate: float, drop: bool = False) -> Update:
-        """Clips, applies the optimizer, clears the gradients; a non-finite gradient changes nothing.
+        """Clips, applies the optimizer, clears gradients; a non-finite gradient changes nothing.
 
         `drop` discards the gradient, even a finite one; the same on every rank.
         """
-        ...
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sums of `forward_backward`, without gradient or dropout. Collective under ZeRO 3."""
-        ...
+        """Returns the sums of `forward_backward`, without gradient or dropout. Collective."""
 
     def rehearse(self, batch: Batch) -> None:
-        """Runs the forward pass of training, dropout included, without gradient. Collective under ZeRO 3."""
-        ...
+        """Runs the forward pass of training with dropout, without gradient. Collective."""
 
     def working_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, live tensor) of the weights in the forward pass; this rank's shares at ZeRO 3."""
-        ...
+        """Yields (name, live tensor) of the weights in the forward pass; at ZeRO 3 its shares."""

@@ -1,8 +1,10 @@
-"""Optimizer state as fragments, and state that is whole on every rank: DDP, one process, ZeRO 0.
+"""Optimizer state as fragments, and engines and state that are whole on every rank.
+
+DDP and one process are `TorchEngine`; their state is `ReplicatedState`, also of ZeRO 0.
 
 torch optimizers create their state in the first `step()`; loading, and saving at step 0, need it
-before. AdamW has two moments of the shape of each parameter; an optimizer over whole matrices yields
-its own (`WholeOptimizer.fragments`).
+before. AdamW has two moments of the shape of each parameter; an optimizer over whole matrices
+yields its own (`WholeOptimizer.fragments`).
 
 Frozen parameters are state too, as weights without moments and without an fp32 master copy:
 
@@ -11,6 +13,7 @@ Frozen parameters are state too, as weights without moments and without an fp32 
     ZeRO 3                 this rank's share; otherwise whole, and each rank saves an even part
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from pretrain import dist
+from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
+from pretrain.errors import LaunchError
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
 from pretrain.types import Batch, Fragment, FragmentStore
 
@@ -48,7 +53,7 @@ def place_cut(
 
 
 def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPiece]) -> Iterator[Fragment]:
-    """Yields master weights with their moments, then the state of an optimizer over whole matrices."""
+    """Yields master weights with their moments, then the state of whole matrices."""
     over_matrices = isinstance(optimizer, WholeOptimizer)
     for piece in pieces:
         tensors = {"weight": piece.weight}
@@ -82,10 +87,15 @@ def set_optimizer_step(optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def working_weights(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name in checkpoints, live tensor) of each parameter once; at ZeRO 3 this rank's shares."""
+    """Yields name in checkpoints and live tensor of each parameter; at ZeRO 3 its shares."""
     for parameter in module.parameters():
         share = getattr(parameter, "ds_tensor", None)
         yield names[id(parameter)], parameter.data if share is None else share.data
+
+
+def unexpected(problem: str) -> LaunchError:
+    """Returns the error of a library that did not build what the config requests."""
+    return LaunchError(problem, fix="report this as a bug")
 
 
 class WrappedModule:
@@ -120,7 +130,7 @@ class WrappedModule:
 
 
 def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
-    """Clips the reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
+    """Clips reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
 
     Every torch optimizer skips a parameter without a gradient, its moments and step count too. All
     ranks have the same reduced gradients and decide alike.
@@ -151,10 +161,10 @@ class ReplicatedState:
     def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
         self._optimizer = optimizer
         self._world = world
-        self._pieces = [
-            WeightPiece(Span(name, slot, offset=0, start=0, length=master.numel()), tuple(master.shape), master)
-            for slot, (name, master) in enumerate(masters)
-        ]
+        self._pieces = []
+        for slot, (name, master) in enumerate(masters):
+            span = Span(name, slot, offset=0, start=0, length=master.numel())
+            self._pieces.append(WeightPiece(span, tuple(master.shape), master))
         place_whole(optimizer, [master for _, master in masters], self._pieces)
 
     def held_fragments(self) -> Iterator[Fragment]:
@@ -178,8 +188,58 @@ class ReplicatedState:
         set_optimizer_step(self._optimizer, optimizer_step)
 
 
+class TorchEngine(WrappedModule):
+    """torch's DistributedDataParallel, or a single process."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: dict[int, str],
+        optimizer: torch.optim.Optimizer,
+        accelerator: Any,
+        config: EngineConfig,
+        grad_clip: float,
+        world: World,
+    ) -> None:
+        # evaluation_mode makes accelerate move and autocast a model without the wrapper of DDP.
+        wrapped = accelerator.prepare_model(module, evaluation_mode=config.kind == "single")
+        is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
+        if is_ddp != (config.kind == "ddp"):
+            built = f"accelerate built {type(wrapped).__name__}"
+            raise unexpected(f"engine.kind={config.kind} was asked for, {built}")
+        super().__init__(wrapped, module, names)
+        self.device = accelerator.device
+        self.description = f"{config.kind}, {config.precision}, {world.size} x {self.device.type}"
+        self._optimizer = optimizer
+        self._grad_clip = grad_clip
+        self._is_ddp = is_ddp
+        self._parameters = list(module.parameters())
+        self.is_sharded = False
+        masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
+        self.state: FragmentStore = ReplicatedState(masters, optimizer, world)
+
+    def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
+        """See `Engine.forward_backward`."""
+        if not self._wrapped.training:  # setting the mode walks every module
+            self._wrapped.train()
+        waits = self._is_ddp and not is_last
+        with self._wrapped.no_sync() if waits else contextlib.nullcontext():
+            loss_sum, sums = self._wrapped(batch)
+            (loss_sum * scale).backward()
+        return sums
+
+    def update(self, learning_rate: float, drop: bool = False) -> Update:
+        """See `Engine.update`."""
+        update = clip_or_drop(self._parameters, self._grad_clip, drop)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return update
+
+
 class CompleteState:
-    """The state of an engine together with frozen parameters, given with their names in checkpoints."""
+    """The state of an engine, and frozen parameters with their names in checkpoints."""
 
     def __init__(self, trained: FragmentStore, frozen: list[tuple[str, Tensor]], world: World) -> None:
         self._trained = trained
@@ -225,7 +285,7 @@ class CompleteState:
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies loaded values to working weights, before the engine gathers small parameters (ZeRO 3)."""
+        """Copies loaded values to working weights, before ZeRO 3 gathers small parameters."""
         for live, weight in self._filled:
             live.copy_(weight)
         self._filled = []

@@ -30,8 +30,8 @@ HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
 class Head(nn.Module):
     """Linear map from D to scores: of the padded vocabulary, or of labels.
 
-    With `head.transform`, a linear layer, the stack's activation and a norm come before it (BERT and
-    ModernBERT, as released); a head of labels has dropout in between.
+    With `head.transform`, a linear layer, the stack's activation and a norm come before it (BERT
+    and ModernBERT, as released); a head of labels has dropout in between.
 
     With tied embeddings, `weight` is the embedding's parameter: the same object in both modules, so
     that ZeRO stage 3, which gathers weights module by module, gathers it for each.
@@ -96,10 +96,10 @@ class Pooler(nn.Linear):
 class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
-    Parameter names are part of the checkpoint format: `embedding.weight`, `decoder.position.weight`
-    (learned), `decoder.blocks.3.attention.qkv.weight`, `decoder.norm.weight`, `head.weight` (when
-    tied it is the embedding's, and absent from `named_parameters`). Values are unset: `init_weights`
-    or a checkpoint fills them.
+    Parameter names are part of the checkpoint format: `embedding.weight`,
+    `decoder.position.weight` (learned), `decoder.blocks.3.attention.qkv.weight`,
+    `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and absent from
+    `named_parameters`). Values are unset: `init_weights` or a checkpoint fills them.
 
     Attributes:
         max_seq_len: Longest sequence of either stack.
@@ -213,7 +213,8 @@ def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tenso
 
 def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool) -> Transformer:
     """Builds a Transformer with its weights unset; arguments and errors as `build_model`."""
-    # On the meta device first: torch's own initialisation then costs nothing and draws no random numbers.
+    # On the meta device first: torch's own initialisation then costs nothing and draws no random
+    # numbers.
     with torch.device("meta"):
         model = Transformer(config, engine, device)
     if storage and device.type != "meta":

@@ -1,4 +1,4 @@
-"""Training objectives by name. To add one: a file with its row maker, and a line here and in `NEEDS`."""
+"""Training objectives by name. A new one: a file with its row maker, a line here and in `NEEDS`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -40,7 +40,7 @@ def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
     """Returns the row maker of a run.
 
     Raises:
-        ConfigError: The tokenizer lacks a required token, or mixed objectives have different losses.
+        ConfigError: The tokenizer lacks a token, or mixed objectives have different losses.
     """
     if len({OBJECTIVES[task.kind].build_loss for task in config.tasks}) > 1:
         kinds = ", ".join(dict.fromkeys(task.kind for task in config.tasks))

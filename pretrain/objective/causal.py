@@ -72,7 +72,8 @@ def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: 
 
 # Prefix language modelling (Raffel et al. 2020, 3.2.1), in one stack.
 #
-#     document  ->  prefix of 1 .. n-1 tokens, uniformly: bidirectional, no loss;   suffix: causal, with loss
+#     document  ->  prefix of 1 .. n-1 tokens, uniformly: bidirectional, no loss
+#                   suffix: causal, with loss
 #
 # With a document mask each document of a row has its own prefix; without, the row is one document.
 
@@ -83,7 +84,7 @@ def build_prefix(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def prefix_rows(rows: TokenRows | PairRows, seed: int, document_mask: bool) -> ModelRows:
-    """Makes rows whose documents begin with a prefix that has no loss; `seed` is that of the run."""
+    """Makes rows whose documents begin with a prefix without loss; `seed` is that of the run."""
     assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
     whole = causal_rows(rows, document_mask)
     num_rows, seq_len = whole.inputs.shape

@@ -1,11 +1,11 @@
-"""Fill in the middle (Bavarian et al. 2022): documents are cut in three, and the middle is moved to the end.
+"""Fill in the middle (Bavarian et al. 2022): the middle of a document is moved to its end.
 
     PSM   <prefix> prefix <suffix> suffix <middle> middle        joint form of the paper's 3.1
     SPM   <prefix> <suffix> suffix <middle> prefix middle
 
-Documents, not rows, are rearranged, each with probability `rate`; the end-of-document token stays at
-the end. A raw row is shorter than a model row by the special tokens of `max_documents` documents
-(config/lengths.py): nothing is cropped, and unused room is padding.
+Documents, not rows, are rearranged, each with probability `rate`; the end-of-document token stays
+at the end. A raw row is shorter than a model row by the special tokens of `max_documents`
+documents (config/lengths.py): nothing is cropped, and unused room is padding.
 """
 
 from typing import NamedTuple, TypeVar
@@ -27,10 +27,9 @@ def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer lacks one of the three special tokens."""
     missing = [token for token in config.fim.tokens if token not in context.vocabulary.named]
     if missing:
-        raise ConfigError(
-            f"objective.kind=fim needs the special tokens {', '.join(missing)}, which the tokenizer does not have",
-            fix="prepare with them among tokenizer.special_tokens, or name its own in objective.fim.tokens",
-        )
+        needed = f"the special tokens {', '.join(missing)}, which the tokenizer does not have"
+        fix = "prepare with them among tokenizer.special_tokens, or name its own in objective.fim.tokens"
+        raise ConfigError(f"objective.kind=fim needs {needed}", fix=fix)
     marks = np.array([context.vocabulary.named[token] for token in config.fim.tokens])
 
     def make(rows: TokenRows | PairRows) -> ModelRows:
@@ -123,7 +122,7 @@ def _find_pieces(rows: TokenRows, row_len: int) -> _Pieces:
 
 
 def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: RowContext) -> _Moves:
-    """Draws the pieces to rearrange, and their cuts: each of the three parts has at least one token."""
+    """Draws the pieces to rearrange, and their cuts: each part has at least one token."""
     number = _sum_before(np.ones_like(pieces.row), pieces.row)
     drawn = draw_uniform("fim", context.seed, rows.sample_ids, 4 * (int(number.max(initial=0)) + 1))
     chance, left, right, which = drawn.reshape(len(drawn), -1, 4)[pieces.row, number].T

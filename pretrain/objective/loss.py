@@ -1,4 +1,4 @@
-"""The loss of all objectives here: cross-entropy of a linear head at the positions that have a target.
+"""The loss of all objectives: cross-entropy of a linear head at the positions with a target.
 
     Model, Batch  --Loss-->  LossOutput     inside the module that the engine wraps
 
@@ -6,9 +6,9 @@
     loss = (1 - s) (log Z - z_target) + s mean(log Z - z) + c (log Z)^2
     d loss / d z = (1 + 2 c log Z) softmax(z) - (1 - s) [target] - s / V
 
-with label smoothing s (Szegedy et al. 2016, section 7), the coefficient c of the z-loss (Chowdhery et al. 2022,
-section 5) and the cap of Gemma 2 (Gemma Team 2024, section 2). The mean and V are of the real
-vocabulary, without padding.
+with label smoothing s (Szegedy et al. 2016, section 7), the coefficient c of the z-loss (Chowdhery
+et al. 2022, section 5) and the cap of Gemma 2 (Gemma Team 2024, section 2). The mean and V are of
+the real vocabulary, without padding.
 
 The head runs without materialising all logits:
 
@@ -16,11 +16,12 @@ The head runs without materialising all logits:
                                ->  d loss / d h, d loss / d W summed
     backward:                  both, times the gradient of the sum
 
-Gradients are computed in the forward pass, while the logits of a chunk exist: the same three matrix
-products as with materialised logits, none recomputed. Saved for the backward pass are two tensors of
-the shapes of h and W. Computing them in the backward pass would take one more product without
-lowering the peak: the head's backward pass comes first, when all activations still exist, and W is
-not gathered there (ZeRO stage 3). Without gradients (evaluation) only the losses are computed.
+Gradients are computed in the forward pass, while the logits of a chunk exist: the same three
+matrix products as with materialised logits, none recomputed. Saved for the backward pass are two
+tensors of the shapes of h and W. Computing them in the backward pass would take one more product
+without lowering the peak: the head's backward pass comes first, when all activations still exist,
+and W is not gathered there (ZeRO stage 3). Without gradients (evaluation) only the losses are
+computed.
 """
 
 from collections.abc import Callable
@@ -34,9 +35,10 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
-"""Logits of one chunk, by device: 64 and 256 MiB in fp32. Changing it changes the order of summation.
+"""Logits of one chunk, by device: 64 and 256 MiB in fp32. They determine the order of summation.
 
-Larger on a GPU: adding to the gradient of W is bound by memory, and small chunks by kernel launches.
+Larger on a GPU: adding to the gradient of W is bound by memory, and small chunks by kernel
+launches.
 """
 
 
@@ -137,7 +139,7 @@ class ChunkLoss(NamedTuple):
 
 
 def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs_grad: bool) -> ChunkLoss:
-    """Computes the losses of P tokens in the precision of their logits. Modifies the logits in place."""
+    """Computes the losses of P tokens in the precision of their logits, modified in place."""
     cap_grad_PV = None
     if form.soft_cap is not None:
         logits_PV.div_(form.soft_cap).tanh_()
@@ -145,8 +147,10 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs
         logits_PV.mul_(form.soft_cap)
     logits_PV[:, form.vocab_size :] = -torch.inf
     at_target_P1 = logits_PV.gather(1, targets_P1.clamp(min=0))
-    mean_P1 = logits_PV[:, : form.vocab_size].mean(dim=1, keepdim=True) if form.label_smoothing else None
-    # The index too: among equal scores only the first is correct, else a head of zeros is always right.
+    mean_P1 = None
+    if form.label_smoothing:
+        mean_P1 = logits_PV[:, : form.vocab_size].mean(dim=1, keepdim=True)
+    # Among equal scores only the first is correct, else a head of zeros is always right.
     largest_P1, first_P1 = logits_PV.max(dim=1, keepdim=True)
     exp_PV = logits_PV.sub_(largest_P1).exp_()
     total_P1 = exp_PV.sum(dim=1, keepdim=True)
@@ -225,7 +229,8 @@ def linear_cross_entropy(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled()))
+        needs_grad = torch.is_grad_enabled()
+        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, needs_grad))
 
 
 class _Sums(torch.autograd.Function):
@@ -244,11 +249,14 @@ class _Sums(torch.autograd.Function):
         nll_sum = hidden_PD.new_zeros((), dtype=exact)
         nll_P = hidden_PD.new_empty(len(targets_P), dtype=exact)
         num_correct = targets_P.new_zeros(())
-        for_hidden, for_weight, for_bias = (grad_enabled and needed for needed in ctx.needs_input_grad[:3])
+        needed = (grad_enabled and x for x in ctx.needs_input_grad[:3])
+        for_hidden, for_weight, for_bias = needed
         needs_grad = for_hidden or for_weight or for_bias
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
-        grad_bias = torch.zeros_like(bias_V, dtype=exact) if bias_V is not None and for_bias else None
+        grad_bias = None
+        if bias_V is not None and for_bias:
+            grad_bias = torch.zeros_like(bias_V, dtype=exact)
         chunk_logits = CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"])
         size = max(1, chunk_logits // weight_VD.shape[0])
         for start in range(0, hidden_PD.shape[0], size):
@@ -272,8 +280,7 @@ class _Sums(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grad_PV.sum(dim=0, dtype=exact)
         if needs_grad:
-            pairs = (grad_weight, weight_VD), (grad_bias, bias_V)
-            rounded = (None if grad is None or p is None else _round_like(grad, p) for grad, p in pairs)
+            rounded = _round_like(grad_weight, weight_VD), _round_like(grad_bias, bias_V)
             ctx.save_for_backward(grad_hidden, *rounded)
         ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)
         return loss_sum, nll_sum, num_correct, nll_P
@@ -287,8 +294,10 @@ class _Sums(torch.autograd.Function):
         return *scaled, None, None, None
 
 
-def _round_like(grad: Tensor, parameter: Tensor) -> Tensor:
+def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:
     """Returns a gradient in the precision of its parameter; of fp16 parameters as it is."""
     # A sum over many tokens may overflow fp16 before the backward pass applies the loss scale;
     # autograd rounds it after that.
-    return grad if parameter.dtype == torch.float16 else grad.to(parameter.dtype)
+    if grad is None or parameter is None or parameter.dtype == torch.float16:
+        return grad
+    return grad.to(parameter.dtype)

@@ -1,6 +1,7 @@
 """Masked language modelling (Devlin et al. 2019, 3.1), and labels of documents or words.
 
-    ordinary tokens  --drawn, by token or by word-->  targets  -->  mask token, random token, or unchanged
+    ordinary tokens  --drawn, by token or by word-->  targets
+                     -->  mask token, random token, or unchanged
 
 The draw is independent for each token (or word): the rate is exact on average only. The head is
 computed at the target positions only.
@@ -88,7 +89,7 @@ def _draw_chosen(
 #     tokens [B, T+1]  ->  inputs, the last column dropped
 #     labels [B, T+1]  ->  targets, at the first token of a document or of a word
 #
-# Documents do not attend to each other, and each begins at position 0: packing does not change scores.
+# Documents do not see each other, and begin at position 0: packing does not change scores.
 
 
 def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -97,7 +98,7 @@ def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def label_rows(rows: TokenRows | PairRows, document_mask: bool) -> ModelRows:
-    """Makes inputs and targets of labelled rows; with the mask, documents do not attend to each other."""
+    """Makes inputs and targets of labelled rows; with the mask, documents do not see each other."""
     assert isinstance(rows, TokenRows) and rows.labels is not None, "the data are labelled"
     seq_len = rows.tokens.shape[1] - 1
     targets = rows.labels[:, :-1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Mixtures of objectives: each row is assigned to one, drawn by (seed, sample id) and weight. And UL2."""
+"""Mixtures of objectives, drawn by weight for each row from (seed, sample id). And UL2."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -81,12 +81,12 @@ _Placed = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 def _join_placed(parts: Sequence[_Placed], order: np.ndarray, length: int, fill: int) -> _Placed:
-    """Joins tokens, positions and documents; (tokens, None, None) if all rows are single documents."""
+    """Joins all three; (tokens, None, None) if all rows are single documents without padding."""
     joined = _join([tokens for tokens, _, _ in parts], order, length, fill)
     if all(documents is None and tokens.shape[1] == length for tokens, _, documents in parts):
         return joined, None, None
     positions = [np.indices(x.shape)[1] if found is None else found for x, found, _ in parts]
-    documents = [np.zeros(x.shape, dtype=np.int32) if found is None else found for x, _, found in parts]
+    documents = [np.zeros_like(x, dtype=np.int32) if found is None else found for x, _, found in parts]
     return joined, _join(positions, order, length, 0), _join(documents, order, length, -1)
 
 
@@ -102,9 +102,9 @@ def _join(arrays: Sequence[np.ndarray], order: np.ndarray, length: int, fill: in
 #     X  long spans or many tokens
 #     S  the end of the row, from its beginning
 #
-# With two stacks, source and target of a denoiser go to encoder and decoder; with one stack they are
-# concatenated, and the source is bidirectional. Rows of different denoisers differ in length: shorter
-# ones end with padding, as a document of its own. A denoiser treats a row as one text.
+# With two stacks, source and target of a denoiser go to encoder and decoder; with one stack they
+# are concatenated, and the source is bidirectional. Rows of different denoisers differ in length:
+# shorter ones end with padding, as a document of its own. A denoiser treats a row as one text.
 
 
 def build_ul2(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -114,7 +114,8 @@ def build_ul2(config: TaskConfig, context: RowContext) -> RowMaker:
     for denoiser in denoisers:
         check_tokens(denoiser, context)
     start_id = start_of(context) if context.num_stacks == 2 else None
-    makers = [partial(_denoise, denoiser=denoiser, context=context, start_id=start_id) for denoiser in denoisers]
+    make = partial(_denoise, context=context, start_id=start_id)
+    makers = [partial(make, denoiser=denoiser) for denoiser in denoisers]
     weights = [denoiser.weight for denoiser in denoisers]
     return mix(makers, weights, "denoiser", context.seed, context.lengths, context.vocabulary.eos)
 
@@ -139,9 +140,8 @@ def for_one_stack(found: CorruptedRows, sample_ids: np.ndarray) -> ModelRows:
     if documents.any():
         # Rows that are not full: move the padding of source and target to the end.
         order = np.argsort(documents < 0, axis=1, kind="stable")
-        tokens, documents, loss_mask, prefix = (
-            np.take_along_axis(values, order, axis=1) for values in (tokens, documents, loss_mask, prefix)
-        )
+        ordered = (np.take_along_axis(x, order, axis=1) for x in (tokens, documents, loss_mask, prefix))
+        tokens, documents, loss_mask, prefix = ordered
     targets = np.where(loss_mask, tokens, IGNORE_INDEX)[:, 1:]
     positions = np.broadcast_to(np.arange(targets.shape[1]), targets.shape)
     return ModelRows(

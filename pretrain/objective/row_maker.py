@@ -38,8 +38,8 @@ def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len
 
     `row` and `column` of each document start inside a row, ascending; columns are in [1, seq_len).
     """
-    # Both are cumulative sums over the flattened rows. Positions step by 1 and documents by 0, except
-    # where a row or a document starts: no temporaries of the size of the batch.
+    # Both are cumulative sums over the flattened rows. Positions step by 1 and documents by 0,
+    # except where a row or a document starts: no temporaries of the size of the batch.
     row_starts = np.arange(num_rows) * seq_len
     borders = row * seq_len + column
     starts = np.sort(np.concatenate((row_starts, borders)), kind="stable")
@@ -67,7 +67,7 @@ def count_padding(rows: TokenRows, seq_len: int) -> int:
 
 
 def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
-    """Returns the real tokens in the first `seq_len` columns, bool [B, seq_len]; None: no padding."""
+    """Returns the real tokens in the first columns, bool [B, seq_len]; None: no padding."""
     return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]
 
 

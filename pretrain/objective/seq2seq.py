@@ -1,4 +1,4 @@
-"""Sequence to sequence: a decoder predicts each target of a pair after reading its source (Sutskever et al. 2014).
+"""Sequence to sequence: a decoder predicts the target of each pair (Sutskever et al. 2014).
 
     source tokens [B, S+1]  ->  encoder inputs, the last column dropped
     target tokens [B, T+1]  ->  targets; inputs are the targets shifted by one after a start token
@@ -25,15 +25,14 @@ def build_seq2seq(config: TaskConfig, context: RowContext) -> RowMaker:
 def start_of(context: RowContext) -> int:
     """Returns the decoder start token. Raises: ConfigError: The tokenizer has none."""
     if context.vocabulary.start is None:
-        raise ConfigError(
-            "the tokenizer has no token that a decoder reads first",
-            fix="prepare with a <pad> or <s> token (tokenizer.special_tokens), or set model.special_tokens.start",
-        )
+        token = "a <pad> or <s> token (tokenizer.special_tokens)"
+        fix = f"prepare with {token}, or set model.special_tokens.start"
+        raise ConfigError("the tokenizer has no token that a decoder reads first", fix=fix)
     return context.vocabulary.start
 
 
 def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
-    """Makes rows of an encoder-decoder: each target begins with `start_id`; padding has no target."""
+    """Makes rows of an encoder-decoder; targets begin with `start_id`, padding has no target."""
     assert isinstance(rows, PairRows), "texts have no source"
     tokens = rows.target.tokens
     num_rows, width = tokens.shape

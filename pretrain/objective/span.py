@@ -8,9 +8,9 @@ All rows of a run have the same lengths (config/lengths.py), without padding or 
 that is a prefix language model removes the end of a row, without a sentinel.
 
 With a document mask, source and target of a document attend to each other only, and sentinels
-restart in each document. A span across a border belongs to the first document, and its tokens of the
-next document have no loss. Rows that are not full (the last of a validation split, damaged ones) end
-with a document of padding, number -1.
+restart in each document. A span across a border belongs to the first document, and its tokens of
+the next document have no loss. Rows that are not full (the last of a validation split, damaged
+ones) end with a document of padding, number -1.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ from pretrain.utils.rng import draw_uniform
 
 
 def draw_noise(found: Corruption, row_len: int, seed: int, sample_ids: np.ndarray) -> np.ndarray:
-    """Draws the tokens to remove, bool [B, row_len]: exactly `num_noise` a row, in `num_spans` spans.
+    """Draws the tokens to remove, bool [B, row_len]: `num_noise` a row, in `num_spans` spans.
 
-    `random_spans_noise_mask` of Raffel et al. 2020, for many rows: kept, noise, kept, noise, ..., at
-    least one token each, lengths uniform among all such partitions.
+    `random_spans_noise_mask` of Raffel et al. 2020, for many rows: kept, noise, kept, noise, ...,
+    at least one token each, lengths uniform among all such partitions.
     """
     kept = _cut(row_len - found.num_noise, found.num_spans, "kept spans", seed, sample_ids)
     noise = _cut(found.num_noise, found.num_spans, "noise spans", seed, sample_ids)
@@ -56,7 +56,7 @@ class CorruptedRows:
         target: int64 [B, T]: removed spans, each after its sentinel.
         source_documents: Document of each token.
         target_documents: Document of each token's span.
-        lost: bool [B, T]: tokens without loss: padding, and tokens of another document than their span.
+        lost: bool [B, T]: tokens without loss: padding, or of another document than their span.
     """
 
     source: np.ndarray
@@ -79,7 +79,7 @@ def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def check_tokens(span: SpanConfig, context: RowContext) -> None:
-    """Raises: ConfigError: The tokenizer has too few sentinels for a row, or lacks the mode token."""
+    """Raises: ConfigError: The tokenizer has too few sentinels, or lacks the mode token."""
     needed = corruption_of(context.lengths.row, span).num_spans
     available = len(context.vocabulary.sentinels)
     if not _is_prefix(span) and needed > available:
@@ -89,9 +89,10 @@ def check_tokens(span: SpanConfig, context: RowContext) -> None:
             fix=f"prepare with tokenizer.roles=t5 and tokenizer.sentinels={needed} or more, "
             f"raise mean_length, or lower batch.seq_len",
         )
-    if isinstance(span, DenoiserConfig) and span.mode is not None and span.mode not in context.vocabulary.named:
+    mode = span.mode if isinstance(span, DenoiserConfig) else None
+    if mode is not None and mode not in context.vocabulary.named:
         raise ConfigError(
-            f"the tokenizer has no special token {span.mode}, the mode of a denoiser",
+            f"the tokenizer has no special token {mode}, the mode of a denoiser",
             fix="prepare with it among tokenizer.special_tokens, or set its mode to null",
         )
 
@@ -145,13 +146,13 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
 
 
 def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) -> ModelRows:
-    """Returns rows of an encoder and a decoder; each document of the decoder begins with `start_id`."""
+    """Returns rows of an encoder and a decoder, whose documents begin with `start_id`."""
     inputs = np.empty_like(found.target)
     inputs[:, 1:] = found.target[:, :-1]
     inputs[_begins(found.target_documents)] = start_id
     positions = documents = None
     source = SourceRows(found.source)
-    # The end token of a source belongs to the last document: if a row has several, its source has too.
+    # The end token of a source belongs to the last document.
     if found.source_documents.any():
         documents = found.target_documents
         positions = _positions(documents)
@@ -173,7 +174,7 @@ def _is_prefix(span: SpanConfig) -> bool:
 
 
 def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
-    """Returns the number of each token's document in its row, int32; 0 for all without a document mask."""
+    """Returns the document number of each token, int32; all 0 without a document mask."""
     documents = np.zeros((len(rows.tokens), row_len), dtype=np.int32)
     if document_mask:
         documents = number_documents(*inner_starts(rows, row_len), len(rows.tokens), row_len)[1]
@@ -189,7 +190,7 @@ def _taken(
     marks: np.ndarray,
     of_span: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the removed tokens with sentinels, the document of their span, and their own document."""
+    """Returns the removed tokens with sentinels, the documents of their spans, and their own."""
     num_rows, num_marks = marked.shape
     before = _at(np.cumsum(noise, axis=1), marked) - 1
     is_mark = np.zeros((num_rows, int(noise[0].sum()) + num_marks), dtype=bool)

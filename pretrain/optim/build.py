@@ -1,4 +1,4 @@
-"""Builds the optimizer of `optim.kind` (AdamW, Adafactor, Muon), and computes the size of its state.
+"""Builds the optimizer of `optim.kind` (AdamW, Adafactor, Muon); the size of its state.
 
 Gradient clipping, skipped steps and loss scaling belong to the engine.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from typing import NamedTuple
 
 import torch
@@ -19,23 +19,24 @@ from pretrain.optim.matrices import WholeGroup, WholeOptimizer
 
 # Adafactor (Shazeer and Stern 2018), the optimizer of T5.
 #
-# The variance of a matrix's gradient is stored as its row and column means: R + C numbers instead of
-# R x C, without a first moment. The step of a matrix is relative to its own root mean square, so
-# `optim.lr` is a fraction: T5's is `lr: 1e-2` under `schedule: {kind: inverse_sqrt, hold_steps:
-# 10000}`, without decay. The paper and torch bound that fraction by 1 / sqrt(step): an `lr` of 1e-2
-# for more than 10,000 steps reaches the bound.
+# The variance of a matrix's gradient is stored as its row and column means: R + C numbers instead
+# of R x C, without a first moment. The step of a matrix is relative to its own root mean square,
+# so `optim.lr` is a fraction: T5's is `lr: 1e-2` under `schedule: {kind: inverse_sqrt, hold_steps:
+# 10000}`, without decay. The paper and torch bound that fraction by 1 / sqrt(step): an `lr` of
+# 1e-2 for more than 10,000 steps reaches the bound.
 
 _ROOT_FLOOR = 1e-18
 """torch's epsilon 1: lower bound of the root of the variance and of the mean of the row factors.
 
-torch's default, 1e-7, is as large as the gradients of a big model; the paper's 1e-30 becomes 0 when torch squares it.
+torch's default, 1e-7, is as large as the gradients of a big model; the paper's 1e-30 becomes 0
+when torch squares it.
 """
 
 
 def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
     """Builds torch's Adafactor over all parameters.
 
-    State after the first step: row and column variances of each matrix, one variance for each element of a vector.
+    State after the first step: row and column variances of a matrix, all variances of a vector.
     """
     options = config.adafactor
     make = partial(
@@ -150,9 +151,13 @@ class StateSize(NamedTuple):
 
 
 def state_size(groups: Sequence[ParameterGroup], kind: str) -> StateSize:
-    """Returns the size of the state of `optim.kind` over some groups; unknown kinds count as AdamW."""
+    """Returns the size of the state of an `optim.kind`; unknown kinds count as AdamW."""
     sizes = list(_SIZES.get(kind, _adamw)(groups))
     return StateSize(sum(sizes), len(sizes))
+
+
+def _shapes(group: ParameterGroup) -> Iterable[tuple[int, ...]]:
+    return chain.from_iterable(group.blocks)
 
 
 def _adamw(groups: Iterable[ParameterGroup]) -> list[int]:
@@ -164,15 +169,16 @@ def _adamw(groups: Iterable[ParameterGroup]) -> list[int]:
 def _muon(groups: Iterable[ParameterGroup]) -> list[int]:
     """Returns the sizes of one momentum a hidden matrix, two moments for each other parameter."""
     split = [split_hidden(group) for group in groups]
-    momenta = [math.prod(shape) for hidden, _ in split for blocks in hidden.blocks for shape in blocks]
+    momenta = [math.prod(shape) for hidden, _ in split for shape in _shapes(hidden)]
     return [*momenta, *_adamw(rest for _, rest in split)]
 
 
 def _adafactor(groups: Iterable[ParameterGroup]) -> list[int]:
     """Returns the sizes of a row and a column a matrix, one variance an element of a vector."""
     sizes: list[int] = []
-    for shape in (shape for group in groups for blocks in group.blocks for shape in blocks):
-        sizes += shape if len(shape) == 2 else [math.prod(shape)]
+    for group in groups:
+        for shape in _shapes(group):
+            sizes += shape if len(shape) == 2 else [math.prod(shape)]
     return sizes
 
 

@@ -1,9 +1,9 @@
-"""Parameter groups: weight decay for matrices only, learning rates by depth, matrices of fused weights.
+"""Parameter groups: weight decay for matrices, learning rates by depth, parts of fused weights.
 
-Weight decay applies to matrices, but not to norms, biases and embeddings: it is of no use for a gain
-or a shift, and would shrink the embedding of a rare token between the few steps that update it. A
-tied output head is the embedding's parameter and does not decay either; a table of learned positions
-counts as an embedding.
+Weight decay applies to matrices, but not to norms, biases and embeddings: it is of no use for a
+gain or a shift, and would shrink the embedding of a rare token between the few steps that update
+it. A tied output head is the embedding's parameter and does not decay either; a table of learned
+positions counts as an embedding.
 
 Fused weights (queries, keys and values; gate and up) consist of several matrices, each with its own
 spectrum, rows and columns. An optimizer over whole matrices steps them separately: Muon's author
@@ -24,7 +24,7 @@ _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 
 
 def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the number of rows of each matrix of a parameter, from the top; one if it is not fused.
+    """Returns the number of rows of each matrix of a parameter; one number if it is not fused.
 
     To be called before an engine partitions the parameters.
     """
@@ -62,7 +62,7 @@ class ParameterGroup:
         decays: `optim.weight_decay` applies.
         names: Parameter names, in the order of registration in the model.
         parameters: The parameters, in the same order.
-        blocks: Shapes of the matrices of each parameter, along its rows; its own if it is not fused.
+        blocks: Shapes of the matrices of each parameter, along its rows.
         lr_ratio: Factor of the learning rate, from `layer_decay`.
     """
 
@@ -97,10 +97,10 @@ def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
 def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list[ParameterGroup]:
     """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
-    A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns it,
-    and no part of its dotted name is in EMBEDDING_PARTS. The order is that of registration, the same
-    in every process. Frozen parameters are in no group. To be called before an engine partitions the
-    parameters.
+    A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns
+    it, and no part of its dotted name is in EMBEDDING_PARTS. The order is that of registration,
+    the same in every process. Frozen parameters are in no group. To be called before an engine
+    partitions the parameters.
 
     Args:
         model: Any module; shared parameters count once, under their first name.
@@ -123,16 +123,14 @@ def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list
             decays = parameter.ndim >= 2 and not is_table and id(parameter) not in embeddings
             depth = head_depth if layer_decay is None else depth_of[name]
             members.setdefault((depth, decays), []).append((name, parameter))
-    return [
-        ParameterGroup(
-            name=("decay" if decays else "no_decay") + ("" if layer_decay is None else f".{depth}"),
-            decays=decays,
-            names=tuple(name for name, _ in pairs),
-            parameters=tuple(parameter for _, parameter in pairs),
-            blocks=tuple(
-                tuple((rows, *parameter.shape[1:]) for rows in block_rows(model, key)) for key, parameter in pairs
-            ),
-            lr_ratio=(layer_decay or 1.0) ** (head_depth - depth),
-        )
-        for (depth, decays), pairs in sorted(members.items(), key=lambda item: (item[0][0], not item[0][1]))
-    ]
+    groups = []
+    for depth, decays in sorted(members, key=lambda key: (key[0], not key[1])):
+        names, parameters = zip(*members[depth, decays], strict=True)
+        blocks = []
+        for name, parameter in members[depth, decays]:
+            blocks.append(tuple((rows, *parameter.shape[1:]) for rows in block_rows(model, name)))
+        suffix = "" if layer_decay is None else f".{depth}"
+        ratio = (layer_decay or 1.0) ** (head_depth - depth)
+        name = ("decay" if decays else "no_decay") + suffix
+        groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio))
+    return groups

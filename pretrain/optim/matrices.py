@@ -3,16 +3,16 @@
 Muon sets the singular values of a matrix's update equal, Adafactor's variance is a row times a
 column: neither works on the flat pieces of ZeRO. So, in each step:
 
-    matrices that are whole on this rank   ->  stepped in place, as views
-    matrices that are sharded              ->  gathered on one rank each, stepped there, and sent back
-    parameters of other groups             ->  AdamW, on the tensors of the engine
+    matrices that are whole on this rank  ->  stepped in place, as views
+    matrices that are sharded             ->  gathered on one rank each, stepped, and sent back
+    parameters of other groups            ->  AdamW, on the tensors of the engine
 
     keepers  --weight and gradient, all-to-all-->  owners: step whole matrices
     owners   --weight, all-to-all-->               keepers
 
 An owner is planned for each matrix, the same on every rank: the rank that has at least half of it,
-otherwise the rank with the least work. ZeRO 1 and 2 shard a long concatenation of parameters, so that
-few matrices are split; ZeRO 3 splits all of them.
+otherwise the rank with the least work. ZeRO 1 and 2 shard a long concatenation of parameters, so
+that few matrices are split; ZeRO 3 splits all of them.
 
 The update rule is torch's class, unchanged, with its own state on the owner of a matrix. Without a
 sharding engine, every matrix is whole on every rank, and nothing is sent.
@@ -88,7 +88,8 @@ class MatrixBlock:
 class BlockPart:
     """The part of a block on one rank, the keeper; the owner steps the block.
 
-    `start` is the first element in the keeper's flattened tensor, `first` that in the flattened block.
+    `start` is the first element in the keeper's flattened tensor, `first` that in the flattened
+    block.
     """
 
     block: MatrixBlock
@@ -126,7 +127,8 @@ def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -
             first = max(span.offset, block.offset)
             length = min(span.offset + span.length, block.offset + block.length) - first
             if length > 0:
-                kept_parts.append((rank, span.start + first - span.offset, first - block.offset, length))
+                start = span.start + first - span.offset
+                kept_parts.append((rank, start, first - block.offset, length))
         assert sum(length for *_, length in kept_parts) == block.length, f"{block} is incomplete"
         keeper, *_, most = max(kept_parts, key=lambda part: (part[3], -part[0]))
         owner = keeper if 2 * most >= block.length else load.index(min(load))
@@ -134,6 +136,9 @@ def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -
         planned.append([BlockPart(block, rank, owner, *place) for rank, *place in kept_parts])
     return planned
 
+
+Matrices = dict[MatrixBlock, tuple[Tensor, Tensor]]
+"""Weight and gradient of each block."""
 
 ROUND_ELEMENTS = 2**24
 """Elements of a rank in one exchange, about: 128 MiB of gradients and weights."""
@@ -154,7 +159,7 @@ def cut_into_rounds(blocks: Sequence[list[BlockPart]], num_ranks: int) -> list[l
 
 
 class Round:
-    """One exchange of the parts of sharded matrices; `parts` are those of every rank. Collective."""
+    """One exchange of the parts of sharded matrices, given those of every rank. Collective."""
 
     def __init__(self, parts: list[BlockPart], rank: int, num_ranks: int) -> None:
         # Sorting is stable: between two ranks, both sides see the same parts in the same order.
@@ -164,8 +169,8 @@ class Round:
         self._kept_sizes = [sum(p.length for p in self._kept if p.owner == r) for r in ranks]
         self._owned_sizes = [sum(p.length for p in self._owned if p.keeper == r) for r in ranks]
 
-    def run(self, master: Tensor, step: Callable[[dict[MatrixBlock, tuple[Tensor, Tensor]]], None]) -> None:
-        """Steps the blocks of this round; `step` modifies the weights of {block: (weight, gradient)}.
+    def run(self, master: Tensor, step: Callable[[Matrices], None]) -> None:
+        """Steps the blocks of this round; `step` modifies the weights in place.
 
         This rank's parts are read from the fp32 master and from its gradient, and written back.
         """
@@ -175,21 +180,23 @@ class Round:
         step(whole)
         flat = [whole[p.block][0].view(-1)[p.first : p.first + p.length] for p in self._owned]
         back = self._send(flat, weights, self._owned_sizes, self._kept_sizes)
-        for part, values in zip(self._kept, back.split([p.length for p in self._kept]), strict=True):
+        pieces = back.split([p.length for p in self._kept])
+        for part, values in zip(self._kept, pieces, strict=True):
             weights[part.start : part.start + part.length] = values
 
-    def _gather(self, gradients: Tensor, weights: Tensor) -> dict[MatrixBlock, tuple[Tensor, Tensor]]:
+    def _gather(self, gradients: Tensor, weights: Tensor) -> Matrices:
         pairs = []
         for part in self._kept:
             place = slice(part.start, part.start + part.length)
             pairs += [weights[place], gradients[place]]
         sizes = [[2 * size for size in side] for side in (self._kept_sizes, self._owned_sizes)]
         received = self._send(pairs, weights, *sizes)
-        whole: dict[MatrixBlock, tuple[Tensor, Tensor]] = {}
+        whole: Matrices = {}
         values = iter(received.split([p.length for p in self._owned for _ in range(2)]))
         for part in self._owned:
             if part.block not in whole:
-                whole[part.block] = (weights.new_empty(part.block.shape), weights.new_empty(part.block.shape))
+                shape = part.block.shape
+                whole[part.block] = (weights.new_empty(shape), weights.new_empty(shape))
             for target in whole[part.block]:
                 target.view(-1)[part.first : part.first + part.length] = next(values)
         return whole
@@ -219,8 +226,8 @@ class WholeGroup(NamedTuple):
 class WholeOptimizer(torch.optim.Optimizer):
     """AdamW for some groups, and for others a torch optimizer over whole matrices.
 
-    Leaves the matrices unchanged until `place` has registered them: a sharding engine takes a step of
-    zeros while it is built. `elementwise` steps all other parameters; None if there are none.
+    Leaves the matrices unchanged until `place` has registered them: a sharding engine takes a step
+    of zeros while it is built. `elementwise` steps all other parameters; None if there are none.
     """
 
     def __init__(self, groups: Sequence[WholeGroup], elementwise: torch.optim.Optimizer | None) -> None:
@@ -228,14 +235,14 @@ class WholeOptimizer(torch.optim.Optimizer):
             {"params": list(group.parameters), "lr": lr, "lr_ratio": lr_ratio, "name": group.name}
             for group, _, lr, lr_ratio in groups
         ]
-        # The dicts of the elementwise optimizer are shared: an engine replaces the parameters in them.
+        # The dicts of the elementwise optimizer are shared: an engine replaces the parameters in
+        # them.
         super().__init__([*own, *(elementwise.param_groups if elementwise else [])], {})
         self._elementwise = elementwise
         if elementwise is not None:
             elementwise.state = self.state
         self._groups = {whole.group.name: whole for whole in groups}
         self._rules: dict[str, _Rule] = {}
-        self._masters: set[int] = set()
 
     def place(
         self, masters: Sequence[Tensor], pieces: Sequence[WeightPiece], ranks: Sequence[Sequence[Span]], rank: int
@@ -245,21 +252,12 @@ class WholeOptimizer(torch.optim.Optimizer):
         `ranks` are the spans of the pieces of every rank; of this rank only, if every rank has all.
         `rank` is the index of this rank in `ranks`.
         """
-        for name, (group, make, *_) in self._groups.items():
-            members = dict(zip(group.names, group.blocks, strict=True))
-            shared = [[span for span in spans if span.name in members] for spans in ranks]
-            slots = {span.name: span.slot for spans in shared for span in spans}
-            assert slots.keys() == members.keys(), "every parameter of the group is kept by some rank"
-            blocks = [block for key, shapes in members.items() for block in blocks_of(key, shapes)]
-            own = {slot: masters[slot] for slot in set(slots.values())}
-            shapes = {piece.span.name: piece.shape for piece in pieces}
-            planned = plan_parts(blocks, shared)
-            self._rules[name] = _Rule(make, own, slots, shapes, planned, rank, len(ranks))
-            self._masters |= {id(master) for master in own.values()}
+        for name, whole in self._groups.items():
+            self._rules[name] = _Rule(whole, masters, pieces, ranks, rank)
 
     def takes_whole(self, master: Tensor) -> bool:
-        """Returns whether a master contains matrices that are stepped whole, with state in `fragments`."""
-        return id(master) in self._masters
+        """Returns whether a master contains matrices; their state is in `fragments`."""
+        return any(id(master) in rule.masters for rule in self._rules.values())
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -289,54 +287,57 @@ class _Rule:
 
     def __init__(
         self,
-        make: MakeRule,
-        masters: dict[int, Tensor],
-        slots: dict[str, int],
-        shapes: dict[str, tuple[int, ...]],
-        planned: list[list[BlockPart]],
+        whole: WholeGroup,
+        masters: Sequence[Tensor],
+        pieces: Sequence[WeightPiece],
+        ranks: Sequence[Sequence[Span]],
         rank: int,
-        num_ranks: int,
     ) -> None:
-        self._slots = {id(master): slot for slot, master in masters.items()}
-        self._shapes = shapes
-        self._local: dict[int, list[BlockPart]] = {}
-        cut: dict[int, list[list[BlockPart]]] = {}
-        for parts in planned:
-            slot = slots[parts[0].block.name]
-            if len(parts) > 1:
-                cut.setdefault(slot, []).append(parts)
-            elif parts[0].keeper == rank:
-                self._local.setdefault(slot, []).append(parts[0])
-        self._rounds = {
-            slot: [Round(parts, rank, num_ranks) for parts in cut_into_rounds(blocks, num_ranks)]
-            for slot, blocks in cut.items()
-        }
-        device = next(iter(masters.values())).device
+        members = dict(zip(whole.group.names, whole.group.blocks, strict=True))
+        shared = [[span for span in spans if span.name in members] for spans in ranks]
+        placed = {span.name: masters[span.slot] for spans in shared for span in spans}
+        assert placed.keys() == members.keys(), "some rank keeps every parameter of the group"
+        self.masters = {id(master) for master in placed.values()}
+        self._shapes = {piece.span.name: piece.shape for piece in pieces}
+        blocks = [block for name, shapes in members.items() for block in blocks_of(name, shapes)]
+        # Matrices by master: those whole on this rank, and those that are cut.
+        self._local: dict[int, list[BlockPart]] = defaultdict(list)
+        cut: dict[int, list[list[BlockPart]]] = defaultdict(list)
         # A handle identifies a matrix and its state in the optimizer; between steps it is empty.
         self._handles: dict[MatrixBlock, nn.Parameter] = {}
-        for block in (parts[0].block for parts in planned if parts[0].owner == rank):
-            empty = torch.empty(0, *block.shape[1:], device=device)
-            self._handles[block] = nn.Parameter(empty, requires_grad=False)
-        self._optimizer = make(list(self._handles.values())) if self._handles else None
+        for block, parts in zip(blocks, plan_parts(blocks, shared), strict=True):
+            master = placed[block.name]
+            if len(parts) > 1:
+                cut[id(master)].append(parts)
+            elif parts[0].keeper == rank:
+                self._local[id(master)].append(parts[0])
+            if parts[0].owner == rank:
+                empty = torch.empty(0, *block.shape[1:], device=master.device)
+                self._handles[block] = nn.Parameter(empty, requires_grad=False)
+        self._rounds: dict[int, list[Round]] = defaultdict(list)
+        for master_id, planned in cut.items():
+            for round_parts in cut_into_rounds(planned, len(ranks)):
+                self._rounds[master_id].append(Round(round_parts, rank, len(ranks)))
+        self._optimizer = whole.make(list(self._handles.values())) if self._handles else None
 
     def step(self, masters: list[Tensor], learning_rate: float) -> None:
         """Steps the matrices of these masters."""
-        here: dict[MatrixBlock, tuple[Tensor, Tensor]] = {}
+        here: Matrices = {}
         for master in masters:
             if master.grad is None:
                 continue
             weights = master.data.view(-1)
             gradients = master.grad.reshape(-1)
-            for part in self._local.get(self._slots[id(master)], []):
+            for part in self._local[id(master)]:
                 place = slice(part.start, part.start + part.length)
                 shape = part.block.shape
                 here[part.block] = weights[place].view(shape), gradients[place].view(shape)
         self._step_whole(here, learning_rate)
         for master in masters:
-            for exchange in self._rounds.get(self._slots[id(master)], []):
+            for exchange in self._rounds[id(master)]:
                 exchange.run(master, lambda whole: self._step_whole(whole, learning_rate))
 
-    def _step_whole(self, matrices: dict[MatrixBlock, tuple[Tensor, Tensor]], learning_rate: float) -> None:
+    def _step_whole(self, matrices: Matrices, learning_rate: float) -> None:
         if self._optimizer is None or not matrices:
             return
         for block, (weight, gradient) in matrices.items():
@@ -350,7 +351,7 @@ class _Rule:
             handle.data = handle.data.new_empty(0, *handle.shape[1:])
 
     def fragments(self) -> Iterator[Fragment]:
-        """Yields the state of each matrix; tensors of its size are pieces of the parameter's state."""
+        """Yields the state of each matrix; tensors of its size as pieces of the parameter's."""
         if self._optimizer is None:
             return
         state = self._optimizer.state

@@ -20,7 +20,8 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
     step), and step warmup_steps - 1 has factor 1. From there to the end (`decay_steps`, or
     `total_steps`) the factor decays to `min_ratio`, and stays there.
 
-    `step` may be beyond the end. Positions of the schedule are in steps (`ScheduleConfig.in_steps`).
+    `step` may be beyond the end. Positions of the schedule are in steps
+    (`ScheduleConfig.in_steps`).
     """
     assert schedule is schedule.in_steps(1), "convert positions by token to steps first"
     if step < schedule.warmup_steps:
@@ -28,8 +29,8 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
     if schedule.kind == "constant":
         return 1.0
     if schedule.kind == "inverse_sqrt":
-        # 1 up to step number k, counted from 1, then sqrt(k / number); k is the hold or the warm-up.
-        # With a warm-up w this is `d_model^-0.5 * min(n^-0.5, n * w^-1.5)` over its peak,
+        # 1 up to step number k, counted from 1, then sqrt(k / number); k is the hold or the
+        # warm-up. With a warm-up w this is `d_model^-0.5 * min(n^-0.5, n * w^-1.5)` over its peak,
         # (d_model * w)^-0.5 (Vaswani et al. 2017, eq. 3); with a hold k and no warm-up it is T5's
         # `1 / sqrt(max(n, k))` over its peak, 1 / sqrt(k) (Raffel et al. 2020, 3.1.2).
         flat = max(schedule.hold_steps or 0, schedule.warmup_steps)

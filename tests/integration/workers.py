@@ -129,7 +129,7 @@ def build(
     torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
     saves_frozen = finetune != "lora"
     return build_engine(
-        module, names, torch_optimizer, accelerator, config, grad_clip, plan, world, saves_frozen=saves_frozen
+        module, names, torch_optimizer, accelerator, config, grad_clip, world, saves_frozen=saves_frozen
     )
 
 

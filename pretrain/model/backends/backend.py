@@ -105,9 +105,9 @@ def call_kernel(
 ) -> Tensor:
     """Calls torch's kernel: flash, cuDNN, memory-efficient or math, by torch's choice.
 
-    `allowed` is a bool mask or an addend of the scores, broadcastable to [B, N, T, S]. `blind`, bool
-    [B, N, T, 1], are queries that see nothing, contrary to `allowed`: some GPU kernels return NaN
-    for a row without keys. The result is 0 there, and on a CPU for every query without keys.
+    `allowed` is a bool mask or an addend of the scores, broadcastable to [B, N, T, S]. `blind`,
+    bool [B, N, T, 1], are queries that see nothing, contrary to `allowed`: some GPU kernels return
+    NaN for a row without keys. The result is 0 there, and on a CPU for every query without keys.
     """
     if allowed is not None and allowed.dtype != torch.bool:
         allowed = allowed.to(q_BTNH.dtype)
@@ -142,9 +142,9 @@ def dense_mask(
 ) -> Tensor | None:
     """Materialises a mask over a rectangle: True where query t sees key s; one byte a pair.
 
-    A prefix lifts `causal` only: window, documents and lengths apply to its keys too. `queries` are
-    positions t without `query_offset`. The result is broadcastable to [B, N, T, S] of the rectangle;
-    None if all of it is visible.
+    A prefix lifts `causal` only: window, documents and lengths apply to its keys too. `queries`
+    are positions t without `query_offset`. The result is broadcastable to [B, N, T, S] of the
+    rectangle; None if all of it is visible.
     """
     terms = []
     first = queries.start + mask.query_offset

@@ -98,9 +98,9 @@ class RecurrentDecoder(nn.Module):
         bahdanau   token by token: context = attend(last state), states = cells([x; context]), outputs as Luong's
 
     Without feedback, all tokens go through the cells in one call. Luong et al. (2015) end with the
-    tanh layer; Bahdanau et al. (2015) have a maxout layer there that reads the token too, and begin
-    with a layer over the encoder's backward state. Here both begin with the encoder's last state and
-    end with Luong's layer: only the score and its place differ.
+    tanh layer; Bahdanau et al. (2015) have a maxout layer there that reads the token too, and
+    begin with a layer over the encoder's backward state. Here both begin with the encoder's last
+    state and end with Luong's layer: only the score and its place differ.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:

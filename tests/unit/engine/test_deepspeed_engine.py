@@ -14,7 +14,7 @@ from pretrain.errors import LaunchError
 from pretrain.model.stack import Block
 from tests.helpers.fake_deepspeed import DTYPES, FakeAccelerator, fake_deepspeed
 from tests.helpers.thread_ranks import Ranks
-from tests.unit.engine.toy import LR, PLAN, SHAPES, Toy, adamw, assemble, engine_config, names_of, over_fakes
+from tests.unit.engine.toy import LR, SHAPES, Toy, adamw, assemble, engine_config, names_of, over_fakes
 
 CASES = [
     *((0, precision) for precision in ("fp32", "bf16")),
@@ -210,10 +210,10 @@ def test_what_is_built_must_be_deepspeed_s_and_of_the_stage_that_was_asked_for(m
     monkeypatch.setitem(sys.modules, "deepspeed", fake_deepspeed(Ranks(1)))
     bare = SimpleNamespace(prepare=lambda module, optimizer: (module, optimizer))
     with pytest.raises(LaunchError, match="DeepSpeed was asked for, accelerate built Toy; report this as a bug"):
-        DeepSpeedZeroEngine(*arguments, bare, engine_config(2, "bf16"), 1.0, PLAN, World(0, 1, 0))
+        DeepSpeedZeroEngine(*arguments, bare, engine_config(2, "bf16"), 1.0, World(0, 1, 0))
     other = FakeAccelerator(Ranks(1), stage=1, precision="bf16")
     with pytest.raises(LaunchError, match="ZeRO stage 2 was asked for, stage 1 runs; report this as a bug"):
-        DeepSpeedZeroEngine(*arguments, other, engine_config(2, "bf16"), 1.0, PLAN, World(0, 1, 0))
+        DeepSpeedZeroEngine(*arguments, other, engine_config(2, "bf16"), 1.0, World(0, 1, 0))
 
 
 @pytest.mark.parametrize(

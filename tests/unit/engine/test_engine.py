@@ -10,12 +10,12 @@ from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.build import build_engine
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
-from pretrain.engine.torch_engine import TorchEngine
+from pretrain.engine.replicated import TorchEngine
 from pretrain.errors import LaunchError
 from tests.helpers.fake_deepspeed import FakeAccelerator, fake_deepspeed
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.test_torch_engine import Ddp
-from tests.unit.engine.toy import PLAN, SHAPES, Toy, adamw, names_of
+from tests.unit.engine.toy import SHAPES, Toy, adamw, names_of
 
 KINDS = [("single", 0), ("ddp", 0), *(("deepspeed", stage) for stage in range(4))]
 
@@ -30,9 +30,7 @@ def build(monkeypatch, kind, stage, frozen=(), size=1, processes=1, **options):
     accelerator.num_processes = processes
     accelerator.prepare_model = lambda module, evaluation_mode: module if evaluation_mode else Ddp(module)
     config = EngineConfig(kind=kind, zero_stage=stage, precision="bf16" if kind == "deepspeed" else "fp32")
-    return build_engine(
-        module, names_of(module), adamw(module), accelerator, config, 1.0, PLAN, World(0, size, 0), **options
-    )
+    return build_engine(module, names_of(module), adamw(module), accelerator, config, 1.0, World(0, size, 0), **options)
 
 
 @pytest.mark.parametrize(("kind", "stage"), KINDS)
@@ -70,5 +68,5 @@ def test_every_parameter_of_the_module_has_a_name_in_checkpoints(monkeypatch):
     )
     config = EngineConfig(kind="single", precision="fp32")
     names = {key: f"model.{name}" for key, name in names_of(module).items()}
-    engine = build_engine(module, names, adamw(module), accelerator, config, 0.0, PLAN, World(0, 1, 0))
+    engine = build_engine(module, names, adamw(module), accelerator, config, 0.0, World(0, 1, 0))
     assert {fragment.name for fragment in engine.state.held_fragments()} == {f"model.{name}" for name in SHAPES}

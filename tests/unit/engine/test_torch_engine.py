@@ -11,7 +11,7 @@ from torch import nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.engine.torch_engine import TorchEngine
+from pretrain.engine.replicated import TorchEngine
 from pretrain.errors import LaunchError
 from tests.unit.engine.toy import LR, SHAPES, Toy, adamw, names_of
 

@@ -115,7 +115,7 @@ def over_fakes(
     def build(world: World) -> DeepSpeedZeroEngine:
         module = Toy()
         optimizer, accelerator = adamw(module, ratios), FakeAccelerator(ranks, **options)
-        return DeepSpeedZeroEngine(module, names_of(module), optimizer, accelerator, config, clip, PLAN, world)
+        return DeepSpeedZeroEngine(module, names_of(module), optimizer, accelerator, config, clip, world)
 
     return ranks.run(build)
 
