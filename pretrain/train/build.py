@@ -109,7 +109,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
     engine = build_engine(
-        module, names, optimizer, accelerator, config.engine, clip, plan, world, saves_frozen=start.base is None
+        module, names, optimizer, accelerator, config.engine, clip, world, saves_frozen=start.base is None
     )
 
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml, as written
