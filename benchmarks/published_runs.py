@@ -11,15 +11,17 @@ MFU counts 6 N + 12 L D T FLOPs a token over the dense bf16 peak. torchtitan's s
 second product, ours none.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import CONSTANTS, GPUS, Constants
-from pretrain.plan.roofline import Network, Work, plan_work, time_step
-from pretrain.plan.task import TrainingTask
+from pretrain.plan.roofline import Work, plan_work, time_step
+from pretrain.plan.task import ParallelLayout, TrainingTask
 
 
 class PublishedRun(NamedTuple):
@@ -134,15 +136,15 @@ ROWS: list[PublishedRun] = [
 def work_of(row: PublishedRun) -> Work:
     """Returns the work of a rank of a published run."""
     task = TrainingTask(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
-    engine = EngineConfig(zero_stage=row.zero_stage)
-    return plan_work(task, engine, row.gpus, row.micro, row.accumulation, recompute=row.recompute)
+    layout = ParallelLayout(EngineConfig(zero_stage=row.zero_stage), row.micro, row.accumulation)
+    return replace(plan_work(task, layout, row.gpus), recompute=row.recompute, overlaps=True)
 
 
 def predict_row(row: PublishedRun, constants: Constants = CONSTANTS) -> float:
     """Returns the predicted MFU of a published run in percent, with overlapping communication."""
-    nodes, gpu, work = max(1, row.gpus // 8), GPUS[row.gpu], work_of(row)
-    network = Network(nodes, row.gpus // nodes, row.zero_stage, overlaps=True)
-    return 100 * work.model_flops / time_step(work, network, gpu, constants).total / gpu.flops
+    nodes, work = max(1, row.gpus // 8), work_of(row)
+    cluster = Cluster(nodes, row.gpus // nodes, GPUS[row.gpu])
+    return 100 * work.model_flops / time_step(work, cluster, constants).total / cluster.gpu.flops
 
 
 def error_table() -> str:

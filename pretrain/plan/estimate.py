@@ -8,12 +8,12 @@ from typing import Any
 
 from pretrain.config.data import plan_batch
 from pretrain.config.run import RunConfig
-from pretrain.plan import course, roofline
+from pretrain.plan import course
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import StoredData
 from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory, state_bytes
 from pretrain.plan.params import Values, count_parts
-from pretrain.plan.roofline import Network, Rate, link_seconds, predict_rate
+from pretrain.plan.roofline import Rate, link_seconds, plan_work, predict_rate, recompute_share, wire_bytes
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
 from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
 
@@ -96,7 +96,7 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
     parts = count_parts(task.model)
     flops = task.flops
     in_blocks = flops.forward.projections + flops.forward.attention
-    again = roofline.recompute_share(task.model, config.engine) * in_blocks
+    again = recompute_share(task.model, config.engine) * in_blocks
     return {
         "vocab_size": task.model.vocab_size,
         "vocab_assumed": config.model.vocab_size is None and stored is None,
@@ -169,16 +169,13 @@ def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, An
 
 def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> list[dict[str, Any]]:
     """Returns what a rank sends in a step at each ZeRO stage, without overlap."""
-    work = roofline.plan_work(task, layout.engine, cluster.size, layout.micro, layout.accumulation)
+    work = plan_work(task, layout, cluster.size)
     found = []
     for stage in range(4):
-        network = Network(cluster.nodes, cluster.per_node, stage)
-        often, once = roofline.wire_bytes(work, network)
+        often, once = wire_bytes(replace(work, zero_stage=stage), cluster.size)
         total = layout.accumulation * often + once
-        inside = link_seconds(total, replace(network, nodes=1), cluster.gpu, cluster.constants)
-        between = 0.0
-        if cluster.nodes > 1:
-            between = link_seconds(total, network, cluster.gpu, cluster.constants)
+        inside = link_seconds(total, replace(cluster, nodes=1), cluster.constants)
+        between = link_seconds(total, cluster, cluster.constants) if cluster.nodes > 1 else 0.0
         found.append({"zero_stage": stage, "bytes": total, "inside_s": inside, "between_s": between})
     return found
 

@@ -93,23 +93,16 @@ GPUS: dict[str, Gpu] = {
 }
 """GPUs by the name that `--gpu` takes."""
 
-_DEVICES = (
-    (r"GH200", "gh200"),
-    (r"H200", "h200"),
-    (r"H100 PCIe", "h100-pcie"),
-    (r"H100", "h100"),
-    (r"B200", "b200"),
-    (r"A100.*40GB", "a100-40"),
-    (r"A100", "a100"),
-    (r"\bA40\b", "a40"),
-    (r"\bA10G?\b", "a10"),
-    (r"L40S", "l40s"),
-    (r"\bL4\b", "l4"),
-    (r"V100", "v100"),
-    (r"RTX 4090", "rtx4090"),
-    (r"MI250X", "mi250x"),
-    (r"MI300X", "mi300x"),
-)
+_PATTERNS = {
+    "cpu": "(?!)",
+    "a10": r"\bA10G?\b",
+    "a40": r"\bA40\b",
+    "a100-40": "A100.*40GB",
+    "h100-pcie": "H100 PCIe",
+    "l4": r"\bL4\b",
+    "rtx4090": "RTX 4090",
+}
+"""Patterns of a driver's device name, where that does not contain the name in capitals."""
 
 
 def find_gpu(name: str) -> Gpu:
@@ -122,4 +115,7 @@ def find_gpu(name: str) -> Gpu:
 
 def name_of_device(device: str) -> str | None:
     """Returns the name in `GPUS` of a driver's device name; None: unknown."""
-    return next((name for pattern, name in _DEVICES if re.search(pattern, device)), None)
+    # The longest first: A100 is in the name of an A100 of 40 GB, H200 in that of a GH200.
+    names = sorted(GPUS, key=len, reverse=True)
+    found = (name for name in names if re.search(_PATTERNS.get(name, name.upper()), device))
+    return next(found, None)

@@ -16,9 +16,12 @@ from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
-from pretrain.plan.gpus import CONSTANTS, Constants, Gpu
+from pretrain.plan.gpus import Constants
 from pretrain.plan.memory import bytes_per_parameter, state_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
+
+OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
+"""True: gradients are reduced during the backward pass, as `deepspeed_config` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Work:
     offload_bytes: float  # bytes between host and device in a step
     accumulation: int  # micro-batches of a step
     fp32: bool = False  # true: products are in fp32
+    zero_stage: int = 0  # ZeRO stage; 0 also for DDP
+    overlaps: bool = False  # true: communication overlaps computation
 
     @property
     def model_flops(self) -> float:
@@ -56,18 +61,11 @@ def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
     return sum(again) / sum(layers)
 
 
-def plan_work(
-    task: TrainingTask,
-    engine: EngineConfig,
-    world_size: int,
-    micro: int,
-    accumulation: int,
-    *,
-    recompute: float | None = None,
-) -> Work:
-    """Counts the work of a rank; `recompute=None` takes the engine's share."""
+def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int) -> Work:
+    """Counts the work of a rank."""
     model = task.model
     values = task.values
+    engine = layout.engine
     plain = engine.model_copy(update={"activation_checkpointing": "none"})
     on_host = engine.offload_optimizer != "none"
     each = state_bytes(task.optimizer, values) / values.trained
@@ -79,44 +77,27 @@ def plan_work(
         updated = 2 * bytes_per_parameter(*zero).optimizer * values.trained
         offload += 2 * engine.compute_bytes * values.trained / world_size + updated
     if engine.offload_params != "none":
-        offload += 2 * engine.compute_bytes * values.weights / world_size * accumulation
+        offload += 2 * engine.compute_bytes * values.weights / world_size * layout.accumulation
     rows = model.padded_vocab_size if model.head.kind == "lm" else 0
     return Work(
         whole=task.flops.whole,
         forward=task.flops.forward,
-        micro=micro,
-        recompute=recompute_share(model, engine) if recompute is None else recompute,
+        micro=layout.micro,
+        recompute=recompute_share(model, engine),
         width=model.last_stack.width,
-        kept_bytes=activation_bytes(task, plain, micro).kept,
-        logits=micro * task.lengths.target * task.head_share * rows,
+        kept_bytes=activation_bytes(task, plain, layout.micro).kept,
+        logits=layout.micro * task.lengths.target * task.head_share * rows,
         parameters=values.weights,
         trained=values.trained,
         weight_bytes=engine.compute_bytes,
         layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None),
         state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
-        accumulation=accumulation,
+        accumulation=layout.accumulation,
         fp32=engine.precision == "fp32",
+        zero_stage=engine.zero_stage,
+        overlaps=OVERLAPS[engine.kind],
     )
-
-
-OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
-"""True: gradients are reduced during the backward pass, as `deepspeed_config` sets it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Nodes of `per_node` ranks, and the ZeRO stage, 0 also for DDP."""
-
-    nodes: int
-    per_node: int
-    zero_stage: int
-    overlaps: bool = False  # True: communication overlaps computation
-
-    @property
-    def size(self) -> int:
-        """Ranks."""
-        return self.nodes * self.per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,32 +133,34 @@ class StepTime:
         return max(names, key=lambda name: float(getattr(self, name)))
 
 
-def wire_bytes(work: Work, network: Network) -> tuple[float, float]:
+def wire_bytes(work: Work, world_size: int) -> tuple[float, float]:
     """Returns bytes over a rank's link in a step: with each micro-batch, and once.
 
     An all-reduce of gradients costs twice their size, a reduce-scatter once (Rajbhandari et al. 2020,
     7). DeepSpeed's stage 2 scatters after every micro-batch; stage 3 also gathers all weights twice.
     """
-    if network.size == 1:
+    if world_size == 1:
         return 0.0, 0.0
     gradients = work.trained * work.weight_bytes
-    if network.zero_stage == 3:
+    if work.zero_stage == 3:
         return 2 * work.parameters * work.weight_bytes + gradients, 0.0
-    return (gradients, gradients) if network.zero_stage == 2 else (0.0, 2 * gradients)
+    return (gradients, gradients) if work.zero_stage == 2 else (0.0, 2 * gradients)
 
 
-def link_seconds(num_bytes: float, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> float:
+def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> float:
     """Returns the seconds of rings over all ranks, one a network card: those of a node add up."""
-    links = gpu.link_bytes_s * constants.link_share
-    inside = num_bytes * (network.size - 1) / network.size / links
-    if network.nodes == 1:
+    links = cluster.gpu.link_bytes_s * constants.link_share
+    inside = num_bytes * (cluster.size - 1) / cluster.size / links
+    if cluster.nodes == 1:
         return inside
-    cards = network.per_node * gpu.network_bytes_s * constants.network_share
-    return max(inside, num_bytes * (network.nodes - 1) / network.nodes / cards)
+    cards = cluster.per_node * cluster.gpu.network_bytes_s * constants.network_share
+    return max(inside, num_bytes * (cluster.nodes - 1) / cluster.nodes / cards)
 
 
-def time_step(work: Work, network: Network, gpu: Gpu, constants: Constants = CONSTANTS) -> StepTime:
-    """Predicts a step."""
+def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) -> StepTime:
+    """Predicts a step; `constants=None` takes those of the cluster."""
+    constants = constants or cluster.constants
+    gpu = cluster.gpu
     shares = constants.shares[gpu.generation]
     peak = gpu.flops_fp32 if work.fp32 else gpu.flops
     again = 1 + work.recompute / 3  # of what is moved, a third is the forward pass's
@@ -190,12 +173,12 @@ def time_step(work: Work, network: Network, gpu: Gpu, constants: Constants = CON
     moved = constants.passes * work.kept_bytes * again + constants.logit_bytes * work.logits
     elementwise = moved / bandwidth
     micro = projections + attention + elementwise
-    often, once = wire_bytes(work, network)
-    gathers = 3 * work.layers if network.zero_stage == 3 and network.size > 1 else 0
-    latency = gathers * (constants.latency_s + constants.latency_node_s * network.nodes)
-    wire = link_seconds(often, network, gpu, constants) + latency
-    last = link_seconds(once, network, gpu, constants)
-    if network.overlaps:
+    often, once = wire_bytes(work, cluster.size)
+    gathers = 3 * work.layers if work.zero_stage == 3 and cluster.size > 1 else 0
+    latency = gathers * (constants.latency_s + constants.latency_node_s * cluster.nodes)
+    wire = link_seconds(often, cluster, constants) + latency
+    last = link_seconds(once, cluster, constants)
+    if work.overlaps:
         wire = max(constants.never_hidden * wire, wire - constants.hides * micro)
         last = max(constants.never_hidden * last, last - constants.hides * micro * 2 / 3)
     count = work.accumulation
@@ -228,8 +211,7 @@ def predict_rate(
     task: TrainingTask, layout: ParallelLayout, cluster: Cluster, *, mfu: float = 0.0, tokens_s: float = 0.0
 ) -> Rate:
     """Predicts the speed of a layout; or returns it at a given MFU, or number of tokens a second."""
-    engine = layout.engine
-    work = plan_work(task, engine, cluster.size, layout.micro, layout.accumulation)
+    work = plan_work(task, layout, cluster.size)
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
     # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
     flops = work.model_flops * cluster.size
@@ -237,9 +219,7 @@ def predict_rate(
     if mfu or tokens_s:
         step_s = tokens / tokens_s if tokens_s else flops / (mfu * peak)
         return Rate(step_s, tokens / step_s, mfu or flops / step_s / peak, "given")
-    overlaps = OVERLAPS[engine.kind]
-    network = Network(cluster.nodes, cluster.per_node, engine.zero_stage, overlaps)
-    found = time_step(work, network, cluster.gpu, cluster.constants)
+    found = time_step(work, cluster)
     # Batches are assembled while a step runs: they cost nothing until they take longer than it.
     reading_s = tokens / cluster.size / LOADER_TOKENS_S
     step_s = max(found.total, reading_s)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_runs import ROWS, error_table, predict_row
+from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
-from pretrain.plan.gpus import GPUS
-from pretrain.plan.roofline import Network, Work, link_seconds, time_step, wire_bytes
+from pretrain.plan.gpus import CONSTANTS, GPUS
+from pretrain.plan.roofline import Work, link_seconds, time_step, wire_bytes
 
 WORK = Work(
     whole=RowFlops(projections=6e12, attention=1e12, head=1e11),
@@ -53,35 +54,36 @@ def test_the_document_prints_the_errors_as_they_are():
 @pytest.mark.parametrize(("stage", "often", "once"), [(0, 0, 4e9), (1, 0, 4e9), (2, 2e9, 2e9), (3, 6e9, 0)])
 def test_what_passes_a_link_by_stage(stage, often, once):
     """Twice the gradients and weights of 2 bytes; stage 3 half as much again, with every micro-batch."""
-    assert wire_bytes(WORK, Network(2, 8, stage, False)) == (often, once)
+    assert wire_bytes(replace(WORK, zero_stage=stage), 16) == (often, once)
 
 
 def test_one_rank_sends_nothing():
-    assert time_step(WORK, Network(1, 1, 3, False), GPUS["h100"]).network == 0
+    assert time_step(replace(WORK, zero_stage=3), Cluster(1, 1, GPUS["h100"])).network == 0
 
 
 def test_links_within_a_node_are_faster_than_the_network():
-    alone, two = (link_seconds(1e9, Network(nodes, 8, 2, False), GPUS["a100"]) for nodes in (1, 2))
+    alone, two = (link_seconds(1e9, Cluster(nodes, 8, GPUS["a100"]), CONSTANTS) for nodes in (1, 2))
     assert alone < two
 
 
 def test_communication_that_overlaps_costs_less_and_never_nothing():
-    beside, after = (time_step(WORK, Network(4, 8, 3, overlaps), GPUS["h100"]).network for overlaps in (True, False))
+    works = (replace(WORK, zero_stage=3, overlaps=overlaps) for overlaps in (True, False))
+    beside, after = (time_step(work, Cluster(4, 8, GPUS["h100"])).network for work in works)
     assert 0 < beside < after
 
 
 def test_the_bound_is_what_takes_longest():
-    network, gpu = Network(1, 1, 0, False), GPUS["h100"]
-    assert time_step(WORK, network, gpu).bound == "compute"
-    assert time_step(replace(WORK, kept_bytes=1e13), network, gpu).bound == "memory"
-    assert time_step(replace(WORK, offload_bytes=1e13), network, gpu).bound == "offload"
-    slow = replace(gpu, network_bytes_s=1e6)
-    assert time_step(WORK, Network(2, 1, 2, False), slow).bound == "network"
+    alone = Cluster(1, 1, GPUS["h100"])
+    assert time_step(WORK, alone).bound == "compute"
+    assert time_step(replace(WORK, kept_bytes=1e13), alone).bound == "memory"
+    assert time_step(replace(WORK, offload_bytes=1e13), alone).bound == "offload"
+    slow = replace(alone.gpu, network_bytes_s=1e6)
+    assert time_step(replace(WORK, zero_stage=2), Cluster(2, 1, slow)).bound == "network"
 
 
 def test_computing_the_forward_pass_again_is_a_third_more_and_no_useful_work():
     headless = replace(WORK, whole=replace(WORK.whole, head=0.0))
-    again = time_step(replace(headless, recompute=1.0), Network(1, 1, 0, False), GPUS["h100"])
-    plain = time_step(headless, Network(1, 1, 0, False), GPUS["h100"])
+    again = time_step(replace(headless, recompute=1.0), Cluster(1, 1, GPUS["h100"]))
+    plain = time_step(headless, Cluster(1, 1, GPUS["h100"]))
     assert again.compute == pytest.approx(plain.compute * 4 / 3)
     assert replace(WORK, recompute=1.0).model_flops == WORK.model_flops
