@@ -1,4 +1,4 @@
-"""Picture of attention maps, and tokens as its labels: white space visible, long ones cut, only what a font has."""
+"""Picture of attention maps, with tokens as labels: visible white space, in the fonts at hand."""
 
 import functools
 import unicodedata
@@ -30,20 +30,21 @@ SENTENCEPIECE_SPACE = "\u2581"
 ELLIPSIS = "\u2026"
 LONGEST_COLUMNS = 12
 FONTS = (
-    "DejaVu Sans Mono", "Noto Sans Mono", "Noto Sans Mono CJK SC", "Noto Sans Mono CJK JP", "Noto Sans CJK SC",
-    "Noto Sans CJK JP", "WenQuanYi Micro Hei Mono", "WenQuanYi Zen Hei Mono", "Droid Sans Fallback", "IPAexGothic",
-    "IPAGothic", "MS Gothic", "Hiragino Sans", "Arial Unicode MS", "DejaVu Sans", "Noto Sans", "Noto Sans Arabic",
-    "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Thai", "FreeSans", "Unifont",
+    "DejaVu Sans Mono", "Noto Sans Mono", "Noto Sans Mono CJK SC", "Noto Sans Mono CJK JP",
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei Mono", "WenQuanYi Zen Hei Mono",
+    "Droid Sans Fallback", "IPAexGothic", "IPAGothic", "MS Gothic", "Hiragino Sans",
+    "Arial Unicode MS", "DejaVu Sans", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
+    "Noto Sans Devanagari", "Noto Sans Thai", "FreeSans", "Unifont",
 )  # fmt: skip
 """Tried in this order for each character; the first and `DejaVu Sans` come with matplotlib."""
 REPLACEMENT = "\ufffd"
 """Decoded form of bytes that are not whole characters."""
 MOST_PARTS = 8
-"""Tokens that are looked at for the rest of a character; it has at most four bytes, but tokens may straddle two."""
+"""Most tokens of a character: it has at most four bytes, but a token may overlap two."""
 
 
 def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token; the parts of a cut character as that character with `[1/3]`, `[2/3]` ...
+    """Returns the text of each token; parts of a cut character as it with `[1/3]`, `[2/3]` ...
 
     Tokenizers of bytes cut the characters of a script that they were not trained on.
     """
@@ -57,7 +58,8 @@ def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
         if end - start > 1:
             text = codec.decode(list(ids[start:end]))
             text = text if len(text) <= 3 else text[:2] + ELLIPSIS
-            shown[start:end] = [f"{text}[{part}/{end - start}]" for part in range(1, end - start + 1)]
+            num_parts = end - start
+            shown[start:end] = [f"{text}[{part}/{num_parts}]" for part in range(1, num_parts + 1)]
         start = end
     return shown
 
@@ -77,7 +79,8 @@ def _drawable_code_points() -> frozenset[int]:
 
     found: set[int] = set()
     for name in label_fonts():
-        path = font_manager.findfont(font_manager.FontProperties(family=[name]), fallback_to_default=False)
+        font = font_manager.FontProperties(family=[name])
+        path = font_manager.findfont(font, fallback_to_default=False)
         found |= font_manager.get_font(path).get_charmap().keys()
     return frozenset(found)
 
@@ -88,15 +91,16 @@ def is_drawable(character: str) -> bool:
 
 
 def columns(text: str) -> int:
-    """Returns the width of a text in columns of a monospaced font: two for the wide characters of East Asia."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    """Returns the columns of a text in a monospaced font: two for a wide character of East Asia."""
+    bases = [c for c in text if not unicodedata.combining(c)]
+    return len(bases) + sum(unicodedata.east_asian_width(c) in "WF" for c in bases)
 
 
 def label(token: str, drawable: Callable[[str], bool] = is_drawable) -> str:
     r"""Returns the label of a token.
 
-    Spaces, sentencepiece's too, become open boxes; other white space, control characters and what no font has become
-    escapes (`\n`, `\u0e01`); more than `LONGEST_COLUMNS` columns are cut. An empty token is written as two quotes.
+    Spaces, sentencepiece's too, become open boxes; other white space, control characters and those
+    of no font become escapes (`\n`, `\u0e01`); more than `LONGEST_COLUMNS` columns are cut.
     """
     if not token:
         return '""'
@@ -110,7 +114,8 @@ def label(token: str, drawable: Callable[[str], bool] = is_drawable) -> str:
 def _visible(character: str, drawable: Callable[[str], bool]) -> str:
     if character in (" ", SENTENCEPIECE_SPACE):
         return SPACE
-    is_blank = character.isspace() or unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
+    category = unicodedata.category(character)
+    is_blank = character.isspace() or category in ("Cc", "Cf", "Zl", "Zp", "Zs")
     if is_blank or not drawable(character):
         return character.encode("unicode_escape").decode("ascii")
     return character
@@ -118,14 +123,14 @@ def _visible(character: str, drawable: Callable[[str], bool]) -> str:
 
 # A picture of attention maps: small multiples, layers down and heads across, or one large map.
 #
-# White is a weight of 0 and the darkest blue 1; cells that the mask forbids are grey and hatched, unlike
-# a weight that the model has learnt to be 0. Not here: sizes and places (`figure_layout.py`).
+# White is a weight of 0 and the darkest blue 1; cells that the mask forbids are grey and hatched,
+# unlike a weight that the model has learnt to be 0. Not here: sizes and places (figure_layout.py).
 
 DPI = 150
 COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
-"""White to dark blue in equal steps of CIELAB lightness, 100 to 16: equal lengths of the colour bar look equal."""
+"""White to dark blue in equal steps of CIELAB lightness: equal lengths of the bar look equal."""
 GAMMA = 0.5
-"""Colours follow the square root of a weight: over sixty tokens an even spread is 0.017, and still visible."""
+"""Colours follow the square root of a weight: of sixty equal ones, each 0.017, all are visible."""
 FORBIDDEN_FACE = "#e4e4e4"
 FORBIDDEN_HATCH = "#c4c4c4"
 GRID = "#e9e9e9"
@@ -147,18 +152,27 @@ class FigureSection:
     @property
     def shape(self) -> SectionSize:
         """Size of the section."""
-        widths = (max(map(columns, labels)) for labels in (self.queries, self.keys))
-        return SectionSize(len(self.rows), max(map(len, self.rows)), len(self.queries), len(self.keys), *widths)
+        return SectionSize(
+            rows=len(self.rows),
+            columns=max(map(len, self.rows)),
+            queries=len(self.queries),
+            keys=len(self.keys),
+            query_columns=max(map(columns, self.queries)),
+            key_columns=max(map(columns, self.keys)),
+        )
 
 
 def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[FigureSection]:
-    """Groups rows of maps from `choose_heads` by stack and kind; `tokens` has those that each stack reads, by name."""
+    """Groups rows of `choose_heads` by stack and kind; `tokens` are those of each stack."""
     sections = []
     for (stack, kind), group in groupby(rows, key=lambda row: (row[0].stack, row[0].kind)):
         cross = kind == "cross"
         heading = "cross-attention" if cross else f"{stack} self-attention"
-        legend = f"a row: what one {'target ' if cross else ''}token attends to{' in the source' if cross else ''}"
-        queries, keys = (list(map(label, tokens[name])) for name in (stack, "encoder" if cross else stack))
+        legend = "a row: what one token attends to"
+        if cross:
+            legend = "a row: what one target token attends to in the source"
+        queries = list(map(label, tokens[stack]))
+        keys = list(map(label, tokens["encoder"])) if cross else queries
         sections.append(FigureSection(heading, legend, list(group), queries, keys))
     return sections
 
@@ -176,14 +190,14 @@ def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
 
 
 def render_attention(sections: Sequence[FigureSection], image_format: str) -> bytes:
-    """Returns the picture of maps in a format. Raises: ConfigError, for more tokens than can be read."""
+    """Returns the picture of maps in a format. Raises: ConfigError: More tokens than can be read."""
     layout = plan_layout([section.shape for section in sections])
     with plain_style():
         return encode_figure(draw_figure(sections, layout), image_format)
 
 
 def draw_figure(sections: Sequence[FigureSection], layout: FigureLayout) -> "Figure":
-    """Returns the picture, a figure outside of pyplot: it needs no display, and nothing keeps it in memory."""
+    """Returns the picture, a figure outside of pyplot: without a display, and kept by nothing."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(layout.width, layout.height), dpi=DPI)
@@ -194,17 +208,18 @@ def draw_figure(sections: Sequence[FigureSection], layout: FigureLayout) -> "Fig
 
 
 def _add_axes(figure: "Figure", layout: FigureLayout, box: Box) -> "Axes":
-    bottom = layout.height - box.top - box.height
-    return figure.add_axes(
-        (box.left / layout.width, bottom / layout.height, box.width / layout.width, box.height / layout.height)
-    )
+    left = box.left / layout.width
+    bottom = 1 - (box.top + box.height) / layout.height
+    return figure.add_axes((left, bottom, box.width / layout.width, box.height / layout.height))
 
 
 def _draw_section(figure: "Figure", layout: FigureLayout, number: int, section: FigureSection) -> None:
     x = layout.left / layout.width
     top = layout.heading(number)
-    figure.text(x, 1 - top / layout.height, section.heading, fontsize=10, fontweight="bold", va="top")
-    figure.text(x, 1 - (top + 0.2) / layout.height, section.legend, fontsize=8, color=SMALL_PRINT, va="top")
+    bold: dict[str, Any] = {"fontsize": 10, "fontweight": "bold", "va": "top"}
+    small: dict[str, Any] = {"fontsize": 8, "color": SMALL_PRINT, "va": "top"}
+    figure.text(x, 1 - top / layout.height, section.heading, **bold)
+    figure.text(x, 1 - (top + 0.2) / layout.height, section.legend, **small)
     is_single = sum(map(len, section.rows)) == 1
     for row, heads in enumerate(section.rows):
         for column, head in enumerate(heads):
@@ -221,21 +236,22 @@ def _draw_map(axes: "Axes", head: HeadMap) -> None:
 
     num_queries, num_keys = head.weights_TS.shape
     colours = _colours()
-    style: dict[str, Any] = {"cmap": colours.cmap, "norm": colours.norm, "interpolation": "nearest", "aspect": "auto"}
-    axes.imshow(head.weights_TS.numpy(), **style)
+    scale: dict[str, Any] = {"cmap": colours.cmap, "norm": colours.norm}
+    axes.imshow(head.weights_TS.numpy(), interpolation="nearest", aspect="auto", **scale)
     forbidden = _outline(~head.allowed_TS)
     if forbidden is not None:
-        hatched = {"facecolor": FORBIDDEN_FACE, "edgecolor": FORBIDDEN_HATCH, "linewidth": 0, "hatch": "////"}
-        axes.add_patch(PathPatch(forbidden, **hatched))
-    axes.vlines([key - 0.5 for key in range(1, num_keys)], -0.5, num_queries - 0.5, color=GRID, linewidth=0.4)
-    axes.hlines([query - 0.5 for query in range(1, num_queries)], -0.5, num_keys - 0.5, color=GRID, linewidth=0.4)
+        hatched: dict[str, Any] = {"linewidth": 0, "hatch": "////", "edgecolor": FORBIDDEN_HATCH}
+        axes.add_patch(PathPatch(forbidden, facecolor=FORBIDDEN_FACE, **hatched))
+    thin: dict[str, Any] = {"color": GRID, "linewidth": 0.4}
+    axes.vlines([key - 0.5 for key in range(1, num_keys)], -0.5, num_queries - 0.5, **thin)
+    axes.hlines([query - 0.5 for query in range(1, num_queries)], -0.5, num_keys - 0.5, **thin)
     for spine in axes.spines.values():
         spine.set(color="#808080", linewidth=0.5)
     axes.set_title(f"layer {head.layer} head {head.head}", fontsize=7.5, pad=3)
 
 
 def _outline(forbidden_TS: Tensor) -> "Outline | None":
-    """Returns the rectangles of each row's runs of forbidden cells as one path, which is hatched as a whole."""
+    """Returns the runs of forbidden cells of each row as one path, which is hatched as a whole."""
     from matplotlib.path import Path as Outline
     from matplotlib.transforms import Affine2D
 
@@ -271,10 +287,12 @@ def _write_weights(axes: "Axes", head: HeadMap) -> None:
 
 
 def _label_axes(axes: "Axes", section: FigureSection, cell: float, labels: Labels) -> None:
-    style: dict[str, Any] = {"fontsize": font_points(cell), "fontfamily": label_fonts(), "parse_math": False}
+    style: dict[str, Any] = {"fontsize": font_points(cell), "fontfamily": label_fonts()}
+    style["parse_math"] = False
     axes.set_yticks(range(len(section.queries)), section.queries, **style)
     axes.set_xticks(range(len(section.keys)), section.keys, rotation=90, **style)
-    axes.tick_params(length=0, pad=2, labelleft=labels.left, labeltop=labels.top, labelbottom=labels.bottom)
+    axes.tick_params(labelleft=labels.left, labeltop=labels.top, labelbottom=labels.bottom)
+    axes.tick_params(length=0, pad=2)
 
 
 def _draw_colour_bar(figure: "Figure", layout: FigureLayout) -> None:

@@ -1,14 +1,14 @@
 """Layout of a picture of attention maps, in inches; pure arithmetic.
 
     section   heading
-              title  title  title        one panel a head, one row a layer; a row of cells is a query, a column a key
+              title  title  title        a panel a head, a row a layer; cells: a row a query
               labels panel  panel  panel
               title  title  title
               labels panel  panel  panel
                      labels labels labels
-    section   ...                                                       the colour bar stands right of the first row
+    section   ...                        the colour bar is right of the first row
 
-Labels stand at the left and at the bottom of a row of panels, or beside every panel where panels are large.
+Labels are left of and below a row of panels, or beside every panel if these are large.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,8 @@ def font_points(cell: float) -> float:
 
 
 def _text_inches(columns: int, cell: float) -> float:
-    # A character of DejaVu Sans Mono is 0.602 em wide; an em of p points is p / 72 inches. One more for the gap.
+    # A character of DejaVu Sans Mono is 0.602 em wide; an em of p points is p / 72 inches.
+    # One more for the gap.
     return (columns + 1) * 0.602 * font_points(cell) / 72
 
 
@@ -111,7 +112,8 @@ class FigureLayout:
         return self._column_width(shape) + GAP + own_labels
 
     def _right(self, shape: SectionSize) -> float:
-        return self.left + (shape.columns - 1) * self._column_pitch(shape) + self._column_width(shape)
+        before = (shape.columns - 1) * self._column_pitch(shape)
+        return self.left + before + self._column_width(shape)
 
     def _row_pitch(self, shape: SectionSize) -> float:
         own_labels = self._key_label(shape) if self.has_large_panels(shape) else 0.0
@@ -127,7 +129,9 @@ class FigureLayout:
 
     def _section_height(self, shape: SectionSize) -> float:
         # Large panels have theirs in the pitch.
-        num_labels = 0 if self.has_large_panels(shape) else 2 if shape.rows >= TOP_LABELS_ROWS else 1
+        num_labels = 2 if shape.rows >= TOP_LABELS_ROWS else 1
+        if self.has_large_panels(shape):
+            num_labels = 0
         return HEADING + shape.rows * self._row_pitch(shape) + num_labels * self._key_label(shape)
 
     @property
@@ -169,7 +173,7 @@ def plan_layout(shapes: Sequence[SectionSize]) -> FigureLayout:
     """Returns a layout with cells as large as is pleasant and as the bounds allow.
 
     Raises:
-        ConfigError: The labels could not be read in a picture of at most `MAX_SIDE`; says how many tokens fit.
+        ConfigError: No readable picture of at most `MAX_SIDE`; says how many tokens fit.
     """
     is_single = len(shapes) == 1 and shapes[0].rows == shapes[0].columns == 1
     num_tokens = max(max(shape.queries, shape.keys) for shape in shapes)

@@ -1,13 +1,14 @@
-"""Attention maps of a model's heads, from one forward with the reference kernel, which keeps its weights.
+"""Attention maps of a model's heads, from one forward with the reference kernel.
 
-    record_attention(model, batch)           ->  one AttentionMap a layer and kind, in the order of the forward
+    record_attention(model, batch)           ->  one AttentionMap a layer and kind
     choose_heads(maps, kind, layers, heads)  ->  the requested heads, one row a layer
-    summarize_head(head, keys)               ->  the spread of its weights, and the key with most of them
+    summarize_head(head, keys)               ->  the spread of its weights, the key with most of them
 
-The kernels that models train with never have all weights; `eager` has, and replaces them for one forward.
+The kernels that models train with never have all weights; `eager` has, and replaces them here.
 Not here: pictures (`figure.py`), and the way from text to a batch (`terminal.py`).
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pretrain.model.backends.eager import EagerAttention, EagerMask
 from pretrain.types import Batch
 
 KINDS = ("self", "cross", "encoder", "decoder")
-"""Values of `--kind`: every self-attention, the cross attention, or the self-attention of one stack."""
+"""Values of `--kind`: every self-attention, the cross attention, or self-attention of one stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class _Recorder(EagerAttention):
 
 
 def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack) -> None:
-    """Replaces every backend until `undo` is closed: those of the layers, and the stack's own, which prepares masks."""
+    """Replaces the backends of layers, and of stacks, which prepare masks, until `undo` closes."""
 
     def put(owner: Any, name: str, recorder: _Recorder) -> None:
         undo.callback(setattr, owner, name, getattr(owner, name))
@@ -97,9 +98,9 @@ def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack
 
 @torch.no_grad()
 def record_attention(model: Transformer, batch: Batch) -> list[AttentionMap]:
-    """Runs a batch of one row and returns its maps, in the order of the forward; costs N x T x S floats a layer.
+    """Returns the maps of a batch of one row, in the order of the forward: N x T x S a layer.
 
-    The batch is on the model's device. The model runs in eval mode without its head, and is left as it was.
+    The batch is on the model's device. The model runs in eval mode without its head.
     """
     assert batch.tokens_BT.shape[0] == 1, "one row at a time"
     maps: list[AttentionMap] = []
@@ -151,7 +152,7 @@ def choose_heads(
 
 
 def _choose_numbers(numbers: Sequence[int] | None, count: int, name: str, most: int | None) -> Sequence[int]:
-    """Returns the numbers below `count` that are wanted. Raises: ConfigError."""
+    """Returns the requested numbers. Raises: ConfigError: One is not below `count`."""
     if numbers is None:
         return spread(count, count if most is None else most)
     if max(numbers) >= count:
@@ -160,7 +161,7 @@ def _choose_numbers(numbers: Sequence[int] | None, count: int, name: str, most: 
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Returns at most `most` numbers below `count`, evenly spread: the first and the last among them, of 2 or more."""
+    """Returns at most `most` numbers below `count`, evenly spread, from the first to the last."""
     if count <= most:
         return list(range(count))
     return [number * (count - 1) // max(1, most - 1) for number in range(most)]
@@ -172,25 +173,27 @@ def parse_numbers(text: str, name: str) -> list[int] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and part.isascii() for part in parts):
-        raise ConfigError(f"--{name} {text!r} is neither `all` nor numbers", fix=f"use --{name} 0 or --{name} 0,1")
+        what = f"--{name} {text!r} is neither `all` nor numbers"
+        raise ConfigError(what, fix=f"use --{name} 0 or --{name} 0,1")
     return sorted({int(part) for part in parts})
 
 
 def summarize_head(head: HeadMap, keys: Sequence[str]) -> dict[str, Any]:
     """Returns the summary of a head for JSON; `keys` has the token of each key.
 
-    `entropy_bits` is the mean over queries of -sum(w log2 w): 0 where each query reads one key, log2(S)
-    where all read all keys alike. `strongest_key` gets the most weight on average over queries.
+    `entropy_bits` is the mean over queries of -sum(w log2 w): 0 where each query reads one key,
+    log2(S) where all read all keys alike. `strongest_key` has the largest mean weight over queries.
     """
     weights_TS = head.weights_TS.double()
-    entropies_T = -torch.xlogy(weights_TS, weights_TS).sum(dim=-1) / torch.log(torch.tensor(2.0).double())
+    entropies_T = -torch.xlogy(weights_TS, weights_TS).sum(dim=-1) / math.log(2)
     mean_S = weights_TS.mean(dim=0)
     best = int(mean_S.argmax())
+    strongest = {"index": best, "token": keys[best], "mean_weight": round(float(mean_S[best]), 4)}
     return {
         "stack": head.stack,
         "kind": head.kind,
         "layer": head.layer,
         "head": head.head,
         "entropy_bits": round(float(entropies_T.mean()), 4),
-        "strongest_key": {"index": best, "token": keys[best], "mean_weight": round(float(mean_S[best]), 4)},
+        "strongest_key": strongest,
     }

@@ -5,6 +5,7 @@ text -> tokens -> one batch -> record_attention -> choose_heads -> picture, fact
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from pretrain.types import Batch, SourceBatch
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequest:
-    """Options of `pretrain attention`. Raises: ConfigError: A text is not UTF-8, or the format is unknown."""
+    """Options of `pretrain attention`. Raises: ConfigError: Text that is not UTF-8, unknown format."""
 
     text: str  # input of the only stack, or of the encoder of two
-    target: str | None = None  # of the decoder of two, after its start token; None: the model's greedy answer
+    target: str | None = None  # of the decoder, after its start token; None: the greedy answer
     kind: str | None = None  # one of `KINDS`; None: `cross` where there is any, else `self`
     layers: str = "all"  # or numbers from 0 with commas between
     heads: str = "all"  # the same
@@ -46,7 +47,7 @@ class AttentionRequest:
 
 
 def see_attention(artifact: Artifact, request: AttentionRequest) -> dict[str, Any]:
-    """Draws the requested maps; returns the tokens of each stack, a summary of each head, and the picture's path.
+    """Draws the requested maps; returns tokens of each stack, a summary of each head, and the path.
 
     Raises:
         ConfigError: A text that is empty or too long, or a head that there is not.
@@ -61,10 +62,12 @@ def see_attention(artifact: Artifact, request: AttentionRequest) -> dict[str, An
     rows = choose_heads(maps, request.kind, layers, heads)
     if request.out is not None:
         draw_attention(build_sections(rows, tokens), request.out)
-    summaries = [
-        summarize_head(head, tokens["encoder" if head.kind == "cross" else head.stack]) for row in rows for head in row
-    ]
-    return {"tokens": tokens, "heads": summaries, "out": None if request.out is None else str(request.out)}
+    summaries = []
+    for head in chain.from_iterable(rows):
+        keys = tokens["encoder" if head.kind == "cross" else head.stack]
+        summaries.append(summarize_head(head, keys))
+    out = None if request.out is None else str(request.out)
+    return {"tokens": tokens, "heads": summaries, "out": out}
 
 
 def _read_text(artifact: Artifact, request: AttentionRequest) -> dict[str, list[int]]:
@@ -89,9 +92,10 @@ def encode_texts(
     *,
     options: tuple[str, str] = ("--text", "--target"),
 ) -> dict[str, list[int]]:
-    """Returns the ids that each stack reads, by its name; errors call text and target by the names in `options`.
+    """Returns the ids that each stack reads, by its name.
 
     `target` is the input of the decoder of two stacks after its start token; None with one stack.
+    Errors call text and target by the names in `options`.
 
     Raises:
         ConfigError: A text is empty or too long, or a target is not for this model.
@@ -99,9 +103,8 @@ def encode_texts(
     ids = _encode_source(model, codec, text, options[0])
     if model.encoder is None or model.decoder is None:
         if target is not None:
-            raise ConfigError(
-                f"{options[1]} is for models of two stacks", fix=f"leave it out, or put it behind {options[0]}"
-            )
+            fix = f"leave it out, or put it behind {options[0]}"
+            raise ConfigError(f"{options[1]} is for models of two stacks", fix=fix)
         return {"decoder" if model.encoder is None else "encoder": ids}
     start = _start_of(model)
     assert target is not None, "the decoder of two stacks reads something"
@@ -128,14 +131,14 @@ def _start_of(model: Transformer) -> int:
 def _check(ids: Sequence[int], model: Transformer, where: str) -> None:
     check_prompt(model, ids, where=where)
     if len(ids) > MAX_TOKENS:
-        raise ConfigError(
-            f"{len(ids)} tokens cannot be read in one picture, at most {MAX_TOKENS} can", where=where, fix="shorten it"
-        )
+        what = f"{len(ids)} tokens cannot be read in one picture, at most {MAX_TOKENS} can"
+        raise ConfigError(what, where=where, fix="shorten it")
 
 
 def build_row(ids: dict[str, list[int]], model: Transformer) -> Batch:
     """Returns the output of `encode_texts` as a batch of one row, on the model's device."""
-    rows = {stack: torch.tensor([numbers], device=model.embedding.weight.device) for stack, numbers in ids.items()}
+    device = model.embedding.weight.device
+    rows = {stack: torch.tensor([numbers], device=device) for stack, numbers in ids.items()}
     if len(rows) == 2:
         return Batch(rows["decoder"], rows["decoder"], source=SourceBatch(rows["encoder"]))
     (tokens_BT,) = rows.values()

@@ -1,8 +1,8 @@
-"""`pretrain inspect`: the facts of a shard folder, a run, a checkpoint, a model folder or a Hugging Face folder.
+"""`pretrain inspect`: the facts of a run, a checkpoint, shards, a model or a Hugging Face folder.
 
-    inspect  ->  find_damaged, on request  ->  describe  ->  list_tensors, on request  ->  print_facts
+    inspect  ->  find_damaged, if asked for  ->  describe  ->  list_tensors, if asked for
 
-Damage is printed before it is refused. Not here: parameters, for which torch is imported (tensor_list.py).
+Damage is printed before it is refused. Not here: parameters, which need torch (tensor_list.py).
 """
 
 import json
@@ -30,8 +30,8 @@ def inspect(
 
     Raises:
         DataError: It is nothing of ours, or its shards are damaged.
-        CheckpointError: A checkpoint is damaged; with `verify`, after each bad file and chunk has been printed.
-        ConfigError: The record of a run is damaged, or `verify` was given for a folder without checksums.
+        CheckpointError: A checkpoint is damaged; with `verify`, after all bad chunks were printed.
+        ConfigError: The record of a run is damaged, or there are no checksums to verify.
     """
     found = find_damaged(path) if verify else {}
     bad = {where: problems for where, problems in found.items() if problems}
@@ -39,14 +39,15 @@ def inspect(
         by_name: dict[str, Any] = {Path(where).name: problems for where, problems in bad.items()}
         print_facts({"damaged": bad} if as_json else by_name, as_json)
         where, problems = next(iter(bad.items()))
-        count = f"{len(bad)} of {len(found)} checkpoints damaged: " if len(found) > 1 else "damaged: "
+        count = f"{len(bad)} of {len(found)} checkpoints " if len(found) > 1 else ""
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         whole = [name for name in found if name not in bad]
         fix = f"use {whole[-1]}" if whole else "use another checkpoint"
-        raise CheckpointError(f"{count}{problems[0]}{more}", where=where, fix=fix)
+        raise CheckpointError(f"{count}damaged: {problems[0]}{more}", where=where, fix=fix)
     facts = describe(path)
     if found:
-        facts["verified"] = f"every byte of {len(found)} checkpoint{'s'[: len(found) != 1]} is as it was written"
+        what = "checkpoint" if len(found) == 1 else "checkpoints"
+        facts["verified"] = f"every byte of {len(found)} {what} is as it was written"
     if not (tensors or stats):
         print_facts(facts, as_json)
         return
@@ -75,11 +76,12 @@ def describe(path: Path) -> dict[str, Any]:
         return _describe_run(RunDir(path))
     if (path / "config.json").is_file():
         return _describe_release(path)
-    raise DataError("neither a shard folder, a run, a checkpoint nor a model", where=str(path), fix="check the path")
+    what = "neither a shard folder, a run, a checkpoint nor a model"
+    raise DataError(what, where=str(path), fix="check the path")
 
 
 def find_damaged(path: Path) -> dict[str, list[str]]:
-    """Compares every byte of a checkpoint, a model folder, or all checkpoints of a run with the CRC32s.
+    """Compares every byte of a checkpoint, a model, or all checkpoints of a run with the CRC32s.
 
     Returns:
         The damage of each: a line for each bad file or 16 MiB chunk; none where it is whole.
@@ -91,9 +93,11 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
     if (path / MANIFEST).is_file():
         return {str(path): _find_damage(path)}
     if (path / INDEX_NAME).is_file():
-        raise ConfigError("a shard folder has its own proof", where=str(path), fix=f"run `pretrain data verify {path}`")
+        fix = f"run `pretrain data verify {path}`"
+        raise ConfigError("a shard folder has its own proof", where=str(path), fix=fix)
     if not RunDir(path).exists():
-        raise ConfigError("it has no checksums to verify", where=str(path), fix="give a run, a checkpoint or a model")
+        fix = "give a run, a checkpoint or a model"
+        raise ConfigError("it has no checksums to verify", where=str(path), fix=fix)
     found = list_folders(RunDir(path).checkpoints)
     if not found:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
@@ -112,7 +116,8 @@ def _find_damage(path: Path) -> list[str]:
 def _describe_shards(path: Path) -> dict[str, Any]:
     index = load_index(path)
     check_shards(path, index)
-    facts: dict[str, Any] = {"kind": "shards", "path": str(path), "vocab_size": index.vocab_size, "dtype": index.dtype}
+    facts: dict[str, Any] = {"kind": "shards", "path": str(path)}
+    facts |= {"vocab_size": index.vocab_size, "dtype": index.dtype}
     for name, split in index.splits.items():
         facts[name] = {
             "tokens": split.num_tokens,
@@ -124,7 +129,7 @@ def _describe_shards(path: Path) -> dict[str, Any]:
 
 
 def _describe_release(path: Path) -> dict[str, Any]:
-    from pretrain.interop.release import open_release
+    from pretrain.interop.release import open_release  # imports torch
 
     release = open_release(path)
     return {
@@ -142,6 +147,7 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
     record = run.read_record()
     last = record["attempts"][-1]
     try:
+        # Code of the user is not run to describe a folder.
         model = describe_model(load_config(run.config, import_extensions=False).model)
     except ConfigError:
         model = "not known: config.yaml is missing or damaged"
@@ -160,13 +166,14 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
 
 
 def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
-    """Returns a run's checkpoints by name, those that are damaged at a glance, and the facts of the newest other."""
+    """Returns the checkpoints of a run, those with visible damage, and the facts of the newest other."""
     found = list_folders(run.checkpoints)
     facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
     best = read_best(run.checkpoints)
     if best is not None:
         facts["best"] = {"checkpoint": step_name(best.step), best.metric: best.value}
     damaged = {}
+    # From the newest on, up to the first that is whole.
     for path in reversed(found):
         try:
             manifest = load_manifest(path)
@@ -175,10 +182,14 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
             damaged[path.name] = error.what
             continue
         state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
-        facts["newest"] = {**state, **_describe_files(path, manifest), "written_by": manifest.topology}
+        files = _describe_files(path, manifest)
+        facts["newest"] = {**state, **files, "written_by": manifest.topology}
         break
-    aside = sorted(path.name for path in run.checkpoints.glob("step-*.*")) if run.checkpoints.is_dir() else []
-    return facts | ({"damaged": damaged} if damaged else {}) | ({"set_aside": aside} if aside else {})
+    if damaged:
+        facts["damaged"] = damaged
+    # Renamed by a load that found them damaged, or by a rollback.
+    aside = sorted(path.name for path in run.checkpoints.glob("step-*.*"))
+    return facts | ({"set_aside": aside} if aside else {})
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
@@ -186,6 +197,7 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
         return
+    # Only a table needs rich, which takes a while to import.
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -207,7 +219,7 @@ def _text(value: Any) -> str:
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
-    """Returns the facts of a checkpoint or a model folder by its manifest and the sizes of its files.
+    """Returns the facts of a checkpoint or a model folder by its manifest and its file sizes.
 
     Raises:
         CheckpointError: The manifest is damaged, or files are missing or have another size.
@@ -215,10 +227,11 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     manifest = load_manifest(path)
     check_sizes(path, manifest)
     is_model = (path / MODEL_FILE).is_file()
+    state = [] if is_model else sorted(manifest.state, key=_place)
     return {
         "kind": "model" if is_model else "checkpoint",
         "path": str(path),
-        **({} if is_model else {key: manifest.state[key] for key in sorted(manifest.state, key=_place)}),
+        **{key: manifest.state[key] for key in state},
         **_describe_files(path, manifest),
         "model": _find_model(path, is_model),
         "parameters": sum(math.prod(shape) for shape in manifest.shapes.values()),
@@ -237,15 +250,17 @@ def _describe_files(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Returns the time of a checkpoint, and its files and bytes."""
     written = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, UTC)
     num_bytes = sum(record.num_bytes for record in manifest.files)
-    return {"saved": written.isoformat(timespec="seconds"), "files": len(manifest.files), "bytes": num_bytes}
+    saved = written.isoformat(timespec="seconds")
+    return {"saved": saved, "files": len(manifest.files), "bytes": num_bytes}
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Checks that every file exists with its size. Raises: CheckpointError: names the first that does not."""
+    """Checks that every file exists with its size. Raises: CheckpointError, naming the first."""
     for record in manifest.files:
         file = path / record.name
         if not file.is_file() or file.stat().st_size != record.num_bytes:
-            raise CheckpointError("missing, or not of its size", where=str(file), fix="use another checkpoint")
+            what = "missing, or not of its size"
+            raise CheckpointError(what, where=str(file), fix="use another checkpoint")
 
 
 def describe_model(config: AnyModelConfig) -> str:
@@ -258,8 +273,10 @@ def describe_model(config: AnyModelConfig) -> str:
         if config.kind == "recurrent":
             stacks.append(f"{name} of {stack.layers} {stack.cell} layers, width {stack.width}")
         else:
-            keys = f" ({stack.num_kv_heads} of keys)" if stack.num_kv_heads != stack.heads else ""
-            stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {stack.heads} heads{keys}")
+            heads = f"{stack.heads} heads"
+            if stack.num_kv_heads != stack.heads:
+                heads += f" ({stack.num_kv_heads} of keys)"
+            stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}")
     vocabulary = f"vocabulary {config.vocab_size:,}, " if config.vocab_size else ""
     return f"{'; '.join(stacks)}; {vocabulary}up to {config.max_seq_len:,} tokens"
 

@@ -22,8 +22,8 @@ _WIDTH = 200
 def list_tensors(path: Path, stats: bool) -> list[dict[str, Any]]:
     """Returns name in our models, shape and dtype on disk of each parameter of a model of any kind.
 
-    With `stats` all values are read, one parameter at a time: `norm` is the L2 norm of the finite ones,
-    `largest` their largest magnitude, `non_finite` the number of the others.
+    With `stats` all values are read, one parameter at a time: `norm` is the L2 norm of the finite
+    ones, `largest` their largest magnitude, `non_finite` the number of the others.
 
     Raises:
         CheckpointError: There is no model, or it is damaged.
@@ -47,20 +47,26 @@ def list_tensors(path: Path, stats: bool) -> list[dict[str, Any]]:
 
 def _measure(values: Tensor) -> dict[str, Any]:
     finite = values[torch.isfinite(values)].double()
-    largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return {"norm": float(finite.norm()), "largest": largest, "non_finite": values.numel() - finite.numel()}
+    return {
+        "norm": float(finite.norm()),
+        "largest": float(finite.abs().max()) if finite.numel() else 0.0,
+        "non_finite": values.numel() - finite.numel(),
+    }
 
 
 def print_tensors(tensors: list[dict[str, Any]]) -> None:
     """Prints parameters as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("parameter", overflow="fold")
-    titles = ["shape", "elements", "dtype"] + (["norm", "largest", "not finite"] if "norm" in tensors[0] else [])
+    titles = ["shape", "elements", "dtype"]
+    if "norm" in tensors[0]:
+        titles += ["norm", "largest", "not finite"]
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for tensor in tensors:
         shape = " x ".join(map(str, tensor["shape"])) or "1"
-        values = [f"{tensor[name]:.5g}" for name in ("norm", "largest") if name in tensor]
-        values += [str(tensor["non_finite"])] if values else []
-        table.add_row(tensor["name"], shape, f"{math.prod(tensor['shape']):,}", tensor["dtype"], *values)
+        cells = [tensor["name"], shape, f"{math.prod(tensor['shape']):,}", tensor["dtype"]]
+        if "norm" in tensor:
+            cells += [f"{tensor['norm']:.5g}", f"{tensor['largest']:.5g}", str(tensor["non_finite"])]
+        table.add_row(*cells)
     Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)

@@ -1,7 +1,7 @@
-"""Charts of a report as SVG images inside the page: no network, no script, and no text of a run in them.
+"""Charts of a report as SVG images inside the page, without network, script, or text of a run.
 
-draw_panel(panel)            ->  the curves of one pair of axes
-place_starts, place_points   ->  hours of each start and of its rows  ->  draw_timeline: a run by the clock
+draw_panel    the curves of one pair of axes
+draw_timeline starts and their rows by the clock
 """
 
 import base64
@@ -36,7 +36,7 @@ GRID = "#e8ecf0"
 
 
 def chart_style() -> AbstractContextManager[None]:
-    """Returns the context in which charts are drawn: texts stay texts, in the fonts of the reader."""
+    """Returns the style of charts, a context: texts stay texts, in the fonts of the reader."""
     return plain_style(**{"svg.fonttype": "none", "font.size": 8})
 
 
@@ -60,7 +60,8 @@ def draw_panel(panel: Panel) -> str:
 
 def x_limits(panel: Panel) -> tuple[float, float]:
     """Returns the range of steps from 0, or of tokens from the first row on."""
-    xs = np.concatenate([values for line in panel.lines for values in (line.curve.xs, line.curve.lost)])
+    curves = [line.curve for line in panel.lines]
+    xs = np.concatenate([values for curve in curves for values in (curve.xs, curve.lost)])
     if panel.is_by_tokens:
         xs = xs[xs > 0]
         return xs.min(initial=xs.max(initial=1.0)) / 1.2, xs.max(initial=1.0) * 1.2
@@ -70,12 +71,12 @@ def x_limits(panel: Panel) -> tuple[float, float]:
 def y_limits(lines: Sequence[Line], is_log: bool) -> tuple[float, float]:
     """Returns the range of values that an axis shows, with some air.
 
-    On a linear axis the few groups whose extremes are far outside of all others', and of all means, do not count: one
-    spike in a month would flatten everything else. Those are marked at the edge, and a note has their range.
+    On a linear axis the few groups whose extremes are far outside of all others', and of all means, do
+    not count: one spike in a month would flatten everything else. A note has their range.
     """
-    means, lows, highs = (
-        np.concatenate([getattr(line.curve, name) for line in lines]) for name in ("means", "lows", "highs")
-    )
+    means = np.concatenate([line.curve.means for line in lines])
+    lows = np.concatenate([line.curve.lows for line in lines])
+    highs = np.concatenate([line.curve.highs for line in lines])
     if not len(means):
         return (0.1, 1.0) if is_log else (0.0, 1.0)
     if is_log:
@@ -94,26 +95,30 @@ def y_limits(lines: Sequence[Line], is_log: bool) -> tuple[float, float]:
 def beyond(panel: Panel) -> list[float]:
     """Returns the extremes of groups that lie outside of the axis of a panel."""
     low, high = y_limits(panel.lines, panel.is_log)
-    values = np.concatenate([extremes for line in panel.lines for extremes in (line.curve.lows, line.curve.highs)])
+    curves = [line.curve for line in panel.lines]
+    values = np.concatenate([values for curve in curves for values in (curve.lows, curve.highs)])
     return values[(values < low) | (values > high)].tolist()
 
 
 def draw_lines(axes: "Axes", lines: Sequence[Line], is_log: bool = False) -> None:
-    """Draws bands, lines, dots where there are few points, and red marks for what is not finite or beyond the axis."""
+    """Draws bands, lines, dots of few points, and red marks of values not finite or off the axis."""
     low, high = y_limits(lines, is_log)
     if is_log:
         axes.set_yscale("log")
     axes.set_ylim(low, high)
+    band: dict[str, Any] = {"alpha": 0.18, "linewidth": 0}
+    solid: dict[str, Any] = {"linewidth": 1.2, "markersize": 2.5}
     marks: dict[str, Any] = {"color": LOST, "linestyle": "none", "markersize": 4, "clip_on": False}
     at_edge = axes.get_xaxis_transform()
     for line in lines:
         curve = line.curve
         if curve.is_grouped:
-            axes.fill_between(curve.xs, curve.lows, curve.highs, color=line.color, alpha=0.18, linewidth=0)
+            axes.fill_between(curve.xs, curve.lows, curve.highs, color=line.color, **band)
         dots = "o" if len(curve.xs) <= MAX_DOTS else ""
-        axes.plot(curve.xs, curve.means, line.color, linestyle=line.dash, linewidth=1.2, marker=dots, markersize=2.5)
+        axes.plot(curve.xs, curve.means, line.color, linestyle=line.dash, marker=dots, **solid)
+        # matplotlib's carets: 10 points down from the edge, 11 up.
         for xs, y, marker in (
-            (curve.xs[curve.highs > high], 1.0, 10),  # matplotlib's carets: 10 points down from the edge, 11 up
+            (curve.xs[curve.highs > high], 1.0, 10),
             (curve.xs[curve.lows < low], 0.0, 11),
             (curve.lost, 0.0, "|"),
         ):
@@ -124,15 +129,16 @@ def draw_lines(axes: "Axes", lines: Sequence[Line], is_log: bool = False) -> Non
 
 def style_axes(axes: "Axes") -> None:
     """Sets grid, ticks and fonts of a pair of axes whose range is known."""
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+    from matplotlib import ticker
 
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if axis.get_scale() == "log" and high > 10 * low:
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+            axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
         else:
-            axis.set_major_locator(MaxNLocator(5))
-        axis.set_major_formatter(EngFormatter(sep="") if high >= 1e4 else StrMethodFormatter("{x:.6g}"))
-        axis.set_minor_formatter(NullFormatter())
+            axis.set_major_locator(ticker.MaxNLocator(5))
+        short = ticker.EngFormatter(sep="")
+        axis.set_major_formatter(short if high >= 1e4 else ticker.StrMethodFormatter("{x:.6g}"))
+        axis.set_minor_formatter(ticker.NullFormatter())
         axis.label.set(fontsize=8, color=TEXT)
     axes.tick_params(labelsize=8, labelcolor=TEXT, color=RESTART, length=3)
     axes.tick_params(which="minor", length=0)
@@ -153,15 +159,16 @@ def to_image(figure: "Figure", alt: str) -> str:
     return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{source}">'
 
 
-# The timeline: starts as bars in the colour of their outcome, under throughput, data wait and checkpoints.
+# The timeline: starts as bars in the colour of their outcome, under throughput, data wait, checkpoints.
 #
-# Rows carry no time. Those of a start with a known end are counted back from it by the time of their steps, which
-# leaves the start-up before them; those of a start that is running or was killed are counted from its beginning.
+# Rows carry no time. Those of a start with a known end are counted back from it by the time of their
+# steps, which leaves the start-up before them; those of other starts are counted from the beginning.
 
 _LANES = {"tokens_per_s": ("tokens/s", 1.0), "data_wait": ("data wait, %", 100.0)}
 _MAX_GROUPS = 600
 _UNITS = ((72.0, 1 / 24, "days"), (1.5, 1.0, "hours"), (0.0, 60.0, "minutes"))
 """Units of the time axis: least hours, factor, name."""
+_CODES = {None: "open", EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
 _OUTCOMES = {"done": "#009e73", "stopped": "#e69f00", "failed": "#c0392b", "open": "#8a94a0"}
 """Colours of bars."""
 
@@ -186,11 +193,11 @@ def place_starts(run: RunData) -> list[TimelineStart]:
         if begin is None:
             continue
         origin = origin or begin
-        code = start.get("exit_code")
-        outcome = "open" if code is None else {EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}.get(code, "failed")
+        outcome = _CODES.get(start.get("exit_code"), "failed")
         hours = (begin - origin).total_seconds() / 3600
         until = None if end is None else max(hours, (end - origin).total_seconds() / 3600)
-        placed.append(TimelineStart(number, hours, until, int(start.get("from_step") or 0), outcome))
+        from_step = int(start.get("from_step") or 0)
+        placed.append(TimelineStart(number, hours, until, from_step, outcome))
     return placed
 
 
@@ -204,7 +211,7 @@ def instant(text: Any) -> datetime | None:
 def place_points(
     starts: Sequence[TimelineStart], course: ProgressCurve, points: Sequence[tuple[float, float]]
 ) -> list[np.ndarray]:
-    """Returns for each start its own (step, value) points, over hours since the first start: float64 [points, 2]."""
+    """Returns each start's own points over hours since the first start, float64 [points, 2]."""
     steps = np.array(points, dtype=np.float64).reshape(-1, 2)
     placed = []
     for start, after in zip(starts, [*starts[1:], None], strict=True):
@@ -215,7 +222,7 @@ def place_points(
         if limit is None and after is not None:
             limit = after.begin
         room = math.inf if limit is None else limit - start.begin
-        # Where the steps took longer than there is room, a clock was wrong: bars stay in their order.
+        # If the steps took longer than there is room, a clock was wrong: bars stay in their order.
         scale = room / total if total > room else 1.0
         startup = max(0.0, room - total) if start.end is not None else 0.0
         own = steps[(start.from_step < steps[:, 0]) & (steps[:, 0] <= last)]
@@ -233,11 +240,16 @@ def draw_timeline(run: RunData, color: str) -> str:
         return ""
     rows = place_points(starts, run.course, [(step, 0.0) for step in run.course.steps])
     ends = [max([start.end or start.begin, *own[:, 0]]) for start, own in zip(starts, rows, strict=True)]
-    saved = _saved_hours(run)
+    origin = next(begin for start in run.starts if (begin := instant(start.get("started"))))
+    saved = [(one.at - origin).total_seconds() / 3600 for one in run.checkpoints if one.at >= origin]
     latest = max([*ends, *saved, 1 / 60])
     factor, unit = next((factor, unit) for least, factor, unit in _UNITS if latest >= least)
-    lanes = {title: _lane(run, starts, name, scale, factor, color) for name, (title, scale) in _LANES.items()}
-    lanes = {title: lines for title, lines in lanes.items() if lines}
+    lanes = {}
+    for name, (title, scale) in _LANES.items():
+        points = np.array(run.metrics.get(name, []), dtype=np.float64).reshape(-1, 2)
+        parts = place_points(starts, run.course, (points * [1, scale]).tolist())
+        if any(map(len, parts)):
+            lanes[title] = _lane(parts, factor, color)
     figure = Figure(figsize=(12.0, 1.0 + 1.1 * len(lanes)))
     *upper, bars = figure.subplots(
         len(lanes) + 1,
@@ -246,9 +258,8 @@ def draw_timeline(run: RunData, color: str) -> str:
         height_ratios=[3.0] * len(lanes) + [1.2],
         gridspec_kw={"hspace": 0.45},
     )[:, 0]
-    figure.subplots_adjust(
-        left=0.05, right=0.98, top=1 - 0.22 / figure.get_figheight(), bottom=0.42 / figure.get_figheight()
-    )
+    height = figure.get_figheight()
+    figure.subplots_adjust(left=0.05, right=0.98, top=1 - 0.22 / height, bottom=0.42 / height)
     bars.set_xlim(0.0, latest * factor)
     for axes, (title, lines) in zip(upper, lanes.items(), strict=True):
         draw_lines(axes, lines)
@@ -259,8 +270,10 @@ def draw_timeline(run: RunData, color: str) -> str:
     for start, end in zip(starts, ends, strict=True):
         width = max(end - start.begin, latest / 600) * factor
         bars.broken_barh([(start.begin * factor, width)], (0, 1), color=_OUTCOMES[start.outcome])
-        bars.text(start.begin * factor, 0.5, f" {start.number}", color="white", va="center", clip_on=True)
-    bars.plot([hour * factor for hour in saved], [1.2] * len(saved), "^", color=RESTART, markersize=4, clip_on=False)
+        number = {"color": "white", "va": "center", "clip_on": True}
+        bars.text(start.begin * factor, 0.5, f" {start.number}", **number)
+    triangles: dict[str, Any] = {"color": RESTART, "markersize": 4, "clip_on": False}
+    bars.plot([hour * factor for hour in saved], [1.2] * len(saved), "^", **triangles)
     bars.set_ylim(0, 1)
     style_axes(bars)
     bars.set_yticks([])
@@ -268,21 +281,11 @@ def draw_timeline(run: RunData, color: str) -> str:
     return to_image(figure, "timeline")
 
 
-def _saved_hours(run: RunData) -> list[float]:
-    """Returns when the checkpoints that are on disk were committed."""
-    origin = next((begin for start in run.starts if (begin := instant(start.get("started")))), None)
-    assert origin is not None, "called for a run with a start only"
-    return [hours for saved in run.checkpoints if (hours := (saved.at - origin).total_seconds() / 3600) >= 0]
-
-
-def _lane(
-    run: RunData, starts: Sequence[TimelineStart], name: str, scale: float, factor: float, color: str
-) -> list[Line]:
-    """Returns the curve of a metric in each start, over time in the unit of the axis."""
-    parts = [own for own in place_points(starts, run.course, run.metrics.get(name, [])) if len(own)]
+def _lane(parts: Sequence[np.ndarray], factor: float, color: str) -> list[Line]:
+    """Returns the curve of each start, over time in the unit of the axis."""
     num_rows = sum(map(len, parts))
-    return [
-        Line(0, "", color, DASHES[0],
-             make_curve(own[:, 0] * factor, own[:, 1] * scale, max(1, _MAX_GROUPS * len(own) // num_rows)))
-        for own in parts
-    ]  # fmt: skip
+    lines = []
+    for own in filter(len, parts):
+        curve = make_curve(own[:, 0] * factor, own[:, 1], max(1, _MAX_GROUPS * len(own) // num_rows))
+        lines.append(Line(0, "", color, DASHES[0], curve))
+    return lines

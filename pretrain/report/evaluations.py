@@ -1,6 +1,6 @@
-"""Results of `pretrain evaluate` on a run's checkpoints: a table for each kind, and one of comparisons.
+"""Results of `pretrain evaluate` on a run's checkpoints: rows of a table for each kind.
 
-    evaluations.jsonl -> read_evaluations -> Evaluation: a row for each source, system, task -> evaluations_tables
+    evaluations.jsonl -> read_evaluations -> Evaluation: a row for each source, system, task
 
 A line of any other content is counted and left out.
 """
@@ -23,6 +23,7 @@ _HASH = 8
 """Characters of a sha256 that are shown."""
 
 _Facts = dict[str, Any]
+_Texts = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,11 @@ class Evaluation:
     signatures: dict[str, str]  # by the name of the score
 
 
+_Rows = Iterator[EvaluationRow]
+
+
 def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
-    """Returns the evaluations of a run, oldest first; none where there is no file. Adds unreadable lines to `notes`."""
+    """Returns the evaluations of a run, oldest first; adds what cannot be read to `notes`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -67,17 +71,18 @@ def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
 
 
 def _parse(row: dict[str, Any]) -> Evaluation:
-    data = {
-        str(one["name"]): f"{one['name'] if one['path'] is None else one['path']} ({str(one['sha256'])[:_HASH]})"
-        for one in row["data"]
-    }
+    data = {}
+    for one in row["data"]:
+        path = one["name"] if one["path"] is None else one["path"]
+        data[str(one["name"])] = f"{path} ({str(one['sha256'])[:_HASH]})"
     signatures: dict[str, str] = {}
     rows = list(_ROWS[row["result"]["kind"]](row["result"], data, row["settings"], signatures))
     return Evaluation(str(row["at"]), _count(row["step"]), str(row["manifest"]), rows, signatures)
 
 
-def _loss_rows(result: _Facts, data: dict[str, str], settings: _Facts, _: dict[str, str]) -> Iterator[EvaluationRow]:
-    part = "" if settings["max_tokens"] is None else f", first {_count(settings['max_tokens']):,} tokens"
+def _loss_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Rows:
+    limit = settings["max_tokens"]
+    part = "" if limit is None else f", first {_count(limit):,} tokens"
     for source, facts in result["sources"].items():
         read = f"{data.get(source, ', '.join(data.values()))}, {result['split']}{part}"
         labels = facts.get("labels")
@@ -96,32 +101,31 @@ def _loss_rows(result: _Facts, data: dict[str, str], settings: _Facts, _: dict[s
             yield _difference(read, result["baseline"], f"{source}: {score}", found)
 
 
-def _difference(data: str, baseline: str, score: str, found: dict[str, Any]) -> EvaluationRow:
+def _difference(data: str, baseline: str, score: str, found: _Facts) -> EvaluationRow:
     """Returns the line of a paired bootstrap of our own."""
     interval = f"{_signed(found['low'])} to {_signed(found['high'])}"
     drawn = f"{_count(found['num_units']):,} {found['unit']}, {_count(found['resamples']):,} draws"
-    return _pair(data, baseline, score, found["value"], interval, found["p_value"], drawn)
+    return _compared(data, baseline, score, found, interval=interval, drawn=drawn)
 
 
-def _pair(data: str, baseline: str, score: str, value: Any, interval: str, p_value: Any, drawn: str) -> EvaluationRow:
+def _compared(data: str, baseline: str, score: str, found: _Facts, *, interval: str, drawn: str) -> EvaluationRow:
     cells = {
         "against": str(baseline),
         "of": score,
-        "difference": _signed(value),
+        "difference": _signed(found["value"]),
         "95%": interval,
-        "p": f"{_float(p_value):.4f}",
+        "p": f"{_float(found['p_value']):.4f}",
         "drawn": drawn,
     }
     return EvaluationRow(COMPARED, data, cells)
 
 
-def _translation_rows(
-    result: _Facts, data: dict[str, str], _: _Facts, signatures: dict[str, str]
-) -> Iterator[EvaluationRow]:
+def _translation_rows(result: _Facts, data: _Texts, _: _Facts, signatures: _Texts) -> _Rows:
     read = ", ".join(data.values())
     for system in result["systems"]:
         beams = _count(system["beams"])
-        cells: dict[str, Any] = {"of": f"{system['model']}, {'greedy' if beams == 1 else f'beam {beams}'}"}
+        search = "greedy" if beams == 1 else f"beam {beams}"
+        cells: dict[str, Any] = {"of": f"{system['model']}, {search}"}
         for metric, found in system["scores"].items():
             cells[metric] = f"{_float(found['score']):.2f}"
             signatures[metric] = str(found["signature"])
@@ -131,10 +135,11 @@ def _translation_rows(
         interval = f"+-{_float(pair['system_ci']):.2f} against +-{_float(pair['baseline_ci']):.2f}"
         score = f"{pair['system']}: {pair['metric']}"
         signatures[f"{pair['metric']}, compared"] = str(pair["signature"])
-        yield _pair(read, pair["baseline"], score, pair["difference"], interval, pair["p_value"], "sentences")
+        found = {"value": pair["difference"], "p_value": pair["p_value"]}
+        yield _compared(read, pair["baseline"], score, found, interval=interval, drawn="sentences")
 
 
-def _task_rows(result: _Facts, data: dict[str, str], settings: _Facts, _: dict[str, str]) -> Iterator[EvaluationRow]:
+def _task_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Rows:
     shots = settings["num_fewshot"]
     limit = settings["limit"]
     how = "" if shots is None else f", {_count(shots)} examples"
@@ -143,19 +148,23 @@ def _task_rows(result: _Facts, data: dict[str, str], settings: _Facts, _: dict[s
         task = str(score["task"])
         stderr = score["stderr"]
         read = data.get(task, "all of it") + how
-        value = f"{_float(score['value']):.4f}" + ("" if stderr is None else f" +- {_float(stderr):.4f}")
+        value = f"{_float(score['value']):.4f}"
+        value += "" if stderr is None else f" +- {_float(stderr):.4f}"
         documents = result["documents"].get(task)
-        cells = {"of": task, "metric": str(score["metric"]), "score": value}
-        yield EvaluationRow(TASKS, read, cells | {"documents": None if documents is None else _count(documents)})
+        cells: dict[str, Any] = {"of": task, "metric": str(score["metric"]), "score": value}
+        cells["documents"] = None if documents is None else _count(documents)
+        yield EvaluationRow(TASKS, read, cells)
         if score["difference"] is not None:
-            yield _difference(read, result["baseline"], f"{task}: {score['metric']}", score["difference"])
+            name = f"{task}: {score['metric']}"
+            yield _difference(read, result["baseline"], name, score["difference"])
 
 
 _ROWS = {"loss": _loss_rows, "translation": _translation_rows, "tasks": _task_rows}
 
 
-def _interval(score: dict[str, Any]) -> str:
-    return f"{_float(score['value']):.4f} ({_float(score['low']):.4f} to {_float(score['high']):.4f})"
+def _interval(score: _Facts) -> str:
+    value, low, high = (f"{_float(score[name]):.4f}" for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
 
 
 def _signed(value: Any) -> str:

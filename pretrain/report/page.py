@@ -2,8 +2,8 @@
 
     label_runs, read_run_data  ->  choose_panels  ->  build_page  ->  write_report
 
-Curves are SVG images inside the page. Its policy allows styles and images of its own, and nothing else: text of a run
-that looks like a script is text, and could not run if it were not.
+Curves are SVG images inside the page. Its policy allows styles and images of its own, and nothing
+else: text of a run that looks like a script is text, and could not run if it were not.
 """
 
 import base64
@@ -45,13 +45,13 @@ _NEUTRAL = "#5c6875"
 _ABSENT = object()
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _CURVES_NOTE = (
-    '<p class="note">Where there are more rows than pixels they are grouped: the line is the mean, the band goes '
-    "from the smallest to the largest value. Dotted lines are restarts.</p>"
+    '<p class="note">Where there are more rows than pixels they are grouped: the line is the mean, '
+    "the band goes from the smallest to the largest value. Dotted lines are restarts.</p>"
 )
 _CLOCK_NOTE = (
-    '<p class="note">Bars are starts: green done, orange stopped to be resumed, red failed, grey running or killed. '
-    "Dotted lines are restarts, triangles checkpoints on disk. Rows have no time of their own: they are placed by the "
-    "time of their steps, counted back from the end of a start.</p>"
+    '<p class="note">Bars are starts: green done, orange stopped to be resumed, red failed, grey '
+    "running or killed. Dotted lines are restarts, triangles checkpoints on disk. Rows have no time of "
+    "their own: they are placed by the time of their steps, counted back from the end of a start.</p>"
 )
 
 
@@ -60,8 +60,13 @@ def write_report(runs: Sequence[RunData], output: Path) -> dict[str, Any]:
     page = build_page(runs).encode("utf-8", errors="replace")
     make_dir(output.parent)
     write_file(output, page)
-    facts = {"kind": "report", "path": str(output), "bytes": len(page), "runs": [summarize(run) for run in runs]}
-    return facts | {"config_differs": differing_keys(runs)}
+    return {
+        "kind": "report",
+        "path": str(output),
+        "bytes": len(page),
+        "runs": [summarize(run) for run in runs],
+        "config_differs": differing_keys(runs),
+    }
 
 
 def build_page(runs: Sequence[RunData]) -> str:
@@ -71,7 +76,7 @@ def build_page(runs: Sequence[RunData]) -> str:
             section(name, '<div class="grid">', *map(_figure, panels), "</div>")
             for name, panels in choose_panels(runs).items()
         ]
-        clock = section("By the clock", _CLOCK_NOTE, *(_clock(number, run) for number, run in enumerate(runs)))
+        clocks = [_clock(number, run) for number, run in enumerate(runs)]
     title = f"Report: {', '.join(run.label for run in runs)}"
     made = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
     style = Path(__file__).with_suffix(".css").read_text(encoding="ascii")
@@ -80,13 +85,13 @@ def build_page(runs: Sequence[RunData]) -> str:
         section("Summary", summary_table(runs), _notes(runs)),
         _runs_key(runs) + _CURVES_NOTE if curves else "",
         *curves[:2],
-        clock,
+        section("By the clock", _CLOCK_NOTE, *clocks),
         *curves[2:],
         section("Evaluation", evaluation_table(runs), evaluations_tables(runs)),
         section("Generated texts", *(samples_of(run) for run in runs)),
         section("Attention", *(attention_of(run) for run in runs)),
-        section("Checkpoints", *(checkpoints_table(run, number) for number, run in enumerate(runs))),
-        section("Config", config_diff(runs), configs(runs)),
+        section("Checkpoints", *(checkpoints_table(run, n) for n, run in enumerate(runs))),
+        section("Config", config_diff(runs), *map(_config, runs)),
         section("Facts", facts_table(runs)),
     ]
     return (
@@ -107,11 +112,12 @@ def _notes(runs: Sequence[RunData]) -> str:
 
 
 def _runs_key(runs: Sequence[RunData]) -> str:
-    keys = "".join(
-        f'<span class="run" title="{escape(str(run.path))}">{swatch(color_of(number))} {escape(run.label)}</span>'
-        for number, run in enumerate(runs)
-    )
-    return f"<nav>{keys}</nav>"
+    keys = []
+    for number, run in enumerate(runs):
+        path = escape(str(run.path))
+        name = f"{swatch(color_of(number))} {escape(run.label)}"
+        keys.append(f'<span class="run" title="{path}">{name}</span>')
+    return f"<nav>{''.join(keys)}</nav>"
 
 
 def _figure(panel: Panel) -> str:
@@ -119,14 +125,16 @@ def _figure(panel: Panel) -> str:
     notes = []
     grouped = [line.curve for line in panel.lines if line.curve.is_grouped]
     if grouped:
-        notes.append(f"{max(curve.num_rows for curve in grouped):,} rows in {max(len(c.xs) for c in grouped)} groups")
+        num_groups = max(len(curve.xs) for curve in grouped)
+        notes.append(f"{max(curve.num_rows for curve in grouped):,} rows in {num_groups} groups")
     if outside := beyond(panel):
         notes.append(f"beyond the axis: from {figure(min(outside))} to {figure(max(outside))}")
     if num_lost := sum(line.curve.num_lost for line in panel.lines):
         notes.append(f"not finite, red on the axis: {num_lost:,}")
     note = f'<p class="note">{"; ".join(notes)}</p>' if notes else ""
     key = _key(panel.lines) if panel.has_key else ""
-    return f"<figure><figcaption>{escape(panel.title)}{unit}</figcaption>{draw_panel(panel)}{key}{note}</figure>"
+    caption = f"<figcaption>{escape(panel.title)}{unit}</figcaption>"
+    return f"<figure>{caption}{draw_panel(panel)}{key}{note}</figure>"
 
 
 def _key(lines: Sequence[Line]) -> str:
@@ -135,7 +143,8 @@ def _key(lines: Sequence[Line]) -> str:
     if len(entries) > _MAX_KEY:
         first, *_, last = entries
         return f'<p class="key">{entries[first]} {escape(first)} to {entries[last]} {escape(last)}</p>'
-    return f'<p class="key">{"".join(f"<span>{sign} {escape(key)}</span> " for key, sign in entries.items())}</p>'
+    keys = [f"<span>{sign} {escape(key)}</span> " for key, sign in entries.items()]
+    return f'<p class="key">{"".join(keys)}</p>'
 
 
 def _clock(number: int, run: RunData) -> str:
@@ -147,7 +156,7 @@ def _clock(number: int, run: RunData) -> str:
 
 
 def differing_keys(runs: Sequence[RunData]) -> dict[str, list[Any]]:
-    """Returns {dotted key: value in each run} of the config's keys that are not the same in all; None where absent."""
+    """Returns {dotted key: value in each run} of the config's keys that differ; None where absent."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     found = {}
     for key in keys:
@@ -164,21 +173,22 @@ def config_diff(runs: Sequence[RunData]) -> str:
     found = differing_keys(runs)
     if not found:
         return "<p>The configs are the same.</p>"
-    rows = [[key, *("not there" if value is None else _plain(value) for value in found[key])] for key in found]
+    rows = [[key, *map(_plain, values)] for key, values in found.items()]
     return table(["key", *(run.label for run in runs)], rows)
 
 
 def _plain(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    if value is None:
+        return "not there"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def configs(runs: Sequence[RunData]) -> str:
-    """Returns the whole config of each run, folded."""
-    return "".join(fold(f"config.yaml of {run.label}", f"<pre>{escape(run.config_text)}</pre>") for run in runs)
+def _config(run: RunData) -> str:
+    return fold(f"config.yaml of {run.label}", f"<pre>{escape(run.config_text)}</pre>")
 
 
 def facts_table(runs: Sequence[RunData]) -> str:
-    """Returns identity, engine, machine and versions, a column for each run; rows that differ are marked."""
+    """Returns identity, engine, machine and versions, a column a run; rows that differ are marked."""
     columns = [_facts(run) for run in runs]
     rows = []
     for name in dict.fromkeys(name for facts in columns for name in facts):
@@ -220,14 +230,16 @@ def _changed_versions(run: RunData) -> str:
             versions = seen.setdefault(name, [])
             if str(version) not in versions:
                 versions.append(str(version))
-    return ", ".join(f"{name} {' -> '.join(versions)}" for name, versions in seen.items() if len(versions) > 1)
+    changed = {name: versions for name, versions in seen.items() if len(versions) > 1}
+    return ", ".join(f"{name} {' -> '.join(versions)}" for name, versions in changed.items())
 
 
 def checkpoints_table(run: RunData, number: int) -> str:
-    """Returns every checkpoint of run number `number`: its time, size and cost; empty where there is none."""
-    columns = (run.metrics.get(name, []) for name in ("checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s"))
+    """Returns time, size and cost of every checkpoint of a run; empty where there is none."""
+    names = ("checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s")
+    columns = ([value for _, value in run.metrics.get(name, [])] for name in names)
     # The three are in the same rows.
-    times = {int(step): (stall, write) for (_, step), (_, stall), (_, write) in zip(*columns, strict=False)}
+    times = {int(step): seconds for step, *seconds in zip(*columns, strict=False)}
     on_disk = {saved.step: saved for saved in run.checkpoints}
     rows = []
     for step in sorted(times.keys() | on_disk.keys()):
@@ -248,9 +260,11 @@ def samples_of(run: RunData) -> str:
     for place in places:
         step, pairs = run.samples[place]
         texts = table(("prompt", "text"), [[_text(prompt), _text(text)] for prompt, text in pairs])
-        parts.append(fold(f"{run.label}, step {step:,}", texts, is_open=place == len(run.samples) - 1))
+        is_newest = place == len(run.samples) - 1
+        parts.append(fold(f"{run.label}, step {step:,}", texts, is_open=is_newest))
     if len(places) < len(run.samples):
-        parts.append(f"<p class=note>{len(places)} of {len(run.samples):,} steps with texts are shown.</p>")
+        shown = f"{len(places)} of {len(run.samples):,} steps with texts are shown."
+        parts.append(f"<p class=note>{shown}</p>")
     return "".join(parts)
 
 
@@ -260,7 +274,8 @@ def attention_of(run: RunData) -> str:
         return ""
     step, png = run.attention
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return f'<h3>{escape(run.label)}, step {step:,}</h3><img alt="maps of attention" src="{source}">'
+    head = f"<h3>{escape(run.label)}, step {step:,}</h3>"
+    return f'{head}<img alt="maps of attention" src="{source}">'
 
 
 def _text(text: str) -> Html:

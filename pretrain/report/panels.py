@@ -1,9 +1,9 @@
-"""Choice of the curves of a report: well-known metrics first, with titles and units, then every other one.
+"""Choice of the curves of a report: well-known metrics with titles and units, then every other one.
 
-    choose_panels(runs)  ->  sections, each a title and its panels, each panel the curves of one pair of axes
+    choose_panels(runs)  ->  sections: a title and panels, each the curves of one pair of axes
 
-A panel compares the runs, a colour for each. A family of metrics (`loss_NAME` of each source, `grad_norm/LAYER`, the
-parts of a step) is one panel for each run, a colour for each member.
+A panel compares the runs, a colour for each. A family of metrics (`loss_NAME` of each source,
+`grad_norm/LAYER`, the parts of a step) is one panel for each run, a colour for each member.
 """
 
 import colorsys
@@ -16,7 +16,7 @@ from pretrain.report.run_data import RunData
 from pretrain.report.series import PARTS, Curve, make_curve
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#7f7f7f")
-"""Colours of runs: the palette of Okabe and Ito, which colour-blind people can tell apart, and two more."""
+"""Colours of runs: the palette of Okabe and Ito, distinct to colour-blind readers, and two more."""
 DASHES = ("solid", "dashed", "dotted")
 """Line styles by their names in matplotlib and in CSS."""
 MAX_GROUPS = 400
@@ -32,7 +32,7 @@ class Metric:
 
     title: str
     unit: str
-    names: dict[str, str]  # metrics, each with its word in the key; the first is solid, the others dashed
+    names: dict[str, str]  # metrics, each with its word in the key; all but the first are dashed
     scale: float = 1.0
     may_log: bool = False  # a logarithmic axis where few values are far above the others
     by_tokens: bool = False  # drawn once more over tokens, both axes logarithmic
@@ -99,10 +99,10 @@ def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
     """Returns panels by section; sections and panels without a value are left out."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     known = {name for metric in (*_LEARNING, *_SPEED, _PARTS) for name in metric.names} | _NOT_SHOWN
-    families = [
-        Metric(*words, {name: name[len(prefix) :] for name in names if name.startswith(prefix) and name not in known})
-        for prefix, words in _FAMILIES.items()
-    ]
+    families = []
+    for prefix, words in _FAMILIES.items():
+        members = [name for name in names if name.startswith(prefix) and name not in known]
+        families.append(Metric(*words, {name: name[len(prefix) :] for name in members}))
     known |= {name for family in families for name in family.names}
     others = [Metric(name, "", {name: ""}) for name in names if name not in known]
     num_curves = sum(len(run.metrics) for run in runs)
@@ -126,14 +126,14 @@ def color_of(run: int) -> str:
 
 def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterator[Panel]:
     for is_by_tokens in (False, True) if metric.by_tokens else (False,):
-        lines = [
-            Line(number, word, color_of(number), DASHES[(number // len(COLORS) + place) % len(DASHES)], curve)
-            for number, run in enumerate(runs)
-            for place, (name, word) in enumerate(metric.names.items())
-            if (curve := _curve(run, name, metric.scale, max_groups, is_by_tokens))
-        ]
-        is_hidden = metric.names.keys() <= _ALL_ZERO_HIDDEN and not any(line.curve.highs.any() for line in lines)
-        if not lines or is_hidden:
+        lines = []
+        for number, run in enumerate(runs):
+            for place, (name, word) in enumerate(metric.names.items()):
+                dash = DASHES[(number // len(COLORS) + place) % len(DASHES)]
+                if curve := _curve(run, name, metric.scale, max_groups, is_by_tokens):
+                    lines.append(Line(number, word, color_of(number), dash, curve))
+        may_hide = metric.names.keys() <= _ALL_ZERO_HIDDEN
+        if not lines or (may_hide and not any(line.curve.highs.any() for line in lines)):
             continue
         yield Panel(
             title=f"{metric.title} by tokens" if is_by_tokens else metric.title,
@@ -148,7 +148,8 @@ def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterat
 
 def _split(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterator[Panel]:
     for number, run in enumerate(runs):
-        found = [(word, curve) for name, word in metric.names.items() if (curve := _curve(run, name, 1.0, max_groups))]
+        curves = {word: _curve(run, name, 1.0, max_groups) for name, word in metric.names.items()}
+        found = [(word, curve) for word, curve in curves.items() if curve]
         lines = [
             Line(number, word, color, DASHES[0], curve)
             for (word, curve), color in zip(found, _colors(len(found)), strict=True)
@@ -178,7 +179,7 @@ def _restarts(runs: Sequence[RunData], lines: Sequence[Line], is_by_tokens: bool
 
 
 def _colors(count: int) -> list[str]:
-    """Returns a colour for each member: the palette while they are few, a rainbow in their order where they are not."""
+    """Returns a colour for each member: of the palette for a few, of a rainbow for more."""
     if count <= len(COLORS):
         return list(COLORS[:count])
     hues = [0.65 * (1 - number / (count - 1)) for number in range(count)]

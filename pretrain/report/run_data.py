@@ -1,14 +1,14 @@
-"""Data of a run for its report: everything in its folder, as plain values. Only reads, and imports no torch.
+"""Data of a run for its report: everything in its folder, as plain values. Imports no torch.
 
     run.json, config.yaml        identity, versions, attempts, config
-    metrics.jsonl                rows in order of steps, without those of steps that were trained again
+    metrics.jsonl                rows in order of steps, without steps that were trained again
     samples.jsonl                generated texts
     attention/step-00001000.png  pictures of attention: the newest
     evaluations.jsonl            results of `pretrain evaluate`
     checkpoints/*/manifest.json  checkpoints on disk, number of parameters
 
-A run may be running, cut short or damaged: what cannot be read is left out with a note. Not here: the starts of a run,
-which its Slurm jobs have records of too (launch/pretrain_launch/runs.py).
+A run may be running, cut short or damaged: unreadable parts are left out with a note. Not here: the
+starts of a run, of which its Slurm jobs have records too (launch/pretrain_launch/runs.py).
 """
 
 import hashlib
@@ -58,10 +58,10 @@ class RunData:
     record: dict[str, Any]  # run.json
     config: dict[str, Any]  # config.yaml by dotted key
     config_text: str  # empty where there is none
-    metrics: dict[str, list[tuple[float, float]]]  # columns of metrics.jsonl, (step, value); nan where a row has null
+    metrics: dict[str, list[tuple[float, float]]]  # (step, value) by name; nan where a row has null
     last_step: int
     course: ProgressCurve  # a knot at each row
-    samples: list[tuple[int, list[tuple[str, str]]]]  # samples.jsonl: a step, and (prompt, text) pairs
+    samples: list[tuple[int, list[tuple[str, str]]]]  # a step, and (prompt, text) pairs
     attention: tuple[int, bytes] | None  # step and PNG of the newest picture
     evaluations: list[Evaluation]
     starts: list[dict[str, Any]]  # as `pretrain_launch.runs` merges them
@@ -106,7 +106,7 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
 
 
 def label_runs(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Returns what to call runs: their names; where two have the same, name and path; where these too, a number."""
+    """Returns names of runs in the report: with the path where two are the same, and a number."""
     labels: list[str] = []
     seen = Counter[str]()
     for name, path in zip(names, paths, strict=True):
@@ -131,16 +131,17 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _read_config(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        return text, dict(flatten(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+        values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return text, dict(flatten(values))
     except (OSError, yaml.YAMLError) as error:
         notes.append(f"config.yaml cannot be read: {error}")
         return "", {}
 
 
 def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Returns the rows of a file of JSON lines with a `step`, in order: a row takes back those at and after its step.
+    """Returns the rows of a file of JSON lines in order of `step`; none without a file.
 
-    A last line without an end is being written, and is no row. No file: no rows.
+    A lower step takes back the rows from it on. A last line without an end is still being written.
     """
     rows: list[dict[str, Any]] = []
     damaged = taken_back = 0
@@ -156,9 +157,9 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
                     damaged += 1
                     continue
                 if rows and row["step"] < rows[-1]["step"]:
-                    kept = next((n for n in range(len(rows), 0, -1) if rows[n - 1]["step"] < row["step"]), 0)
-                    taken_back += len(rows) - kept
-                    del rows[kept:]
+                    while rows and rows[-1]["step"] >= row["step"]:
+                        rows.pop()
+                        taken_back += 1
                 rows.append(row)
     except FileNotFoundError:
         pass
@@ -172,13 +173,14 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def split_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Returns (step, value) by metric; nan where a value is null or not finite. What is no number is left out."""
+    """Returns (step, value) of each metric that is a number; nan where it is null or not finite."""
     columns: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for name, value in row.items():
             if name != "step" and type(value) in (int, float, type(None)):
                 is_finite = value is not None and abs(value) < _HUGE
-                columns.setdefault(name, []).append((row["step"], float(value) if is_finite else math.nan))
+                number = float(value) if is_finite else math.nan
+                columns.setdefault(name, []).append((row["step"], number))
     return columns
 
 

@@ -58,7 +58,7 @@ def make_curve(xs: np.ndarray, values: np.ndarray, max_groups: int) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class ProgressCurve:
-    """Progress of a run by step: knots, straight lines between them, and outside the value of the nearest end."""
+    """Progress of a run by step: knots with straight lines between them, constant outside."""
 
     steps: list[float]
     tokens: list[float]
@@ -74,7 +74,7 @@ class ProgressCurve:
 
 
 def make_course(rows: Sequence[dict[str, Any]]) -> ProgressCurve:
-    """Returns the progress of a run from its rows in order of steps; a single knot at 0 where no row has times."""
+    """Returns the progress of a run from its rows; a single knot at 0 where no row has times."""
     course = ProgressCurve([0.0], [0.0], [0.0])
     for row in rows:
         seconds = seconds_of_step(row)
@@ -89,7 +89,7 @@ def make_course(rows: Sequence[dict[str, Any]]) -> ProgressCurve:
 
 
 def seconds_of_step(row: dict[str, Any]) -> float | None:
-    """Returns the mean seconds of a step since the last row, with evaluation and saving where the row has them."""
+    """Returns the mean seconds of a step since the last row, with evaluation and saving if known."""
     parts = [value for part in PARTS if _is_finite(value := row.get(f"{part}_s"))]
     if parts:
         return math.fsum(parts)

@@ -33,6 +33,9 @@ LONG_CHARACTERS = 48
 """Cells of more break into lines."""
 
 
+_Cells = Sequence[Sequence[Any]]
+
+
 class Html(str):
     """Text that is HTML already."""
 
@@ -52,20 +55,16 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(heads: Sequence[str], rows: _Cells) -> str:
     """Returns a table that scrolls where it is too wide. A value of type Html is a cell already."""
-    cells = [[_as_cell(value) for value in row] for row in rows]
-    numeric = [any(row[place].startswith("<td class=number") for row in cells) for place in range(len(heads))]
-    head = "".join(
-        f"<th{' class=number' if is_numeric else ''}>{escape(text)}</th>"
-        for text, is_numeric in zip(heads, numeric, strict=True)
-    )
+    cells = [[value if isinstance(value, Html) else cell(value) for value in row] for row in rows]
+    head = ""
+    for place, text in enumerate(heads):
+        is_numeric = any(row[place].startswith("<td class=number") for row in cells)
+        head += f"<th{' class=number' if is_numeric else ''}>{escape(text)}</th>"
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _as_cell(value: Any) -> str:
-    return value if isinstance(value, Html) else cell(value)
+    content = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll"><table>{content}</table></div>'
 
 
 def swatch(color: str, dash: str = "solid") -> str:
@@ -73,7 +72,7 @@ def swatch(color: str, dash: str = "solid") -> str:
     return f'<i class="swatch" style="border-top-style: {dash}; border-color: {escape(color)}"></i>'
 
 
-def without_empty(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
+def without_empty(heads: Sequence[str], rows: _Cells) -> tuple[list[str], list[list[Any]]]:
     """Returns heads and rows without the columns that hold None only."""
     shown = [place for place in range(len(heads)) if any(row[place] is not None for row in rows)]
     return [heads[place] for place in shown], [[row[place] for place in shown] for row in rows]
@@ -86,19 +85,21 @@ def pick(total: int, most: int, keep: Collection[int] = ()) -> list[int]:
     return sorted({round(number * (total - 1) / (most - 1)) for number in range(most)} | set(keep))
 
 
-def folded(heads: Sequence[str], rows: Sequence[Sequence[Any]], keep: Collection[int] = ()) -> str:
-    """Returns a table of a few rows, among them those at `keep`, and all of them behind a fold where there are more."""
-    if len(rows) <= MAX_OPEN_ROWS:
-        return table(heads, rows)
+def folded(heads: Sequence[str], rows: _Cells, keep: Collection[int] = ()) -> str:
+    """Returns a table of a few rows, those at `keep` too, and of all behind a fold."""
     few = table(heads, [rows[place] for place in pick(len(rows), MAX_OPEN_ROWS, keep)])
-    all_places = pick(len(rows), MAX_ROWS, keep)
-    words = f"all {len(rows):,} rows" if len(all_places) == len(rows) else f"{len(all_places)} of {len(rows):,} rows"
-    return few + fold(words, table(heads, [rows[place] for place in all_places]))
+    if len(rows) <= MAX_OPEN_ROWS:
+        return few
+    places = pick(len(rows), MAX_ROWS, keep)
+    shown = "all" if len(places) == len(rows) else f"{len(places)} of"
+    whole = table(heads, [rows[place] for place in places])
+    return few + fold(f"{shown} {len(rows):,} rows", whole)
 
 
 def fold(title: str, content: str, is_open: bool = False) -> str:
     """Returns HTML behind a title that opens it."""
-    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
+    summary = f"<summary>{escape(title)}</summary>"
+    return f"<details{' open' if is_open else ''}>{summary}{content}</details>"
 
 
 def section(title: str, *content: str) -> str:
@@ -146,7 +147,8 @@ def _values(run: RunData, name: str) -> list[float]:
 def name_cell(number: int, run: RunData) -> Html:
     """Returns a cell with a run's colour and name."""
     kind = " class=long" if len(run.label) > LONG_CHARACTERS else ""
-    return Html(f'<td{kind} title="{escape(str(run.path))}">{swatch(color_of(number))} {escape(run.label)}</td>')
+    name = f"{swatch(color_of(number))} {escape(run.label)}"
+    return Html(f'<td{kind} title="{escape(str(run.path))}">{name}</td>')
 
 
 def summary_table(runs: Sequence[RunData]) -> str:
@@ -156,8 +158,12 @@ def summary_table(runs: Sequence[RunData]) -> str:
     rows = []
     for number, run in enumerate(runs):
         s = summarize(run)
-        steps = f"{s['steps']:,}" + (f" of {s['total_steps']:,}" if isinstance(s["total_steps"], int) else "")
-        best = None if s["best_val_loss"] is None else f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
+        steps = f"{s['steps']:,}"
+        if isinstance(s["total_steps"], int):
+            steps += f" of {s['total_steps']:,}"
+        best = None
+        if s["best_val_loss"] is not None:
+            best = f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
         rows.append([
             name_cell(number, run), s["state"], steps, count(s["tokens"]), span(s["hours_in_loop"] * 3600), s["starts"],
             s["loss"], best, _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
@@ -182,7 +188,8 @@ def starts_table(run: RunData) -> str:
         reason = start.get("reason")
         if not reason and start.get("exit_code") is None:
             is_last = number == len(run.starts)
-            reason = "running, or killed" if is_last else "no end recorded: killed, or its node was lost"
+            lost = "no end recorded: killed, or its node was lost"
+            reason = "running, or killed" if is_last else lost
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
             start.get("from_step"), start.get("exit_code"), reason or None,
@@ -203,7 +210,8 @@ def rollbacks_table(run: RunData) -> str:
         if isinstance(entry, dict):
             first, end = entry.get("first"), entry.get("end")
             num_samples = end - first if isinstance(first, int) and isinstance(end, int) else None
-            rows.append([entry.get("at"), entry.get("to"), how[bool(entry.get("automatic"))], num_samples])
+            cause = how[bool(entry.get("automatic"))]
+            rows.append([entry.get("at"), entry.get("to"), cause, num_samples])
     return table(("rolled back at", "to step", "how", "samples left out"), rows) if rows else ""
 
 
@@ -224,8 +232,8 @@ def evaluation_table(runs: Sequence[RunData]) -> str:
             tokens = count(run.course.tokens_at(step)) if len(run.course.steps) > 1 else None
             values = [_evaluated(name, columns[name].get(step)) for name in shown]
             rows.append([name_cell(number, run), mark, tokens, *values])
-    heads = ["run", "step", "tokens", *(_VALIDATION.get(name, name.removeprefix("val_")) for name in shown)]
-    return folded(heads, rows, keep) if rows else ""
+    titles = [_VALIDATION.get(name, name.removeprefix("val_")) for name in shown]
+    return folded(["run", "step", "tokens", *titles], rows, keep) if rows else ""
 
 
 def _evaluated(name: str, value: float | None) -> Any:
@@ -233,7 +241,9 @@ def _evaluated(name: str, value: float | None) -> Any:
         return None
     if math.isnan(value):
         return "not finite"
-    return int(value) if name == "val_tokens" else f"{100 * value:.2f}%" if name == "val_accuracy" else value
+    if name == "val_accuracy":
+        return f"{100 * value:.2f}%"
+    return int(value) if name == "val_tokens" else value
 
 
 def evaluations_tables(runs: Sequence[RunData]) -> str:
@@ -260,9 +270,8 @@ def evaluations_tables(runs: Sequence[RunData]) -> str:
     signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
     parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
     if kept:
-        parts.append(
-            "<p class=note>In brackets: after a score its 95% interval, after data the beginning of its sha256.</p>"
-        )
+        note = "after a score its 95% interval, after data the beginning of its sha256"
+        parts.append(f"<p class=note>In brackets: {note}.</p>")
     return "".join(parts)
 
 
@@ -273,8 +282,8 @@ def _newest_rows(rows: list[dict[str, Any]]) -> str:
     shown = table(heads, cells[:MAX_OPEN_ROWS])
     if len(rows) <= MAX_OPEN_ROWS:
         return shown
-    words = f"all {len(rows):,} rows" if len(rows) <= MAX_ROWS else f"the newest {MAX_ROWS} of {len(rows):,} rows"
-    return shown + fold(words, table(heads, cells[:MAX_ROWS]))
+    part = "all" if len(rows) <= MAX_ROWS else f"the newest {MAX_ROWS} of"
+    return shown + fold(f"{part} {len(rows):,} rows", table(heads, cells[:MAX_ROWS]))
 
 
 def _step_cell(found: Evaluation, run: RunData) -> Any:
