@@ -67,9 +67,8 @@ class Watched:
 
     def __init__(self, run_dir: Path) -> None:
         self.config = TrackingConfig(wandb="offline")
-        self.tracker = Tracker(
-            run_dir, self.config, rank=0, total_steps=10**6, run_id="bench", run_name="bench", run_config={}
-        )
+        identity = {"id": "bench", "name": "bench", "config": {}}
+        self.tracker = Tracker(run_dir, self.config, identity, rank=0, total_steps=10**6)
         self.timeline, self.meter = Timeline(), Meter(10**6, flops_per_token=1.0, peak=1.0)
         self.sources = SourceLosses(["web", "books", "code"])
         model_config = parse_model(expand_preset(MODEL))

@@ -1,7 +1,8 @@
 """Distributed pretraining of Transformers, from raw text to a released checkpoint.
 
-The names below are what scripts and notebooks use; docs/python.ipynb shows them. Importing `pretrain` imports none of
-them: each is loaded at its first use, so that the command line of a login node stays free of torch.
+The names below are what scripts and notebooks use; docs/python.ipynb shows them. Importing
+`pretrain` imports none of them: each is loaded at its first use, so that the command line of a
+login node stays free of torch.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""`pretrain` and `python -m pretrain`: the command line, and what a stop signal does before it is there.
+"""`pretrain` and `python -m pretrain`: the command line, and stop signals before it is loaded.
 
-Importing takes from a fifth of a second to a minute (a file system that is cold or busy). A run that is asked to stop
-in this time has nothing to save, and says so: exit code 75, no traceback.
+Importing takes from a fifth of a second to a minute (a file system that is cold or busy). A run
+that is asked to stop in this time has nothing to save, and says so: exit code 75, no traceback.
 """
 
 import os

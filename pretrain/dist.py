@@ -1,7 +1,8 @@
-"""Rank, world size and the few collectives that the loop needs; everything works in a single process too.
+"""Rank, world size and the few collectives of the loop, which work in a single process too.
 
-The launcher's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) is the only input: torchrun,
-`accelerate launch`, `deepspeed` and `pretrain launch` all set it. Started alone, it is filled in for a world of one.
+The launcher's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) is the only
+input: torchrun, `accelerate launch`, `deepspeed` and `pretrain launch` all set it. Started alone,
+it is filled in for a world of one.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from pretrain.errors import ConfigError
 from pretrain.utils.net import reserved_port
 
 _of_this_process = contextlib.ExitStack()
-"""What is kept until its end."""
+"""Closed at the end of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,16 @@ def read_world() -> World:
         port = _of_this_process.enter_context(reserved_port(None))
         os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         return World(0, 1, 0)
+    what = "the launcher's environment is incomplete"
+    fix = "start with `pretrain launch` or torchrun"
     try:
         rank, size = (int(os.environ[name]) for name in names)
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
     except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"the launcher's environment is incomplete: {error}", fix="start with `pretrain launch` or torchrun"
-        ) from None
+        raise ConfigError(f"{what}: {error}", fix=fix) from None
     absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if absent:
-        raise ConfigError(
-            f"the launcher's environment is incomplete: no {absent[0]}", fix="start with `pretrain launch` or torchrun"
-        )
+        raise ConfigError(f"{what}: no {absent[0]}", fix=fix)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK={rank} is not within WORLD_SIZE={size}", fix="correct the launcher's environment")
     return World(rank, size, local_rank)
@@ -118,8 +117,9 @@ def gather_objects(value: Any) -> list[Any]:
 def leave(exit_code: int) -> NoReturn:
     """Ends this process at once, its output flushed; everything else must be closed before.
 
-    An orderly interpreter exit races with the threads of process groups that accelerate and DeepSpeed keep references
-    to, `destroy_process_group` or not, and now and then aborts a process whose work is done (SIGABRT).
+    An orderly interpreter exit races with the threads of process groups that accelerate and
+    DeepSpeed keep references to, `destroy_process_group` or not, and now and then aborts a process
+    whose work is done (SIGABRT).
     """
     import logging
 

@@ -1,7 +1,8 @@
 """Errors a user can act on, and the exit code of each.
 
-An error of this family is printed as one line (what is wrong, where, how to fix it) and ends the process with its
-exit code; no traceback, unless `--debug` is given. Every other exception is a bug of ours: traceback and exit code 70.
+An error of this family is printed as one line (problem, place, remedy) and ends the
+process with its exit code; no traceback, unless `--debug` is given. Every other exception is a bug
+of ours: traceback and exit code 70.
 
 | code | the process ended because | does a restart help? |
 |---|---|---|
@@ -40,9 +41,9 @@ class PretrainError(Exception):
     """A condition that the user can fix.
 
     Args:
-        what: What is wrong, one clause, with the offending value.
-        where: File, `file:line:column`, key, shard or rank it was found at; empty when `what` already says it.
-        fix: What to do about it, imperative.
+        what: The problem, one clause, with the offending value.
+        where: File, `file:line:column`, key, shard or rank; empty where `what` says it.
+        fix: Remedy, imperative.
     """
 
     exit_code = EXIT_BUG
@@ -76,7 +77,7 @@ class CheckpointError(PretrainError):
 
 
 class LaunchError(PretrainError):
-    """Ranks that cannot be started or cannot reach each other, or a missing dependency (exit code 69)."""
+    """Ranks that cannot start or reach each other, or a missing dependency (exit code 69)."""
 
     exit_code = EXIT_UNAVAILABLE
 
@@ -100,19 +101,19 @@ class DiskError(PretrainError):
 
 
 class HangError(PretrainError):
-    """A rank that hangs, is frozen or is gone, so that this one cannot go on; the run can be resumed (exit code 76)."""
+    """A rank that hangs, is frozen or is gone; the run can be resumed (exit code 76)."""
 
     exit_code = EXIT_HANG
 
 
 class DivergedError(PretrainError):
-    """A run whose numbers went wrong: non-finite steps, spikes, ranks whose weights differ (exit code 77)."""
+    """A run whose numbers went wrong: bad steps, spikes, ranks that differ (exit code 77)."""
 
     exit_code = EXIT_DIVERGED
 
 
 class UnreadError(PretrainError):
-    """The reader of a command's result has gone, as in `| head` (exit code 128 + SIGPIPE). Has no message."""
+    """The reader of a result has gone, as in `| head` (exit code 128 + SIGPIPE). Has no message."""
 
     exit_code = EXIT_UNREAD
 

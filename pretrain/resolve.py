@@ -22,7 +22,8 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
     Raises:
         ConfigError: The config contradicts the data.
     """
-    vocab_size, index = config.model.vocab_size, dataset.index
+    vocab_size = config.model.vocab_size
+    index = dataset.index
     if vocab_size is not None and vocab_size < index.vocab_size:
         if config.init.from_ is None:
             raise ConfigError(

@@ -1,9 +1,10 @@
-"""Rows of tokens, in numpy: what the data layer yields, what objectives make of it, and what ids mean. No torch.
+"""Rows of tokens in numpy, raw and as a model takes them, and the meaning of ids. No torch.
 
     data  -->  TokenRows or PairRows  --objective-->  ModelRows  --loader-->  types.Batch
 
-Rows are raw: whole documents side by side, or text that is cut where a row ends. A sample id is unique over the epochs
-of a run, so that whatever depends on (seed, sample id) changes from epoch to epoch.
+Rows are raw: whole documents side by side, or text that is cut where a row ends. A sample id is
+unique over the epochs of a run, so that functions of (seed, sample id) change from epoch to
+epoch.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,83 +18,52 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows as they come from the shards.
+    """Rows as they come from the shards."""
 
-    Attributes:
-        tokens: [B, W+1], the shards' dtype. The last column is only the target of the one before it: it is the first
-            token of another row.
-        starts: int64 [any], ascending: places in `tokens`, flattened, at which a document starts.
-        num_tokens: int64 [B]: tokens of each row that are real; the rest is padding. None: all of them.
-        sample_ids: int64 [B].
-        loss_mask: bool [B, W+1]: tokens that are targets. None: all.
-        labels: int16 [B, W+1]: number of the label that a token has, IGNORE_INDEX where it has none. None: no labels.
-    """
-
+    # [B, W+1], the shards' dtype. The last column is a target only: the first token of another row.
     tokens: np.ndarray
-    starts: np.ndarray
-    num_tokens: np.ndarray | None
-    sample_ids: np.ndarray
-    loss_mask: np.ndarray | None = None
-    labels: np.ndarray | None = None
+    starts: np.ndarray  # int64 [any], ascending: starts of documents in the flattened `tokens`
+    num_tokens: np.ndarray | None  # int64 [B]: tokens of each row before padding. None: all
+    sample_ids: np.ndarray  # int64 [B]
+    loss_mask: np.ndarray | None = None  # bool [B, W+1]: tokens that are targets. None: all
+    labels: np.ndarray | None = None  # int16 [B, W+1]: number of a label, or IGNORE_INDEX
 
 
 @dataclass(frozen=True, slots=True)
 class PairRows:
-    """Rows of pairs: document n of a source row belongs to document n of the target row.
+    """Rows of pairs: document n of a source row belongs to document n of the target row."""
 
-    Attributes:
-        source: [B, S+1]; the last column is never read.
-        target: [B, T+1].
-    """
-
-    source: TokenRows
-    target: TokenRows
+    source: TokenRows  # [B, S+1]; the last column is never read
+    target: TokenRows  # [B, T+1]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """What an encoder reads; the fields of `types.Source`.
+    """Input of an encoder; the fields of `types.SourceBatch`."""
 
-    Attributes:
-        tokens: int64 [B, S].
-        positions: int64 [B, S], or None: 0..S-1 in every row.
-        documents: int32 [B, S], or None: each row is one document.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray | None = None
-    documents: np.ndarray | None = None
+    tokens: np.ndarray  # int64 [B, S]
+    positions: np.ndarray | None = None  # int64 [B, S]; None: 0..S-1 in every row
+    documents: np.ndarray | None = None  # int32 [B, S]; None: each row is one document
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRows:
-    """Rows as a model takes them; the fields of `types.Batch`.
+    """Rows as a model takes them; the fields of `types.Batch`."""
 
-    Attributes:
-        inputs: int64 [B, T].
-        targets: int64 [B, T], IGNORE_INDEX where there is no loss: tokens, or numbers of labels. The label of a whole
-            document is at its first token.
-        positions: int64 [B, T], or None: 0..T-1 in every row.
-        documents: int32 [B, T], or None: each row is one document; padding has negative numbers.
-        prefix: bool [B, T]: tokens that all of their document sees under a causal mask. None: none.
-        target_positions: int64 [P], ascending: indices into the flattened `targets` that have a loss, where they are
-            few: the head is computed there only. None: everywhere.
-        source: What the encoder reads, where the model has two stacks.
-        num_targets: Targets that are not IGNORE_INDEX.
-        num_padding: Positions that are padding, those of the source with them.
-        sample_ids: int64 [B].
-    """
-
-    inputs: np.ndarray
+    inputs: np.ndarray  # int64 [B, T]
+    # int64 [B, T], IGNORE_INDEX where there is no loss: tokens, or numbers of labels. The label of
+    # a whole document is at its first token.
     targets: np.ndarray
-    num_targets: int
-    sample_ids: np.ndarray
-    positions: np.ndarray | None = None
-    documents: np.ndarray | None = None
-    prefix: np.ndarray | None = None
+    num_targets: int  # targets that are not IGNORE_INDEX
+    sample_ids: np.ndarray  # int64 [B]
+    positions: np.ndarray | None = None  # int64 [B, T], or None: 0..T-1 in every row
+    documents: np.ndarray | None = None  # int32 [B, T], negative for padding; None: one a row
+    prefix: np.ndarray | None = None  # bool [B, T]: tokens that all of their document sees
+    # int64 [P], ascending: indices into the flattened `targets` that have a loss, where they are
+    # few: the head is computed there only. None: everywhere.
     target_positions: np.ndarray | None = None
-    source: SourceRows | None = None
-    num_padding: int = 0
+    source: SourceRows | None = None  # input of the encoder of a model with two stacks
+    num_padding: int = 0  # positions of padding, in the source too
 
     @property
     def num_tokens(self) -> int:
@@ -102,34 +72,24 @@ class ModelRows:
 
 
 WordFinder = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""`find(ids_BT, apart_BT)`: whether each token begins a word, bool [B, T]. Ids int64 [B, T]; apart, bool [B, T]: the
-token begins a text. A row's first token begins both."""
+"""`find(ids_BT, apart_BT)`: whether each token begins a word, bool [B, T]. Ids int64 [B, T]; apart,
+bool [B, T]: the token begins a text. A row's first token begins both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the ids of a tokenizer mean.
+    """Meaning of the ids of a tokenizer; None: there is no such token."""
 
-    Attributes:
-        size: Ids, those that pad it to a multiple left out.
-        eos: Ends a document, in every shard.
-        special: bool [size]: whether an id is a special token.
-        pad, bos, start, mask: As `model.special_tokens`; None: there is no such token.
-        sentinels: Ids of <extra_id_0>, <extra_id_1>, ...
-        named: Id of each special token by its content.
-        find_words: Tells which tokens of rows begin a word. None: not asked for.
-    """
-
-    size: int
-    eos: int
-    special: np.ndarray
+    size: int  # without ids that pad it to a multiple
+    eos: int  # ends a document, in every shard
+    special: np.ndarray  # bool [size]: whether an id is a special token
     pad: int | None = None
     bos: int | None = None
     start: int | None = None
     mask: int | None = None
-    sentinels: tuple[int, ...] = ()
-    named: Mapping[str, int] = field(default_factory=dict)
-    find_words: WordFinder | None = None
+    sentinels: tuple[int, ...] = ()  # ids of <extra_id_0>, <extra_id_1>, ...
+    named: Mapping[str, int] = field(default_factory=dict)  # id of each special token by its content
+    find_words: WordFinder | None = None  # None: not asked for
 
 
 def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:

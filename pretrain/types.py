@@ -1,4 +1,4 @@
-"""The contract between the parts: Batch, AttentionMask, ModelOutput, Fragment, and the shape legend.
+"""The contract between the parts: batches, masks, outputs, fragments, and the shape legend.
 
 Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
 
@@ -34,21 +34,24 @@ def _moved(value: Moved, device: torch.device) -> Moved:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
-    """Who may attend to whom, declared, never materialised here. A backend turns it into what its kernel takes.
+    """Declared visibility of keys, never materialised here; backends build the mask of a kernel.
 
-    Query t may see key s where all of these hold. A backend may return anything finite for a query that sees no key,
-    and for one that is padding of its own sequence (`key_lengths_B` under `causal` or a window).
+    Query t may see key s where all of these hold. A backend may return anything finite for a query
+    that sees no key, and for one that is padding of its own sequence (`key_lengths_B` under
+    `causal` or a window).
 
     Attributes:
         causal: Position t sees only positions up to t.
-        documents_BT: int32; queries and keys see each other only within one document number. None: one document a row.
-        key_documents_BS: The same for keys, where they are another sequence than the queries (cross attention, cache).
-            None: keys are the queries' own sequence.
-        key_lengths_B: int32, at least 1; keys from a row's length on are padding, masked out. None: no padding.
-        window: Only keys fewer than this many positions away are seen, t - s with `query_offset` counted. None: all.
-        prefix_BS: bool; keys that every query of their document sees (prefix language models). Lifts `causal` only:
-            window, documents and lengths still hold.
-        query_offset: Position of the first query among the keys; non-zero when decoding with a cache.
+        documents_BT: int32; tokens see their own document only. None: one document a row.
+        key_documents_BS: The same for keys of another sequence (cross attention, cache). None: keys
+            are the queries' own sequence.
+        key_lengths_B: int32, at least 1; keys from a row's length on are padding. None: no padding.
+        window: Only keys fewer than this many positions away are seen, t - s with `query_offset`
+            counted. None: all.
+        prefix_BS: bool; keys that every query of their document sees (prefix language models).
+            Lifts `causal` only: window, documents and lengths still hold.
+        query_offset: Position of the first query among the keys; non-zero when decoding with a
+            cache.
     """
 
     causal: bool
@@ -62,22 +65,15 @@ class AttentionMask:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """What the encoder of an encoder-decoder reads, one source a row, or packed like the targets.
+    """Input of the encoder of an encoder-decoder, one source a row, or packed like the targets."""
 
-    Attributes:
-        tokens_BS: int64 input ids.
-        positions_BS: int64 position of each token in its document. None: 0..S-1 in every row.
-        documents_BS: int32; the targets of a document see the source of the same number. None: each row is one.
-        lengths_B: int32, at least 1: tokens of each row before padding. None: no padding.
-    """
-
-    tokens_BS: Tensor
-    positions_BS: Tensor | None = None
-    documents_BS: Tensor | None = None
-    lengths_B: Tensor | None = None
+    tokens_BS: Tensor  # int64 input ids
+    positions_BS: Tensor | None = None  # int64, in the document. None: 0..S-1 in every row
+    documents_BS: Tensor | None = None  # int32, as of their targets. None: each row is one
+    lengths_B: Tensor | None = None  # int32, at least 1: tokens before padding. None: no padding
 
     def to(self, device: torch.device) -> "SourceBatch":
-        """Returns the source with its tensors on `device`, copied asynchronously from pinned memory."""
+        """Returns the source on `device`, copied asynchronously from pinned memory."""
         return _moved(self, device)
 
 
@@ -89,15 +85,16 @@ class Batch:
         tokens_BT: int64 input ids.
         targets_BT: int64 ids to predict at each position; IGNORE_INDEX where there is no loss.
         positions_BT: int64 position of each token in its document. None: 0..T-1 in every row.
-        documents_BT: int32 number of each token's document in its row, from 0; tokens of a negative number are padding
-            that no other token sees. None: each row is one document.
-        lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no padding.
-        prefix_BT: bool; tokens that all of their document sees, although the model is causal. None: none.
+        documents_BT: int32 number of each token's document in its row, from 0; tokens of a negative
+            number are padding that no other token sees. None: each row is one document.
+        lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no
+            padding.
+        prefix_BT: bool; tokens that all of their document sees, in a causal model too. None: none.
         token_types_BT: int64 segment of each token (BERT). None: 0.
-        target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a loss, where they are
-            few. None: all.
-        source: What the encoder reads, where the model has two stacks.
-        sample_ids: Identity of each row's sample, B integers, on the host. Empty for text that is not from shards.
+        target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
+            loss, where they are few. None: all.
+        source: Input of the encoder of a model with two stacks.
+        sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
     """
 
     tokens_BT: Tensor
@@ -116,18 +113,18 @@ class Batch:
         return int((self.targets_BT != IGNORE_INDEX).sum())
 
     def to(self, device: torch.device) -> "Batch":
-        """Returns the batch with its tensors on `device`, copied asynchronously from pinned memory."""
+        """Returns the batch on `device`, copied asynchronously from pinned memory."""
         source = None if self.source is None else self.source.to(device)
         return replace(_moved(self, device), source=source)
 
 
 class ModelOutput(NamedTuple):
-    """What a model returns. A tuple, because the hooks of ZeRO stage 3 find tensors in tuples.
+    """Output of a model. A tuple, because the hooks of ZeRO stage 3 find tensors in tuples.
 
     Attributes:
-        hidden_BTD: Last hidden states, after the final norm; the input of the head. Under a head of labels, what it
-            reads of documents, where the model makes a mean or pools.
-        logits_BTV: Scores; None when the caller asked for hidden states only, or the model has no head.
+        hidden_BTD: Last hidden states, after the final norm; the input of the head. Under a head of
+            labels that pools: the pooled documents.
+        logits_BTV: Scores; None without a head, or when the caller asked for hidden states only.
     """
 
     hidden_BTD: Tensor
@@ -138,20 +135,15 @@ class ModelOutput(NamedTuple):
 class Fragment:
     """A contiguous piece of one parameter's training state, as it lies on this rank.
 
-    State of another size than the parameter, such as the row factors of a variance, is a kind of its own, in a fragment
-    of its own: offset and length then count the elements of that kind.
-
-    Attributes:
-        name: Parameter name, as in the unwrapped model.
-        offset: First element of the piece in the flattened parameter.
-        shape: Shape of the whole parameter.
-        tensors: fp32 1-D live views of equal length, at least one: `weight` (the master weight), or the optimizer's
-            moments, or both.
+    State of another size than the parameter, such as the row factors of a variance, is a kind of
+    its own, in a fragment of its own: offset and length then count the elements of that kind.
     """
 
-    name: str
-    offset: int
-    shape: tuple[int, ...]
+    name: str  # parameter name, as in the unwrapped model
+    offset: int  # first element of the piece in the flattened parameter
+    shape: tuple[int, ...]  # shape of the whole parameter
+    # fp32 1-D live views of equal length, at least one: `weight` (the master weight), or the
+    # optimizer's moments, or both.
     tensors: dict[str, Tensor]
 
     @property
@@ -161,10 +153,10 @@ class Fragment:
 
 
 class FragmentStore(Protocol):
-    """The training state of a model on this rank, as fragments: what an engine keeps and a checkpoint saves."""
+    """The training state of a model on this rank, as fragments."""
 
     def owned_fragments(self) -> Iterator[Fragment]:
-        """Yields what this rank must save; over the ranks, every element of every parameter exactly once."""
+        """Yields the part of this rank in a save: every element of every parameter on one rank."""
         ...
 
     def held_fragments(self) -> Iterator[Fragment]:
@@ -176,11 +168,9 @@ class FragmentStore(Protocol):
         ...
 
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Makes the working weights follow the filled fragments, and sets the optimizer's step count. Collective.
+        """Makes the working weights follow filled fragments, and sets the step count. Collective.
 
-        Args:
-            optimizer_step: Steps that the optimizer has applied.
-            scalars: What `scalars` returned when this was saved, maybe by another engine; what is of no use is left.
+        The saved `scalars` may be those of another engine; unknown ones are ignored.
         """
         ...
 
@@ -200,10 +190,12 @@ class GenerationDefaults:
         max_length: Most tokens of a row, its first ones included. None: not given.
         max_new_tokens: Most tokens without the prompt; precedes `max_length`.
         suppressed: Ids that are never generated.
-        forced_eos: Id of the last token of a row that reaches its greatest length. None: not forced.
+        forced_eos: Id of the last token of a row that reaches its greatest length. None: not
+            forced.
         eos: Ids that end a row; empty: those of the tokenizer.
         renormalize: Probabilities sum to 1 again without `suppressed`, which changes beam scores.
-        sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such setting.
+        sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such
+            setting.
         kept: Further settings by their key: those of sampling, and unsupported ones, for exports.
     """
 
@@ -220,5 +212,5 @@ class GenerationDefaults:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def not_honoured(self) -> list[str]:
-        """Returns the settings that change the result in transformers and not in `generate`, as `key=value`."""
+        """Returns the settings that `generate` does not follow, as `key=value`."""
         return [f"{key}={value}" for key, value in self.kept.items() if key not in SAMPLING_KEYS]

@@ -53,8 +53,7 @@ def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) 
         previous: Shapes in the previous checkpoint; empty: none.
 
     Raises:
-        CheckpointError: A parameter is not whole, has two shapes, or another shape than before; it
-            is named.
+        CheckpointError: A parameter is incomplete, has two shapes, or another than before.
     """
     shapes: dict[str, list[int]] = {}
     found: dict[str, int] = {}
@@ -75,7 +74,7 @@ def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) 
 def _check_same(name: str, expected: list[int] | None, shape: list[int] | None, where: str) -> None:
     if expected != shape:
         shown = ["no such parameter" if values is None else f"shape {values}" for values in (expected, shape)]
-        raise _refusal(f"{name} has {shown[0]} in what was saved, {shown[1]} {where}")
+        raise _refusal(f"{name} has {shown[0]} in the save, {shown[1]} {where}")
 
 
 def _refusal(what: str) -> CheckpointError:

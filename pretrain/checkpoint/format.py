@@ -1,14 +1,14 @@
 """Layout of a checkpoint folder, and its manifest.
 
     checkpoints/step-00001000/rank-00000.safetensors ...   fragments, one file a rank
-    checkpoints/step-00001000/manifest.json                written last: state, files with sizes and CRCs, parameters
+    checkpoints/step-00001000/manifest.json                written last: state, files, parameters
     checkpoints/.tmp-step-00001000/                        being written; nothing reads it
     checkpoints/step-00001000.bad-damaged/                 set aside after a failed verification
-    checkpoints/step-00001000.rolled-back/                 set aside when the run went back behind it
+    checkpoints/step-00001000.rolled-back/                 set aside when the run went back
 
 A folder without a readable manifest is not a checkpoint. A model folder, which `pretrain import`
 writes, is a checkpoint of weights alone (weights-00001.safetensors ...) with model.json and
-tokenizer/ beside it.
+tokenizer/.
 """
 
 import json
@@ -124,10 +124,12 @@ def load_manifest(path: Path) -> Manifest:
         files = [FileRecord(**record) for record in raw.pop("files")]
         manifest = Manifest(files=files, **raw)
     except FileNotFoundError:
-        raise CheckpointError("not a checkpoint (no manifest.json)", where=str(path), fix="check the path") from None
+        what = "not a checkpoint (no manifest.json)"
+        raise CheckpointError(what, where=str(path), fix="check the path") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"the manifest is damaged ({reason})", where=str(file), fix="use another one") from None
+        what = f"the manifest is damaged ({reason})"
+        raise CheckpointError(what, where=str(file), fix="use another one") from None
     if not all(isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for record in manifest.files):
         raise CheckpointError("a file name leaves the folder", where=str(file), fix="do not trust this checkpoint")
     return manifest

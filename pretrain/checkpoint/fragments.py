@@ -1,4 +1,4 @@
-"""Fragments on disk: one safetensors file a rank, read back by range whatever the topology.
+"""Fragments on disk: one safetensors file a rank, read back by range under any topology.
 
 A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or
 a moment. Loading builds a table of all pieces of all files once, then copies the ranges that this
@@ -30,12 +30,15 @@ def piece_key(name: str, kind: str, offset: int) -> str:
 
 
 def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
-    """Writes fragments to a safetensors file, each tensor copied to the host once and never
-    gathered.
+    """Writes fragments to a safetensors file, copied to the host one by one and never gathered.
 
     Returns size and CRCs of the intended content. Raises: DiskError.
     """
-    pieces = [(piece_key(f.name, kind, f.offset), tensor) for f in fragments for kind, tensor in f.tensors.items()]
+    pieces = [
+        (piece_key(fragment.name, kind, fragment.offset), tensor)
+        for fragment in fragments
+        for kind, tensor in fragment.tensors.items()
+    ]
     assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for _, tensor in pieces)
     parts = (memoryview(tensor.detach().cpu().contiguous().numpy()) for _, tensor in pieces if tensor.numel())
     return write_pieces(path, [(key, tensor.numel()) for key, tensor in pieces], parts)
@@ -78,7 +81,7 @@ class FragmentReader:
             pieces.sort(key=lambda piece: piece.offset)
 
     def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor) -> None:
-        """Fills `out` (1-D fp32) with elements of a kind from `offset` on. Raises: CheckpointError."""
+        """Fills `out` (1-D fp32) with values of a kind from `offset`. Raises: CheckpointError."""
         pieces = self._pieces.get((name, kind), [])
         done = 0
         total = out.numel()

@@ -1,8 +1,8 @@
-"""The checkpoints of a run: saved beside training, listed, verified, loaded.
+"""The checkpoints of a run: saved during training, listed, verified, loaded.
 
     prepare   leftovers of dead attempts removed; free space checked; a file written as a trial
-    begin     this rank's fragments copied to host memory  ->  a `Save`, whose phases the loop advances (save.py)
-    load      newest first: sizes and CRCs verified, a share of the files per rank  ->  damaged: renamed, next older one
+    begin     this rank's fragments copied to host memory  ->  a `Save` in phases (save.py)
+    load      newest first: verified, a share of the files per rank  ->  damaged: renamed, next older
               ->  each rank reads its ranges (load.py)
 
 Rank 0 decides for all. DeepSpeed's own checkpoints are not used: they are not crash-safe, and
@@ -10,7 +10,6 @@ depend on the topology. The size of a checkpoint, and the number of them at once
 `pretrain/plan/course.py`.
 """
 
-import functools
 import logging
 import os
 import secrets
@@ -18,6 +17,7 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,12 @@ log = logging.getLogger(__name__)
 def room_problem(free: int, existing: int, checkpoint: int, num_kept: int) -> str | None:
     """Returns why checkpoints do not fit, with the numbers; None where they do.
 
-    Args:
-        free: Bytes free on the file system.
-        existing: Bytes of existing checkpoints, which the new ones replace over time.
-        checkpoint: Bytes of one checkpoint.
-        num_kept: Number of checkpoints at once.
+    All in bytes: `existing` checkpoints are replaced over time by `num_kept` ones at once.
     """
     needed = checkpoint * num_kept
     if needed <= free + existing:
         return None
-    there = f", beside {existing:,} bytes of checkpoints that are there" if existing else ""
+    there = f", besides {existing:,} bytes of existing checkpoints" if existing else ""
     return (
         f"{num_kept} checkpoints of {checkpoint:,} bytes (those that are kept, and the one being written) need "
         f"{needed:,} bytes, and {free:,} are free{there}"
@@ -64,7 +60,8 @@ def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
         existing = sum(file.stat().st_size for file in files)
         problem = room_problem(shutil.disk_usage(folder).free, existing, checkpoint, num_kept)
     except OSError as error:
-        raise DiskError(f"cannot be looked at: {error.strerror}", where=str(folder), fix="fix permissions") from error
+        what = f"cannot be looked at: {error.strerror}"
+        raise DiskError(what, where=str(folder), fix="fix permissions") from error
     if problem is not None:
         fix = "free space, lower checkpoint.keep, or set run.dir to a larger file system"
         raise DiskError(problem, where=str(folder), fix=fix)
@@ -120,11 +117,9 @@ class CheckpointManager:
         self._in_flight: Save | None = None
 
     def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:
-        """Prepares the folder for so many checkpoints at once of this size. Collective; before the
-        first step.
+        """Prepares the folder for `num_kept` checkpoints at once. Collective, before step 1.
 
-        Raises:
-            DiskError: They do not fit, or the folder is not writable.
+        Raises: DiskError, where they do not fit, or the folder is not writable.
         """
         self._begin_attempt()
 
@@ -156,14 +151,10 @@ class CheckpointManager:
         before_commit: Callable[[], None] = nothing,
         after_commit: Callable[[], None] = nothing,
     ) -> Save:
-        """Copies this rank's fragments to host memory and begins to write them. Collective the
-        first time only.
+        """Copies this rank's fragments to host memory and begins to write them.
 
         The store may change after this has returned and `hold` was called. For the other arguments
-        see `Save`.
-
-        Raises:
-            DiskError: The folder of checkpoints cannot be created.
+        see `Save`. Raises: DiskError, where the folder of checkpoints cannot be created.
         """
         assert self._in_flight is None or self._in_flight.is_finished, "one save at a time: they share their buffers"
         self._begin_attempt()
@@ -180,17 +171,16 @@ class CheckpointManager:
         self._host.hold()
 
     def save(self, store: FragmentStore, state: TrainState) -> Path:
-        """Commits a checkpoint and returns when all is done. Collective. Raises: as `Save.advance`."""
+        """Commits a checkpoint, through all phases. Collective. Raises: as `Save.advance`."""
         save = self.begin(store, state)
         save.wait()
         return save.path
 
     def load_newest(self, store: FragmentStore) -> TrainState | None:
-        """Loads the newest valid checkpoint into `store`; returns its state, or None where there is
-        none yet.
+        """Loads the newest valid checkpoint; returns its state, None before the first. Collective.
 
         A damaged one is renamed to `step-N.bad-damaged` with a warning, and the next older one is
-        tried. Collective.
+        tried.
 
         Raises:
             CheckpointError: There are or were checkpoints, and none is valid: a run never starts
@@ -217,14 +207,14 @@ class CheckpointManager:
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
             # Renamed before the next look, so that the older one is the newest in the following
             # pass.
-            agree(functools.partial(self._place.set_aside, path) if self._world.is_main else nothing)
+            agree(partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
     def _list_newest(self) -> list[str]:
         found = list_folders(self._folder) if self._world.is_main else []
         return [path.name for path in found[-1:]]
 
     def _refuse_restart(self) -> None:
-        bad = sorted(path.name for path in self._folder.glob("step-*")) if self._folder.is_dir() else []
+        bad = sorted(path.name for path in self._folder.glob("step-*"))
         if any(dist.gather_objects(bool(bad))):
             raise CheckpointError(
                 f"this run has saved checkpoints, and none can be used ({', '.join(bad)})",
@@ -233,10 +223,7 @@ class CheckpointManager:
             )
 
     def verify(self, path: Path) -> str | None:
-        """Verifies sizes and CRCs of all files, a share of them per rank; returns the first
-        problem, or None.
-
-        Collective.
+        """Verifies sizes and CRCs, a share of the files per rank; returns a problem. Collective.
 
         Raises:
             NewerFormatError: The format is newer than this version.
@@ -244,7 +231,7 @@ class CheckpointManager:
             DiskError: A rank may not read them.
         """
         wait_for_folder(path, self._world)
-        agree(functools.partial(_check_readable, path))
+        agree(partial(_check_readable, path))
         try:
             files = load_manifest(path).files
             mine = files[self._world.rank :: self._world.size]

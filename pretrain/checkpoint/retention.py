@@ -37,7 +37,8 @@ def remove_leftovers(folder: Path) -> None:
         try:
             remove_dir(leftover)
         except DiskError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # else its owner was continued, and has committed it
+            # Where it is gone, its owner was continued, and has committed it.
+            if not isinstance(error.__cause__, FileNotFoundError):
                 raise
     for leftover in folder.glob(".trash-*"):
         remove_tree(leftover)
@@ -78,8 +79,7 @@ class BestKeeper:
             self._values[step] = value
 
     def settle(self, found: list[Path], is_valid: Callable[[Path], bool]) -> Path | None:
-        """Returns the best of the committed checkpoints, the earliest of equals, and updates
-        best.json.
+        """Returns the best of the committed checkpoints, the earliest of equals; updates best.json.
 
         Those without an evaluation at their step take no part. `is_valid` is asked from the best
         on.
@@ -91,35 +91,25 @@ class BestKeeper:
             known.setdefault(marked.step, marked.value)
         sign = -1 if self._metric in RISING else 1
         for step in sorted(known.keys() & paths.keys(), key=lambda step: (sign * known[step], step)):
-            if is_valid(paths[step]):
-                self._mark(Best(self._metric, known[step], step), marked)
-                return paths[step]
+            if not is_valid(paths[step]):
+                continue
+            best = Best(self._metric, known[step], step)
+            if best != marked:
+                try:
+                    write_json(self._folder / BEST, asdict(best))
+                    log.info("%s is the best so far: %s %.6g", step_name(step), best.metric, best.value)
+                except DiskError as error:  # the checkpoint is kept all the same
+                    log.warning("%s", error)
+            return paths[step]
         return None
-
-    def _mark(self, best: Best, marked: Best | None) -> None:
-        """Writes best.json; a disk error is a warning, and the checkpoint is kept all the same."""
-        if best == marked:
-            return
-        try:
-            write_json(self._folder / BEST, asdict(best))
-        except DiskError as error:
-            log.warning("%s", error)
-            return
-        log.info("%s is the best so far: %s %.6g", step_name(best.step), best.metric, best.value)
 
 
 def find_obsolete(found: list[Path], keep: int, keep_every_steps: int, is_valid: Callable[[Path], bool]) -> list[Path]:
-    """Returns the checkpoints to remove: older than the `keep` newest, and than the `MIN_VALID`
-    newest valid ones.
+    """Returns checkpoints older than the `keep` newest, and than the `MIN_VALID` newest valid ones.
 
     A damaged one among these does not count, and stays; loading renames it. Only as many are
-    verified as needed, as `is_valid` may read all of one.
-
-    Args:
-        found: Committed checkpoints, oldest first.
-        keep: Number to keep.
-        keep_every_steps: Checkpoints whose step is a multiple are never removed; 0: none.
-        is_valid: Verifies a checkpoint.
+    verified as needed, as `is_valid` may read all of one. Those of steps that are a multiple of
+    `keep_every_steps` stay. `found` is ascending.
     """
     num_kept = num_valid = 0
     obsolete = []

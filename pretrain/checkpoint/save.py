@@ -1,5 +1,4 @@
-"""A save, from the copy in host memory to the removal of old checkpoints: four phases in a thread
-beside training.
+"""A save during training, from the copy in host memory to the removal of old checkpoints.
 
 States of a `Save`; each arrow between two phases is one collective `advance`, after all ranks are
 done with the first:
@@ -25,10 +24,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pretrain.checkpoint.agree import agree, check_complete, nothing, wait_until_visible
 from pretrain.checkpoint.format import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name, unseen
@@ -40,42 +40,21 @@ from pretrain.errors import CheckpointError, DiskError, PretrainError
 from pretrain.utils.checksum import FileRecord, check_file
 from pretrain.utils.io import make_dir, publish_dir, remove_tree, write_json
 
-Result = TypeVar("Result")
-
 log = logging.getLogger(__name__)
 
 
-class SaveTask(Generic[Result]):
-    """Runs `work` in a daemon thread, which must not call a collective."""
+def _start(work: Callable[[], Any]) -> Future[Any]:
+    """Runs `work` in a daemon thread, which calls no collective and delays no exit."""
+    future: Future[Any] = Future()
 
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
-        self._result: list[Result] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result.append(self._work())
-        except BaseException as error:  # raised again by `result`
-            self._error = error
+            future.set_result(work())
+        except BaseException as error:  # raised again by `Future.result`
+            future.set_exception(error)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether there is a result, or an error."""
-        return not self._thread.is_alive()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Returns when it is done or has timed out; signals are handled meanwhile."""
-        self._thread.join(timeout_s)
-
-    def result(self) -> Result:
-        """Waits; returns the value of `work`, or raises its error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 @dataclass(slots=True)
@@ -85,7 +64,7 @@ class SaveTarget:
     folder: Path
     world: World
     topology: dict[str, Any]
-    fence: Callable[[], None]  # raises LockedError where another attempt owns the run; before names change
+    fence: Callable[[], None]  # raises LockedError where another attempt owns the run
     retention: Retention
     token: str  # suffix of this attempt's temporary folders
     shapes: dict[str, list[int]] = field(default_factory=dict)  # in the last committed checkpoint
@@ -134,17 +113,14 @@ class Save:
     @property
     def is_done(self) -> bool:
         """Whether this rank's part of the phase is done, or has failed."""
-        return self._task.is_done
+        return self._task.done()
 
     def advance(self) -> None:
-        """Enters the next phase; waits until this rank's part of the current one is done.
-        Collective.
+        """Enters the next phase, once this rank is done with the current one. Collective.
 
         Raises:
-            DiskError: A rank could not write, or read back what it wrote; the checkpoint does not
-                exist.
-            CheckpointError: The state has values that are not finite, or parameters that are not
-                whole.
+            DiskError: A rank could not write, or read back what it wrote; there is no checkpoint.
+            CheckpointError: The state has values that are not finite, or incomplete parameters.
             LockedError: Another attempt has taken the run folder.
         """
         assert not self.is_finished
@@ -164,25 +140,25 @@ class Save:
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for this rank's part of the current phase; not collective."""
-        self._task.wait(timeout_s)
+        wait([self._task], timeout_s)
 
-    def _run(self) -> Iterator[SaveTask[Any]]:
-        """Yields the task of each phase; between two yields all ranks run together, in `advance`."""
-        writing = SaveTask(self._write)
+    def _run(self) -> Iterator[Future[Any]]:
+        """Yields the task of each phase; between two yields all ranks meet, in `advance`."""
+        writing = _start(self._write)
         yield writing
         votes = self._or_discard(partial(agree, writing.result))
-        if votes[0] is None:  # committed before a rollback or restart, which made the same step again
+        if votes[0] is None:  # committed before a rollback or restart repeated the step
             self._discard()
             self.is_committed = True
             return
         # No second vote: every rank has the same votes, so the same outcome.
         shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))
-        committing = SaveTask(partial(self._commit, votes, shapes) if self._is_main else nothing)
+        committing = _start(partial(self._commit, votes, shapes) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
         self.is_committed = True
         self._place.shapes = shapes
-        reading = SaveTask(self._read_again)
+        reading = _start(self._read_again)
         yield reading
         try:
             unseen = next((text for text in agree(reading.result) if text), None)
@@ -192,7 +168,7 @@ class Save:
             self.is_committed = False
             agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
-        retaining = SaveTask(partial(self._retain, unseen) if self._is_main else nothing)
+        retaining = _start(partial(self._retain, unseen) if self._is_main else nothing)
         yield retaining
         agree(retaining.result)
 
@@ -213,7 +189,7 @@ class Save:
         snapshot = self._snapshot
         try:
             if self._is_main and self._is_there():
-                self._after_commit()  # the attempt that committed may have died before it called this
+                self._after_commit()  # the attempt that committed may have died before this
                 return None
             make_dir(self._temporary)
             record = snapshot.write(self._temporary / self._file_name)
@@ -221,8 +197,8 @@ class Save:
             raise self._not_saved(error, snapshot.num_bytes) from error
         except OSError as error:
             raise self._not_saved(unseen(error)) from error
-        vote = {"shapes": snapshot.shapes, "moments": snapshot.moments, "num_weights": snapshot.num_weights}
-        return {"record": asdict(record), **vote}
+        vote = {"shapes": snapshot.shapes, "num_weights": snapshot.num_weights}
+        return {"record": asdict(record), "moments": snapshot.moments, **vote}
 
     def _is_there(self) -> bool:
         """Returns whether the step is committed; sets aside a folder of its name that is none."""
@@ -243,8 +219,7 @@ class Save:
         manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, self._snapshot.scalars)
         try:
             # This order is the commit protocol: ledger durable, manifest last in the folder, lease
-            #     checked immediately
-            # before the one rename that makes the checkpoint visible.
+            # checked immediately before the one rename that makes the checkpoint visible.
             self._before_commit()
             write_json(self._temporary / MANIFEST, manifest.to_json())
             place.fence()
@@ -287,8 +262,7 @@ class Save:
         return None
 
     def _retain(self, unseen: str | None) -> None:
-        """Removes checkpoints beyond `keep`; a disk error is a warning, as the new checkpoint is
-        valid all the same.
+        """Removes checkpoints beyond `keep`; a disk error is a warning: the new one is valid.
 
         Where a rank has not seen its file, `Retention` verifies the checkpoint itself.
         """

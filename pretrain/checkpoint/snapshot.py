@@ -1,16 +1,13 @@
-"""A copy of training state in host memory, in buffers that the first save makes and every later one
-uses again.
+"""A copy of training state in host memory, in buffers that every save uses again.
 
-    take(tensors)  ->  on a CPU they are copied when it returns; on CUDA the copies are queued
-    beside
-                       the step, to pinned memory, without waiting
+    take(tensors)  ->  on a CPU copied when it returns; on CUDA the copies are queued along
+                       with the step, to pinned memory, without waiting
     hold()         ->  later work of the stream (the next update) runs after the copies
     ready()        ->  returns when the copies are done; for the thread that reads them
     parts(i)       ->  the values of tensor i, as numpy arrays; content() has the bytes of all
 
 Buffers are cut in blocks, because pinned memory comes in powers of two: one buffer could cost twice
-    the state.
-A thread writes and checks the copy while training continues.
+the state. A thread writes and checks the copy while training continues.
 """
 
 from collections.abc import Iterator, Sequence
@@ -149,8 +146,7 @@ class Snapshot:
         return self._host.num_bytes
 
     def write(self, path: Path) -> FileRecord:
-        """Checks that all values are finite, and writes them: one pass for the check, one for the
-        CRCs.
+        """Checks that all values are finite, and writes them, in a pass each.
 
         Raises:
             CheckpointError: A value is not finite; its parameter is named.

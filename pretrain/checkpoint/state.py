@@ -1,9 +1,8 @@
-"""The part of a run's state that is not tensors: a few numbers and the hashes of what they refer
-to.
+"""The state of a run that is no tensor: a few numbers, and hashes of data and tokenizer.
 
 There is no random-generator state, because dropout is seeded by counters, and no schedule state,
-because the learning rate is a function of the step. The data position points at what was trained
-on, not at what was prefetched.
+because the learning rate is a function of the step. The data position follows the trained samples,
+not the prefetched ones.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from pretrain.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
-    """Where a run stands."""
+    """Progress of a run."""
 
     step: int = 0  # optimizer steps done (skipped ones counted)
     optimizer_step: int = 0  # optimizer steps applied; differs from `step` by the skipped ones
@@ -30,7 +29,7 @@ class TrainState:
     spikes_in_a_row: int = 0  # spikes of the last steps, without a gap
     bad_steps_in_a_row: int = 0  # last steps that were skipped because they were not finite
     empty_steps: int = 0  # steps without a single target
-    # Identity of the weights that adapters are trained beside; empty where there are none.
+    # Identity of the weights under adapters; empty where there are none.
     base_hash: str = ""
     # Digest of the sample ids of the next step, as in the ledger; empty where unknown.
     next_digest: str = ""

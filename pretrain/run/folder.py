@@ -1,6 +1,6 @@
 """Paths of a run folder, and its record `run.json`: identity, versions, attempts.
 
-Beside the paths of `RunDir`: samples.jsonl (generated texts), attention/step-00001000.png ...,
+Besides the paths of `RunDir`: samples.jsonl (generated texts), attention/step-00001000.png ...,
 wandb/.
 """
 
@@ -70,13 +70,14 @@ class RunDir:
             raise ConfigError("no run here (no run.json)", where=str(self.path), fix="check the path") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix="restore it") from None
-        if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS or not record["attempts"]:
+        is_record = isinstance(record, dict) and record.keys() >= _RECORD_KEYS
+        if not is_record or not record["attempts"]:
             raise ConfigError("not the record of a run", where=str(self.record), fix="restore it")
         return record
 
 
 def package_versions() -> dict[str, str]:
-    """Returns the versions of what a run's results depend on."""
+    """Returns the versions of Python, pretrain and the packages that affect results."""
     versions = {"python": sys.version.split()[0], "pretrain": __version__}
     for name in TRACKED_PACKAGES:
         try:
@@ -87,11 +88,12 @@ def package_versions() -> dict[str, str]:
 
 
 def slurm_facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the facts of an attempt on its Slurm job; none outside of one."""
+    """Returns the facts of an attempt on its Slurm job, under `slurm`; none outside of one."""
     job = environment.get("SLURM_JOB_ID")
     if not job:
         return {}
-    array, restart = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_RESTART_COUNT", "")
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    restart = environment.get("SLURM_RESTART_COUNT", "")
     num_nodes = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_JOB_NUM_NODES", "")
     return {
         "slurm": {
@@ -121,7 +123,7 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
         else:
             record = {"id": secrets.token_hex(4), "name": name, "created": _now(), "attempts": []}
         number = len(record["attempts"]) + 1
-        attempt = {"number": number, "started": _now(), "versions": package_versions(), **where, **facts}
+        attempt = {"number": number, "started": _now(), "versions": package_versions()} | where | facts
         record["attempts"].append(attempt)
         write_json(run.record, record)
     return record

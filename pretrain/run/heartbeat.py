@@ -53,7 +53,8 @@ class Progress:
         Phases: start, meet, load, compile, data, forward-backward, update, evaluate, save, close.
         """
         last = self.now
-        self.now = Mark(last.number + 1, phase, last.step if step is None else step, time.monotonic())
+        step = last.step if step is None else step
+        self.now = Mark(last.number + 1, phase, step, time.monotonic())
 
     def go_on(self) -> None:
         """Marks progress within a phase: its time limit restarts."""
@@ -167,15 +168,11 @@ measures its silence. torch waits for at most 2^31 milliseconds."""
 
 
 class Board:
-    """Heartbeats and verdict of one job: a few keys in the store that initialised the process
-    group.
+    """Heartbeats and verdict of one job: keys in the store that initialised the process group.
 
     Over a connection of its own, so that nothing waits behind the main thread's. A call may block
     without limit when the store's process is frozen: only a thread that may be abandoned makes
-    them.
-
-    Raises:
-        DistError: The store cannot be reached; every method may raise it.
+    them. Raises: DistError, in every method, where the store cannot be reached.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -198,11 +195,13 @@ class Board:
 
     def verdict(self) -> Verdict | None:
         """Returns the verdict, if there is one."""
-        return Verdict.from_json(self._store.get("verdict")) if self._store.check(["verdict"]) else None
+        is_there = self._store.check(["verdict"])
+        return Verdict.from_json(self._store.get("verdict")) if is_there else None
 
     def conclude(self, verdict: Verdict) -> Verdict:
         """Publishes a verdict unless there is one; returns the one that is published."""
-        return Verdict.from_json(self._store.compare_set("verdict", "", json.dumps(asdict(verdict))))
+        text = json.dumps(asdict(verdict))
+        return Verdict.from_json(self._store.compare_set("verdict", "", text))
 
 
 def num_collectives() -> int:
@@ -222,14 +221,7 @@ class Messenger:
     """Knowledge of the other ranks, from a thread that talks to the store.
 
     The thread may be abandoned in a call that never returns; its results so far are read from
-    other threads.
-
-    Args:
-        pulse: Makes this rank's heartbeats.
-        rank: This rank.
-        world_size: Number of ranks.
-        address: Host and port of the process group's store.
-        store_rank: The rank that keeps the store; None: the launcher does.
+    other threads. `store_rank` keeps the store; None: the launcher does.
     """
 
     def __init__(
@@ -270,12 +262,9 @@ class Messenger:
         return max(0.0, time.monotonic() - self._answered_at - BEAT_S)
 
     def observe(self, wanted: bool, anew: bool = False) -> float:
-        """Reads the heartbeats of all ranks from now on, or no longer; returns for how long,
-        seconds.
+        """Reads the heartbeats of all ranks from now on, or no longer; returns for how long.
 
-        Args:
-            wanted: Whether to read them.
-            anew: Restart the clock: this process itself was stopped meanwhile.
+        `anew` restarts the clock, as after a stop of this process itself.
         """
         if not wanted:
             self._observing_since = None

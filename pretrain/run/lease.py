@@ -1,18 +1,16 @@
 """Lease of a run folder: one live attempt at a time, on any node and file system.
 
-    lease/00000003.json   the third owner: host, process, Slurm job, a random token; its mtime is
-    the heartbeat
+    lease/00000003.json   third owner: host, process, Slurm job, random token; mtime is the heartbeat
 
-    Lease(folder)   the highest number n is free (see owner.py)  ->  file n + 1, created exclusively  ->  heartbeats
+    Lease(folder)   highest number n is free (owner.py)  ->  file n + 1, exclusively  ->  heartbeats
     check           before a commit: ours is still the highest and has our token, or LockedError
     release         our file is marked, so that the next owner need not wait for the lease to expire
 
 The number is a fencing token: it only grows. The highest file is never removed, and each follows
-    one that was found
-free, so that exactly one of any number of racing processes gets the folder. File locks are not
-used: on some file systems a lock of one node is invisible to another. A process can be stopped
-between `check` and the operation that it guards, and no lease prevents that; therefore a new owner
-first removes the unfinished checkpoints of earlier ones.
+one that was found free, so that exactly one of any number of racing processes gets the folder. File
+locks are not used: on some file systems a lock of one node is invisible to another. A process can
+be stopped between `check` and the operation that it guards, and no lease prevents that; therefore a
+new owner first removes the unfinished checkpoints of earlier ones.
 """
 
 import logging
@@ -84,8 +82,7 @@ class Lease:
         return self._owner.number
 
     def check(self) -> None:
-        """Makes sure that the folder is still ours. About a millisecond; a rank calls it right
-        before a commit.
+        """Makes sure that the folder is still ours, before a commit. About a millisecond.
 
         Raises:
             LockedError: Another process has taken over, and is named; or the lease was removed by
@@ -101,7 +98,8 @@ class Lease:
         if owner is None or owner.token != self._owner.token:
             new = f"was taken over by {owner or 'another process'}" if found else "was removed"
             what = f"the lease of this attempt ({self._owner}) {new}"
-            raise LockedError(what, where=str(self._folder.parent), fix="leave the run to its owner")
+            run = str(self._folder.parent)
+            raise LockedError(what, where=run, fix="leave the run to its owner")
         self._seen_at = begun
 
     def check_after_stall(self) -> None:
@@ -122,13 +120,13 @@ class Lease:
             try:
                 self.check()
                 # Without a time: a server sets its own, so that no clock is compared with another
-                #     machine's.
+                # machine's.
                 os.utime(self._path)
             except LockedError as error:
                 if not self._released.is_set():
                     self._on_lost(error)
                 return
-            except (DiskError, OSError) as error:  # a server that is away; `check` guards every commit
+            except (DiskError, OSError) as error:  # a server is away; `check` guards commits
                 log.debug("no heartbeat: %s", error)
 
     def release(self) -> None:
@@ -161,7 +159,7 @@ def _find_highest(folder: Path) -> OwnerRecord | None:
         found = find_owner(path_of(folder, highest))
         if found is not None:
             return found
-        time.sleep(POLL_S)  # a new owner has removed this file since the folder was listed: find its own
+        time.sleep(POLL_S)  # a new owner has removed this file meanwhile: find its own
     return None
 
 
@@ -181,7 +179,7 @@ def _take(folder: Path) -> Owner:
     if reason:
         log.warning("%s taken over: %s", folder.parent, reason)
     for path in folder.iterdir():
-        if (number_of(path.name) or 0) < owner.number:  # leftovers of racers and the dead count as 0
+        if (number_of(path.name) or 0) < owner.number:  # 0: leftovers of racers and the dead
             with suppress(OSError):
                 path.unlink()
     return owner
@@ -200,7 +198,7 @@ def _create(folder: Path, owner: Owner) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         # A client of NFS repeats a request whose answer was lost: with two links the file is our
-        #     own.
+        # own.
         with suppress(OSError):
             return temporary.stat().st_nlink == 2
         return False

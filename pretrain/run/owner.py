@@ -1,12 +1,14 @@
 """Processes that own a run folder, and whether one still does.
 
-An owner is gone when
+An owner is gone when it meets one of these:
 
-    it has released the folder; it ran on this machine, and its process is dead (another with its id
-    has another start time); it was an earlier start of our own Slurm job, which Slurm ends before
-    it requeues the job; its heartbeat, the mtime of its file, does not change while we watch, and
-    is older than `LEASE_S` by the clock of the file system. The clock of another machine is never
-    compared with ours.
+    released    it has released the folder
+    dead        it ran on this machine, and no process has its id and start time
+    requeued    it was an earlier start of our own Slurm job, which Slurm ends before a requeue
+    silent      its heartbeat, the mtime of its file, does not change, and is older than
+                `LEASE_S` by the clock of the file system
+
+The clock of another machine is never compared with ours.
 """
 
 import errno
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pretrain.errors import LockedError
+from pretrain.run.folder import slurm_facts
 
 LEASE_S = 60.0
 """How long a process elsewhere may be silent before it counts as dead."""
@@ -99,7 +102,7 @@ def find_owner(path: Path) -> OwnerRecord | None:
     try:
         owner = Owner(**json.loads(content))
     except (ValueError, TypeError):
-        return OwnerRecord(None, heartbeat_ns)  # being written, or torn, on a file system without hard links
+        return OwnerRecord(None, heartbeat_ns)  # unfinished or torn, where there are no hard links
     is_sound = all(type(getattr(owner, field.name)) is field.type for field in fields(owner))
     return OwnerRecord(owner if is_sound else None, heartbeat_ns)
 
@@ -107,9 +110,7 @@ def find_owner(path: Path) -> OwnerRecord | None:
 def this_process() -> Owner:
     """Returns this process as an owner to be, with a new token."""
     cluster = os.environ.get("SLURM_CLUSTER_NAME")
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    job = os.environ.get("SLURM_JOB_ID", "")
-    restart = os.environ.get("SLURM_RESTART_COUNT", "")
+    slurm = slurm_facts(os.environ).get("slurm", {"job": "", "array": None, "restart": 0})
     return Owner(
         number=0,
         token=secrets.token_hex(16),
@@ -117,9 +118,9 @@ def this_process() -> Owner:
         machine=_machine(),
         pid=os.getpid(),
         process_start=_process_start(os.getpid()) or "",
-        job=f"{job}@{cluster}" if job and cluster else job,
-        array=f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}" if array else "",
-        restart=int(restart) if restart.isdecimal() else 0,
+        job=f"{slurm['job']}@{cluster}" if slurm["job"] and cluster else slurm["job"],
+        array=slurm["array"] or "",
+        restart=slurm["restart"],
         since=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -162,8 +163,7 @@ def is_alive(owner: Owner) -> bool:
 
 
 def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
-    """Returns why owner `number` of `folder` is one no more; empty where it has, or may have,
-    released it.
+    """Returns why owner `number` of `folder` is gone; empty where it has, or may have, released it.
 
     Raises:
         LockedError: The owner seems alive after `WATCH_S`; the message names it.

@@ -1,10 +1,10 @@
 """The stop flag: set by a signal, read by the loop between two steps.
 
-    SIGTERM | SIGUSR1 | SIGINT  ->  flag set  ->  OR-ed over the ranks with the step's values  ->  commit, exit 75
+    SIGTERM | SIGUSR1 | SIGINT  ->  flag set  ->  OR-ed over the ranks in a step  ->  commit, exit 75
     before the first step       ->  immediate exit with 75: nothing to save yet
     a second signal             ->  immediate exit with 128 + n; the last commit stays valid
     SIGUSR1 after any           ->  ignored: Slurm and a launcher may each send it, one of them late
-    SIGTERM after SIGUSR1       ->  same request: SIGUSR1 announces it, the time until SIGKILL is used to commit
+    SIGTERM after SIGUSR1       ->  same request, announced by SIGUSR1: time to commit until SIGKILL
     after the last commit       ->  immediate exit with the outcome
 
 A signal only sets the flag; a save inside a handler would see half a step. A thread receives the
@@ -49,8 +49,7 @@ class StopFlag:
         self._installed = False
 
     def install(self) -> None:
-        """Installs the handlers, before any other thread or child is started. Must be called in the
-        main thread.
+        """Installs the handlers, in the main thread, before any other thread or child is started.
 
         Signals that a launcher has blocked so far are delivered now.
         """
@@ -117,7 +116,8 @@ def _keep_from_forks() -> None:
 
     def begin() -> None:
         # Blocked until the child has reset its handlers.
-        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        stops = {signal.SIGTERM, signal.SIGINT}
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
 
     def end() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))

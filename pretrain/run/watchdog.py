@@ -1,26 +1,20 @@
 """End of a job that hangs, with its cause: rank, host, phase and line of Python.
 
-    each second     heartbeat of this rank -> key-value store of the job   no other traffic while the job moves
-    job hangs       all heartbeats are read; past the phase's time limit   -> `judge` -> store -> all ranks exit 76
-    a rank fails    its error -> store                                     -> the others log it, and exit with its code
+    each second     heartbeat of this rank -> store of the job    no other traffic while the job moves
+    job hangs       all heartbeats -> `judge` past a limit -> store   -> all ranks exit with 76
+    a rank fails    its error -> store        -> the others log it, and exit with its code
 
-Two threads: the messenger talks to the store, in calls that may never return (the store's process
-    may be frozen); the
-watchdog reads the clock. `engine.timeout_s` is the time limit of a phase of a step; start, load,
-compile, evaluate, save and close get three times as much. The process group's own timeout is
-longer, as it names no rank.
+The messenger talks to the store, in calls that may never return (the store's process may be
+frozen); the watchdog reads the clock. `engine.timeout_s` is the time limit of a phase of a step;
+start, load, compile, evaluate, save and close get three times as much. The process group's own
+timeout is longer, as it names no rank. The verdict is a pure function of the heartbeats:
 
-The verdict is a pure function of the heartbeats:
+    no heartbeat any more                 ->  frozen or gone: stopped or killed, or its host is dead
+    fewest marks, then fewest collectives ->  hangs: all others wait for it, and are never blamed
+    all in the same place                 ->  no culprit: every rank reports its position
 
-    no heartbeat any more      ->  frozen or gone: the process was stopped or killed, or its host is dead
-    fewest marks, then fewest
-    collectives begun          ->  hangs: all others wait for it; ranks that wait are never blamed
-    all in the same place      ->  no culprit: every rank reports its position
-
-Cost: a mark is one assignment; a heartbeat takes 0.2 ms of another thread, once a second. While the
-    job moves, a rank
-reads one heartbeat besides its own, so that the load of the store grows linearly with the number of
-ranks.
+A heartbeat takes 0.2 ms of another thread, once a second. While the job moves, a rank reads one
+heartbeat besides its own, so that the load of the store grows linearly with the number of ranks.
 """
 
 import contextlib
@@ -73,8 +67,7 @@ def find_missing(own: Beat, others: Mapping[int, Standing], world_size: int) -> 
 
 
 def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
-    """Returns the verdict on the ranks that are behind; None where they are within the limit of
-    their phase.
+    """Returns the verdict on the ranks behind; None while they are within the limit of their phase.
 
     Called by a rank that has waited for longer than its own phase may take.
     """
@@ -102,12 +95,9 @@ def describe_silent(standing: Standing) -> str:
 
 
 def describe_store(place: str, holder: Beat | None, silent_s: float | None) -> str:
-    """Describes a store that does not answer.
+    """Describes a store that has been silent, or (None) has closed.
 
-    Args:
-        place: Address of the store.
-        holder: Last heartbeat of the rank that keeps it; None: no rank does, or none has come.
-        silent_s: Seconds of silence; None: it has closed.
+    `holder`: last heartbeat of the rank that keeps it; None: no rank does, or none has come.
     """
     if holder is None:
         what = "has closed" if silent_s is None else f"has not answered for {silent_s:.0f} s"
@@ -183,7 +173,8 @@ class Watchdog:
         """Publishes the error that ends this rank, unless another rank was first."""
         self._is_failing = True
         if self._messenger.is_connected:
-            self._messenger.say(Verdict(f"rank {self._rank} failed first: {error}", exit_code, (self._rank,)))
+            text = f"rank {self._rank} failed first: {error}"
+            self._messenger.say(Verdict(text, exit_code, (self._rank,)))
             self._let_others_read(time.monotonic())
 
     def explain(self) -> Verdict:
@@ -221,7 +212,8 @@ class Watchdog:
                 continue
             if mark.phase == "close":  # the others may have ended, and their silence is no failure
                 if stalled > limit:  # and no other waits for this one
-                    self._end(Verdict(_describe_hung(self._pulse.beat(), 0), EXIT_HANG, (self._rank,)))
+                    text = _describe_hung(self._pulse.beat(), 0)
+                    self._end(Verdict(text, EXIT_HANG, (self._rank,)))
             elif self._messenger.verdict is not None:
                 self._follow(self._messenger.verdict)
             elif self._messenger.is_refused and stalled > STORE_GONE_S:
@@ -285,7 +277,8 @@ class Watchdog:
             time.sleep(max(0.0, STORE_STAYS_S - (time.monotonic() - since)))
 
     def _say(self, verdict: Verdict, text: str) -> None:
-        words = redact(f"error: {text}\n" if self._rank == 0 else f"error: rank {self._rank}: {text}\n").encode()
+        rank = "" if self._rank == 0 else f"rank {self._rank}: "
+        words = redact(f"error: {rank}{text}\n").encode()
         files = [2]
         with contextlib.suppress(OSError):
             files += [os.open(self.log_file, os.O_WRONLY | os.O_APPEND)] if self.log_file else []

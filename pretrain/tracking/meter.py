@@ -65,10 +65,7 @@ class SourceLosses:
         self._sums = [0.0] * (2 * len(names))
 
     def add(self, by_source: Sequence[float]) -> None:
-        """Adds a step: the sum of -log p(target) over each source, then the targets of each.
-
-        Empty with one source.
-        """
+        """Adds a step: sums of -log p(target), then of targets, by source; empty for one."""
         for place, value in enumerate(by_source):
             self._sums[place] += value
 
@@ -94,15 +91,9 @@ class Meter:
     """Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
 
     A token is one that the model reads: without padding, with positions that have no loss, and of
-    two stacks both. So speed is comparable between objectives.
-
-    Args:
-        total_steps: Steps of the run, for the time left.
-        flops_per_token: Training FLOPs of one token that is read: those of a whole row over its
-            tokens, so that rows with padding count in proportion to their content. None: no MFU.
-        peak: FLOP/s of all devices of the job together. None: no MFU.
-        window_steps: Steps over which figures are averaged.
-        clock: Monotonic seconds.
+    two stacks both. So speed is comparable between objectives. MFU needs the training FLOPs of a
+    token, those of a whole row over its tokens, so that rows with padding count in proportion to
+    their content, and the peak FLOP/s of all devices together.
     """
 
     def __init__(
@@ -144,11 +135,9 @@ class Meter:
         self._wait = 0.0
 
     def read(self, step: int) -> dict[str, float]:
-        """Returns figures over the window, after `step` steps of the run are done.
+        """Returns `tokens_per_s`, `step_time_s`, `data_wait` (0 to 1), `eta_s`, and `mfu` if known.
 
-        Returns:
-            `tokens_per_s`, `step_time_s`, `data_wait` (share of the time, 0 to 1), `eta_s`, and
-            `mfu` (0 to 1) where FLOPs and peak are known. Empty before the first step.
+        Over the window, after `step` steps of the run are done; empty before the first.
         """
         totals = [sum(column) for column in zip(*self._steps, strict=True)]
         if not totals or not totals[0]:
@@ -180,10 +169,6 @@ class Timeline:
     weights gathered under the optimizer: the exposed share counts there. `communication` is the
     wait for the exchange of the loop, which ends when the slowest rank has come; a profile
     (`profile.steps`) shows every collective by itself.
-
-    Args:
-        on_cuda: Cut by CUDA events.
-        clock: Monotonic seconds, for the host.
     """
 
     def __init__(self, on_cuda: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -225,21 +210,17 @@ class Timeline:
         self._num_steps += 1
 
     def take(self) -> dict[str, float]:
-        """Returns `data_s`, `forward_s` and so on, a step, of the steps that ended since the last
-        call.
-
-        Parts that took no time are left out; without a step there is nothing.
-        """
+        """Returns `data_s` and so on: seconds a step since the last call, without parts of 0 s."""
         while self._cuts and self._cuts[0][2].query():
             part, start, end = self._cuts.popleft()
             self._seconds[part] += start.elapsed_time(end) / 1e3
         steps = self._num_steps
         if not steps:
             return {}
-        seconds = self._seconds
+        found = {f"{part}_s": value / steps for part, value in self._seconds.items() if value}
         self._num_steps = 0
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        return {f"{part}_s": value / steps for part, value in seconds.items() if value}
+        return found
 
 
 def _record_event() -> Any:

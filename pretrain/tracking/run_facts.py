@@ -21,7 +21,6 @@ SLURM_NAMES = (
     *("JOB_ID", "JOB_NAME", "JOB_PARTITION", "JOB_ACCOUNT", "JOB_QOS", "JOB_NUM_NODES", "JOB_NODELIST"),
     *("CLUSTER_NAME", "NTASKS", "RESTART_COUNT", "ARRAY_JOB_ID", "ARRAY_TASK_ID"),
 )
-
 _MAX_CARD_CHARACTERS = 20_000
 _GIT_S = 10.0
 
@@ -29,7 +28,8 @@ _GIT_S = 10.0
 def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
     """Returns `code`, `machine`, `slurm` (under it) and `data_card`, for the run's config."""
     slurm = slurm_variables()
-    found = {"code": code_facts(Path(__file__).parent), "machine": machine_facts() | {"ranks": num_ranks}}
+    machine = machine_facts() | {"ranks": num_ranks}
+    found = {"code": code_facts(Path(__file__).parent), "machine": machine}
     return found | ({"slurm": slurm} if slurm else {}) | {"data_card": data_facts(dataset)}
 
 
@@ -76,7 +76,7 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
             for name, split in source.index.splits.items()
         }
         sources[source.name] = {"kind": source.index.kind, "vocab_size": source.index.vocab_size, **splits}
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # none of an older version or on a server
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # older versions and servers have none
             card = (source.folder / "data_card.md").read_text(encoding="utf-8")
             sources[source.name]["card"] = card[:_MAX_CARD_CHARACTERS]
     return {"sha256": dataset.sha256, "tokenizer": dataset.index.tokenizer_sha256, "sources": sources}

@@ -1,5 +1,4 @@
-"""Output of a run on rank 0: rows, texts, pictures and alerts to console, metrics.jsonl and Weights
-& Biases.
+"""Output of a run on rank 0 to console, metrics.jsonl and Weights & Biases.
 
 Not here: the audit ledger, which must not be best effort (audit.py).
 """
@@ -88,8 +87,7 @@ def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
 
 
 class Console:
-    """Shows rows as they come: a progress line where stderr is a terminal, else one aligned line a
-    row.
+    """Shows rows: a progress line where stderr is a terminal, else one aligned line a row.
 
     Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they
     reach the log file and stay above the progress line, which has no thread of its own and moves
@@ -104,16 +102,10 @@ class Console:
     def _start_bar(self, console: Any) -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        # The text takes what it needs, the bar what is left: nothing, on a narrow terminal.
-        progress = Progress(
-            TextColumn("{task.completed}/{task.total} {task.fields[metrics]}"),
-            BarColumn(bar_width=None),
-            console=console,
-            expand=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        # The bar takes the width that the text leaves: none, on a narrow terminal.
+        columns = (TextColumn("{task.completed}/{task.total} {task.fields[metrics]}"), BarColumn(bar_width=None))
+        own_streams: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
+        progress = Progress(*columns, console=console, expand=True, auto_refresh=False, **own_streams)
         self._task = progress.add_task("", total=self._total_steps, metrics="")
         progress.start()
         return progress
@@ -138,49 +130,30 @@ class Console:
 class Tracker:
     """Takes the metrics of a run. On ranks other than 0 it does nothing. It never stops a run.
 
-    Args:
-        run_dir: The run folder; `metrics.jsonl` and `wandb/` are in it.
-        config: Project and mode of wandb.
-        rank: Rank of this process.
-        total_steps: Steps of the run.
-        run_id: Identity of the run, the same over resumes.
-        run_name: Shown in wandb.
-        run_config: The resolved config, shown in wandb.
-        find_facts: Further facts for wandb; called in another thread.
-
-    Raises:
-        DiskError: metrics.jsonl cannot be opened at all.
+    Raises: DiskError, where metrics.jsonl cannot be opened at all. For the arguments see
+        `WandbMirror`.
     """
 
     def __init__(
         self,
         run_dir: Path,
         config: TrackingConfig,
+        identity: Mapping[str, Any],
         *,
         rank: int,
         total_steps: int,
-        run_id: str,
-        run_name: str,
-        run_config: Mapping[str, Any],
         find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._active = rank == 0
         if not self._active:
             return
         self._lines = JsonLines(run_dir / "metrics.jsonl")
-        # Before any rewind: rows up to here are in wandb already, those after a committed step will
-        #     come once more.
+        # Before any rewind: wandb has the rows up to here, and those after a committed step come
+        # again.
         sent = self._lines.last_step()
         self._console = Console(total_steps)
-        self._wandb = WandbMirror(
-            run_dir,
-            config,
-            run_id=run_id,
-            run_name=run_name,
-            run_config=run_config,
-            after_step=-1 if sent is None else sent,
-            find_facts=find_facts,
-        )
+        after_step = -1 if sent is None else sent
+        self._wandb = WandbMirror(run_dir, config, identity, after_step, find_facts)
         self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
         self._pictures = Pictures(run_dir / ATTENTION)
 

@@ -115,29 +115,25 @@ class WandbMirror:
     Args:
         run_dir: The run folder; wandb writes under its `wandb/`.
         config: Project, entity and mode.
-        run_id: Stays the same over resumes, so that wandb shows one run.
-        run_name: Shown name.
-        run_config: The resolved config, shown with the run; secrets in it are hidden.
+        identity: `id`, the same over resumes, so that wandb shows one run; `name`; `config`, the
+            resolved one, in which secrets are hidden.
         after_step: Last step sent before the run was resumed, so that steps never go backwards. -1:
             none.
-        find_facts: Called in the thread, before wandb starts, for facts beside the config.
+        find_facts: Called in the thread, before wandb starts, for facts besides the config.
     """
 
     def __init__(
         self,
         run_dir: Path,
         config: TrackingConfig,
-        *,
-        run_id: str,
-        run_name: str,
-        run_config: Mapping[str, Any],
+        identity: Mapping[str, Any],
         after_step: int = -1,
         find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._run_dir = run_dir
         self._config = config
         self._after_step = after_step
-        self._identity = {"id": run_id, "name": run_name, "config": _without_secrets(run_config)}
+        self._identity = _without_secrets(identity)
         self._mode = choose_mode(config.wandb)
         self._find_facts = find_facts
         self._rows: queue.Queue[dict[str, float] | _Extra | None] = queue.Queue(_MAX_QUEUED_ROWS)
@@ -157,7 +153,8 @@ class WandbMirror:
         def send(run: Any) -> None:
             import wandb
 
-            table = wandb.Table(columns=["step", "prompt", "text"], data=[[step, *row] for row in rows])
+            data = [[step, *row] for row in rows]
+            table = wandb.Table(columns=["step", "prompt", "text"], data=data)
             run.log({"step": step, "samples": table})
 
         if step > self._after_step:
@@ -184,7 +181,7 @@ class WandbMirror:
 
             artifact = wandb.Artifact(name, type="checkpoint", metadata={"step": step})
             if how == "files":
-                for file in sorted(path.iterdir()):  # adding the folder at once would write to the terminal
+                for file in sorted(path.iterdir()):  # a whole folder would write to the terminal
                     artifact.add_file(str(file))
             else:
                 artifact.add_reference(path.resolve().as_uri(), checksum=False)
@@ -227,7 +224,7 @@ class WandbMirror:
 
     def _work(self) -> None:
         # By mask, not by SIG_IGN: a thread can set it, and no signal that is meant for the run
-        #     itself is lost.
+        # itself is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         run = self._start()
         restarts, watch = 0, StallWatch(self._config.stall_alert_s if self._config.alerts else 0.0)
@@ -274,9 +271,8 @@ class WandbMirror:
         """Calls into wandb; returns whether it worked, with a warning if not."""
         try:
             call()
-        # The one broad except: wandb raises whatever its transport does, its errors share no base
-        #     class, and a mirror
-        # must not stop a run. The text is shown, so that nothing is hidden.
+        # The one broad except: wandb raises all that its transport does, its errors share no base
+        # class, and a mirror must not stop a run. The text is shown, so that nothing is hidden.
         except Exception as error:
             logger.warning("wandb: cannot %s: %s: %s", action, type(error).__name__, error)
             return False
@@ -289,24 +285,16 @@ class WandbMirror:
         facts: dict[str, Any] = {}
         self._attempt("describe the run", lambda: facts.update(_without_secrets(self._find_facts())))
         identity = {**self._identity, "config": {**self._identity["config"], **facts}}
+        # Without git and code: the remote's URL may contain a token, and run.json has the versions.
         settings = wandb.Settings(
-            silent=True,
-            console="off",
-            init_timeout=_INIT_TIMEOUT_S,
-            # The remote's URL may hold a token; run.json has the versions.
-            disable_git=True,
-            disable_code=True,
+            silent=True, console="off", init_timeout=_INIT_TIMEOUT_S, disable_git=True, disable_code=True
         )
         if hasattr(settings, "finish_timeout"):
             settings.finish_timeout = FINISH_TIMEOUT_S
+        project, entity = self._config.project, self._config.entity
+        place = str(make_dir(self._run_dir))
         run = wandb.init(
-            **identity,
-            project=self._config.project,
-            entity=self._config.entity,
-            dir=str(make_dir(self._run_dir)),
-            mode=mode,
-            resume="allow",
-            settings=settings,
+            **identity, project=project, entity=entity, dir=place, mode=mode, resume="allow", settings=settings
         )
         run.define_metric("step")
         run.define_metric("*", step_metric="step")

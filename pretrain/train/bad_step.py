@@ -1,14 +1,12 @@
-"""Bad steps, whose gradient is not finite: a warning, bad_step.json with the cause, and an end
-after several.
+"""Bad steps, whose gradient is not finite: a warning, bad_step.json, and an end after several.
 
-    bad_step.json   {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids",
-    "sample_ids"}
+    {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids", "sample_ids"}
 
 The search for the cause runs after such a step only, and changes nothing:
 
     weights of every rank       one is not finite                     ->  its name and rank
-    each micro-batch once more  under a hook on every module          ->  the first whose output is not finite, its rank
-    its gradient once more      where weights are whole (not ZeRO 3)  ->  the first parameter whose gradient is not
+    each micro-batch once more  under a hook on every module          ->  the first bad output, its rank
+    its gradient once more      where weights are whole (not ZeRO 3)  ->  the first bad gradient
 
 Every rank runs the same forward passes, as ZeRO 3 needs, and gets the same answer, with the same
 dropout. Costs a forward pass per micro-batch; where all are finite, also a backward pass and the
@@ -24,6 +22,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,8 +54,7 @@ class Fault:
 
 
 def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], None], scale: float) -> Fault:
-    """Returns where the values of a skipped step cease to be finite, the same on every rank.
-    Collective.
+    """Returns where the values of a skipped step cease to be finite, on all ranks. Collective.
 
     Every rank has as many micro-batches; `seed` seeds the dropout of one by its number.
     """
@@ -66,7 +64,8 @@ def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], N
     for number, batch in enumerate(batches):
         seed(number)
         name = _bad_module(engine, batch.to(engine.device))
-        if fault := _agree("the first output that is not finite is that of {} on rank {}", name, batch.sample_ids):
+        what = "the first output that is not finite is that of {} on rank {}"
+        if fault := _agree(what, name, batch.sample_ids):
             return fault
     if engine.is_sharded:
         return Fault("every output is finite: the gradient overflows")
@@ -102,7 +101,8 @@ def _bad_module(engine: Engine, batch: Batch) -> str | None:
 
         return hook
 
-    handles = [module.register_forward_hook(watch(_shown(name))) for name, module in engine.module.named_modules()]
+    modules = engine.module.named_modules()
+    handles = [module.register_forward_hook(watch(_shown(name))) for name, module in modules]
     try:
         # Inside a compiled block hooks are not called.
         with torch.compiler.set_stance("force_eager"):
@@ -130,19 +130,19 @@ def _shown(name: str) -> str:
 
 def _bad_gradient(engine: Engine, batch: Batch, scale: float) -> str | None:
     """Returns the parameter nearest to the loss whose own gradient on this rank is not finite."""
-    trained = [(name, weight) for name, weight in engine.module.named_parameters() if weight.requires_grad]
+    named = engine.module.named_parameters()
+    trained = [(name, weight) for name, weight in named if weight.requires_grad]
     loss_scale = engine.state.scalars().get("loss_scale.cur_scale", 1.0)
     try:
         with torch.enable_grad():
             loss_sum, _ = engine.module(batch)
             # Not `backward`: the engine's own buffers and hooks are left alone.
-            gradients = torch.autograd.grad(
-                loss_sum * (scale * loss_scale), [weight for _, weight in trained], allow_unused=True
-            )
+            loss = loss_sum * (scale * loss_scale)
+            gradients = torch.autograd.grad(loss, [weight for _, weight in trained], allow_unused=True)
     except torch.OutOfMemoryError:
         return None
     pairs = zip(reversed(trained), reversed(gradients), strict=True)
-    bad = (name for (name, _), gradient in pairs if gradient is not None and not _is_finite(gradient))
+    bad = (name for (name, _), grad in pairs if grad is not None and not _is_finite(grad))
     return next(map(_shown, bad), None)
 
 
@@ -161,8 +161,9 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
         seed_dropout(run.config, run.world, state.step - 1, micro)
 
     if run.config.engine.precision != "fp16" or is_last or not math.isfinite(loss):
-        fault = find_fault(run.engine, batch.micro_batches, seed, run.world.size / max(num_targets, 1))
-    ids = [sample for rank_ids in dist.gather_objects(list(batch.sample_ids)) for sample in rank_ids]
+        scale = run.world.size / max(num_targets, 1)
+        fault = find_fault(run.engine, batch.micro_batches, seed, scale)
+    ids = list(chain.from_iterable(dist.gather_objects(list(batch.sample_ids))))
     cause = "" if fault is None else f": {fault.what}"
     if run.world.is_main:
         text = "step %d was not finite (loss %s) and was skipped, %d in a row%s"
@@ -197,6 +198,7 @@ def _write(run: Run, state: TrainState, loss: float, ids: list[int], fault: Faul
 def _advice(run: Run, fault: Fault | None) -> str:
     if fault is not None and fault.what.startswith("the weight "):
         return "go back to a checkpoint from before, and look for memory errors on that machine"
-    if run.config.engine.precision == "fp16" and run.engine.state.scalars().get("loss_scale.cur_scale", 2.0) <= 1.0:
+    loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale", 2.0)
+    if run.config.engine.precision == "fp16" and loss_scale <= 1.0:
         return "the loss scale is at its minimum, 1: fp16 cannot hold these values; use engine.precision=bf16"
     return "lower optim.lr, or leave the samples named there out with `pretrain rollback`; the last checkpoint is good"

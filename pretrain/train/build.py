@@ -112,10 +112,12 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         module, names, optimizer, accelerator, config.engine, clip, world, saves_frozen=start.base is None
     )
 
-    identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml, as written
+    identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
-    keep, for_good, best = config.checkpoint.keep, config.checkpoint.keep_every_steps, config.checkpoint.best
-    checkpoints = CheckpointManager(folder.checkpoints, keep, world, topology, claim.check_lease, for_good, best)
+    saved, best = config.checkpoint, config.checkpoint.best
+    checkpoints = CheckpointManager(
+        folder.checkpoints, saved.keep, world, topology, claim.check_lease, saved.keep_every_steps, best
+    )
     optimized = state_size(groups, config.optim.kind)
     size = checkpoint_bytes(num_saved + optimized.elements, len(names) + optimized.tensors, world.size)
     state = _restore(start, dataset, engine, checkpoints, size)
@@ -136,6 +138,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     recall_evaluations(checkpoints, best, [source.name for source in validation], folder)
     peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
     meter = Meter(config.train.steps, flops_per_token=_flops_per_token(config), peak=peak or None)
+    norms = LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0)
     timeline = Timeline(on_cuda)
     module.register_forward_hook(timeline.after_forward)
     run = Run(
@@ -154,7 +157,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         meter=meter,
         timeline=timeline,
         phase=PhaseClock(progress, meter, timeline),
-        norms=LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0),
+        norms=norms,
         texts=build_samples(config, dataset, engine, world),
         pictures=build_pictures(config, dataset, engine, world),
         profiler=Profiler(config.profile, folder.path, world.rank, on_cuda=on_cuda),
@@ -170,11 +173,9 @@ def _tracker(claim: Claim, world: World, run_id: str) -> Tracker:
     return Tracker(
         claim.folder.path,
         config.tracking,
+        {"id": run_id, "name": config.run.name, "config": config.model_dump(by_alias=True, mode="json")},
         rank=world.rank,
         total_steps=config.train.steps,
-        run_id=run_id,
-        run_name=config.run.name,
-        run_config=config.model_dump(by_alias=True, mode="json"),
         find_facts=partial(find_facts, claim.dataset, world.size),
     )
 

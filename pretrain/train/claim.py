@@ -47,14 +47,10 @@ SAVED = "checkpoint_step"
 
 
 def agree_on_versions(world: World) -> None:
-    """Compares the versions of all ranks. Collective; one small gather, and the 20 ms of reading
-    our own source.
+    """Compares the versions of all ranks. Collective; a small gather, and 20 ms to read our source.
 
     With other packages on one node a run fails in obscure ways, or trains with sums that differ
-    from its peers.
-
-    Raises:
-        LaunchError: They differ; every rank names host and package.
+    from its peers. Raises: LaunchError, with host and package of every rank.
     """
     if world.size == 1:
         return
@@ -87,8 +83,7 @@ class Claim:
 
 
 def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
-    """Checks config and data, and takes the run folder. Needs no process group, so that bad input
-    is reported early.
+    """Checks config and data, and takes the run folder, before there is a process group.
 
     Raises:
         LockedError: Another live run owns the folder.
@@ -101,7 +96,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}
     dataset = open_dataset(config.data, folders.__getitem__)
     for store in stores:
-        if world.is_main or not store.fetches:  # one rank is enough to ask a server about every shard
+        if world.is_main or not store.fetches:  # one rank asks a server about every shard
             store.check()
     check_tokenizers(dataset)
     config = fit_config(config, dataset)
@@ -166,8 +161,7 @@ def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
 
 
 def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) -> None:
-    """Compares the samples of the next step with those that the checkpoint says come next. Raises:
-    DataError.
+    """Compares the next samples with those of the checkpoint's next step. Raises: DataError.
 
     Where `resume.allow` lets the order change, a difference is a warning. `next_digest`: of the
     global sample ids; None: there is no next step.
@@ -178,7 +172,7 @@ def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) ->
     error = DataError(
         f"the samples of step {saved.step + 1} are not those that its checkpoint says come next "
         f"(digest {saved.next_digest} -> {found})",
-        fix="go on with the data, config and version of the run so far, or pass resume.allow=[data]",
+        fix="use the data, config and version of the run so far, or pass resume.allow=[data]",
     )
     if not any(key.split(".")[0] in _ORDER for key in allow):
         raise error
@@ -197,8 +191,7 @@ def note_commit(folder: RunDir, step: int) -> None:
 
 
 def check_new(folder: RunDir) -> None:
-    """Refuses to begin at step 0 in a folder with evidence of a checkpoint, or of a run without its
-    record.
+    """Refuses step 0 in a folder with evidence of a checkpoint, or of a run without its record.
 
     The first commit of an attempt is marked in run.json. Where that file is missing, rows in the
     ledger or the metrics show that the run is not new; where it lacks the mark, as on a full disk,
@@ -244,15 +237,15 @@ def _find_sign(folder: RunDir) -> str | None:
 
 
 def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:
-    """Notes the evaluations of earlier attempts: a killed one may have had no time to mark its best
-    checkpoint.
+    """Notes earlier evaluations: a killed attempt may not have marked its best checkpoint.
 
     The run folder is rewound to the step that the attempt continues from. `sources`: those with a
     validation split. Raises: ConfigError, where none of them has the metric.
     """
     if metric is None:
         return
-    if not sources or (metric.startswith(OF_A_SOURCE) and metric.removeprefix(OF_A_SOURCE) not in sources):
+    is_of_another = metric.startswith(OF_A_SOURCE) and metric.removeprefix(OF_A_SOURCE) not in sources
+    if is_of_another or not sources:
         raise ConfigError(
             f"checkpoint.best={metric}: the data have no validation split that tells it",
             fix="prepare with a split, or leave it out",

@@ -3,8 +3,8 @@
 Replicas have the same working weights at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of
 each weight.
 
-    bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  one number a rank, gathered
-    sums differ                      ->  the sums of every weight are gathered: the ranks that differ, the first weight
+    bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  a number a rank, gathered
+    sums differ                      ->  sums of each weight gathered: the ranks, the first weight
 
 A flipped bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up
 in a checkpoint.
@@ -20,6 +20,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -43,8 +44,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_replicas(engine: Engine, step: int) -> None:
-    """Compares the weights of all ranks. Collective; reads every weight once, and gathers eight
-    bytes a rank.
+    """Compares the weights of all ranks: reads each once, gathers 8 bytes a rank. Collective.
 
     Raises:
         DivergedError: They differ; names the minority of ranks, or all without a majority, and the
@@ -57,12 +57,14 @@ def check_replicas(engine: Engine, step: int) -> None:
         return
     rows = dist.gather_objects({"sums": each.tolist(), "host": socket.gethostname()})
     odd = odd_ones(totals)
-    differing = next(number for number in range(len(names)) if len({row["sums"][number] for row in rows}) > 1)
+    columns = zip(*(row["sums"] for row in rows), strict=True)
+    differing = next(name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1)
     listed = " and ".join(f"rank {rank} on {rows[rank]['host']}" for rank in odd)
-    others = "no majority tells which is right" if len(odd) == len(rows) else f"the other {len(rows) - len(odd)} agree"
+    num_others = len(rows) - len(odd)
+    others = f"the other {num_others} agree" if num_others else "no majority tells which is right"
     raise DivergedError(
-        f"the weights of {listed} differ at step {step}, first {names[differing]}; {others}",
-        fix="the last checkpoint is from before; look for memory errors there, and resume without these machines",
+        f"the weights of {listed} differ at step {step}, first {differing}; {others}",
+        fix="the last checkpoint is good; look for memory errors there, and resume without these machines",
     )
 
 
@@ -89,8 +91,7 @@ TINY = 1e-30
 
 
 class SpikeDetector:
-    """Judges the losses of a run, one a step: 10 us for a loss above the median, 1 us for one
-    below.
+    """Judges the losses of a run, one a step: 10 us above the median, 1 us below.
 
         z = (loss - median) / (1.4826 x median absolute deviation)      over the last finite losses
 
@@ -100,8 +101,7 @@ class SpikeDetector:
     spikes in the window hardly move them: a second spike after a first is detected too. Every
     finite loss enters the window, spikes too, so that a loss that stays high becomes the new level.
 
-    The window is in `TrainState`, oldest loss first, so that a resumed run judges its first loss as
-    it would have.
+    The window is in `TrainState`, so that a resumed run judges its first loss as it would have.
     """
 
     def __init__(self, window: int, threshold: float, losses: Iterable[float] = ()) -> None:
@@ -115,18 +115,17 @@ class SpikeDetector:
         return tuple(self._losses)
 
     def deviation(self, loss: float) -> float:
-        """Returns z of a loss that has not entered yet; 0 below the median, or before half a
-        window.
+        """Returns z of a loss before it enters; 0 below the median, or before half a window.
 
         A loss that is not finite is a bad step (bad_step.py), and no spike.
         """
         if 2 * len(self._losses) < (self._losses.maxlen or 0) or not math.isfinite(loss):
             return 0.0
-        median = _middle(self._ordered)
-        if loss <= median:
+        middle = median(self._ordered)
+        if loss <= middle:
             return 0.0
-        sigma = MAD_TO_SIGMA * _middle(sorted([abs(value - median) for value in self._ordered]))
-        return (loss - median) / max(sigma, LEAST_SIGMA * abs(median), TINY)
+        sigma = MAD_TO_SIGMA * median([abs(value - middle) for value in self._ordered])
+        return (loss - middle) / max(sigma, LEAST_SIGMA * abs(middle), TINY)
 
     def is_spike(self, loss: float) -> bool:
         """Returns whether a loss that has not entered yet is a spike."""
@@ -145,11 +144,6 @@ class SpikeDetector:
         """Empties the window: the losses that come are of another level."""
         self._losses.clear()
         self._ordered.clear()
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class SpikeError(DivergedError):
@@ -179,14 +173,15 @@ class Guard:
         self._loss = self._deviation = 0.0
         self._compares = config.check_replicas_every > 0 and world.size > 1 and not engine.is_sharded
         if engine.is_sharded and config.check_replicas_every and world.size > 1:
-            self._say(logging.INFO, "guard.check_replicas_every: ZeRO 3 keeps one copy of each weight, none to compare")
+            text = "guard.check_replicas_every: ZeRO 3 keeps one copy of each weight, none to compare"
+            self._say(logging.INFO, text)
 
     def update(
         self, learning_rate: float, num_targets: int, pending: Callable[[], StepTotals]
     ) -> tuple[Update, StepTotals]:
         """Applies a step, or drops it as a spike; `pending` waits for the exchange."""
         if self._config.on_spike != "skip":
-            # The exchange runs beside the optimizer.
+            # The exchange overlaps with the optimizer.
             self._dropped = False
             return self._engine.update(learning_rate), pending()
         # The decision to drop a step needs the loss of all ranks: the optimizer waits for it.
@@ -227,7 +222,8 @@ class Guard:
         if state.spikes_in_a_row:
             self._answer_spike(state)
         every = self._config.check_replicas_every
-        if every and (state.step % every == 0 or (self._every_save and state.step % self._every_save == 0)):
+        before_save = self._every_save and state.step % self._every_save == 0
+        if every and (state.step % every == 0 or before_save):
             self.check_replicas(state)
 
     def check_replicas(self, state: TrainState) -> None:
@@ -235,15 +231,11 @@ class Guard:
         if self._compares:
             check_replicas(self._engine, state.step)
 
-    def metrics(self, state: TrainState) -> dict[str, float]:
-        """Returns the counters that are not 0."""
-        counts = {"spikes": state.spikes, "empty_steps": state.empty_steps}
-        return {name: float(count) for name, count in counts.items() if count}
-
     def _answer_spike(self, state: TrainState) -> None:
+        window = len(state.losses) or self._config.spike_window
         text = (
-            f"step {state.step} is a loss spike: {self._loss:.4g} is {self._deviation:.1f} robust standard deviations "
-            f"above the median of the last {len(state.losses) or self._config.spike_window}"
+            f"step {state.step} is a loss spike: {self._loss:.4g} is {self._deviation:.1f} robust "
+            f"standard deviations above the median of the last {window}"
         )
         if self._config.on_spike == "rollback":
             raise SpikeError(state, text)
@@ -261,15 +253,13 @@ class Guard:
 
 
 def go_back(run: Run, spike: SpikeError) -> TrainState:
-    """Returns to the newest checkpoint in the same process, and leaves out the samples up to the
-    spike. Collective.
+    """Returns to the newest checkpoint in the same process, without the samples up to the spike.
 
-        weights and moments loaded  ->  run.json  ->  ledger and metrics rewound  ->  a loader that
-        leaves out the samples from the checkpoint to the spike
+        weights and moments loaded  ->  run.json  ->  ledger and metrics rewound  ->  another loader
 
     It is the command `pretrain rollback` (rollback.py) without a restart. A run that crashes before
     it has written run.json meets the spike again, and goes back then. Without a checkpoint it
-    continues from the present state. A damaged checkpoint is set aside, as at a start.
+    continues from the present state. A damaged checkpoint is set aside, as at a start. Collective.
 
     Raises:
         DivergedError: The run went back by itself `guard.max_rollbacks` times already.

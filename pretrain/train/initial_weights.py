@@ -1,7 +1,7 @@
 """Initial weights of a run from another model: `init.from`.
 
 finetune.kind=full   a new run takes them once, as fp32 masters, by the ranges that a rank keeps
-finetune.kind=lora   every attempt takes them: they are frozen, and in no checkpoint; adapters come from checkpoints
+finetune.kind=lora   every attempt takes them: they are frozen; checkpoints have the adapters alone
 """
 
 import logging
@@ -34,11 +34,10 @@ class InitialWeights:
     base: AdaptedModel | None
 
     def arrange(self, model: nn.Module) -> int:
-        """Adds adapters and freezes the rest, in place, with a log line; returns the number of
-        saved values.
+        """Adds adapters and freezes the rest, in place; returns the number of saved values.
 
         Raises:
-            ConfigError: Patterns name nothing, or leave nothing to train.
+            ConfigError: Patterns match no parameter, or leave none to train.
             LaunchError: A package is missing.
         """
         finetune = self.config.finetune
@@ -51,7 +50,7 @@ class InitialWeights:
         beside = train_beside(model, self.base.anew, finetune.also)
         in_full = f", {', '.join(beside)} in full among them" if beside else ""
         num = _num_trained(model)
-        text = "adapters of rank %d beside %d layers: %s values are trained%s"
+        text = "adapters of rank %d in %d layers: %s values are trained%s"
         log.info(text, finetune.rank, len(layers), f"{num:,}", in_full)
         return num
 
@@ -65,8 +64,7 @@ class InitialWeights:
         return initial_weight(name, shape, self.config.model, self.config.seed)
 
     def fill(self, store: FragmentStore, fresh: TrainState) -> TrainState:
-        """Takes the weights of `init.from`, if there is one, for a run that has saved nothing yet.
-        Collective.
+        """Takes the weights of `init.from`, if any, for a run that has saved nothing. Collective.
 
         Raises:
             CheckpointError: There is no intact checkpoint, or it is not of this model.
@@ -104,8 +102,7 @@ def _open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
 def take_weights(source: AdaptedModel, store: FragmentStore) -> None:
     """Fills the weights of a state from another model, as far as it has them. Collective.
 
-    Raises:
-        CheckpointError: A rank could not read; the same on every rank.
+    Raises: CheckpointError, where a rank could not read; the same on every rank.
     """
     problem = None
     try:

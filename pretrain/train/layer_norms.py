@@ -1,13 +1,12 @@
-"""Norms of gradients and updates by layer: which part of a model learns, stands still, or is about
-to blow up.
+"""Norms of gradients and updates by layer: the parts that learn, stand still, or blow up.
 
     arm()                        hooks on the optimizer, for one step
-    before the optimizer steps   the gradient beside each master weight  ->  squares, added up by layer
-    after it, under AdamW        the change that it has just subtracted  ->  the same
-    take()                       one all-reduce of two numbers a layer, where ZeRO has cut the weights up
+    before the optimizer steps   gradient of each master weight      ->  squares, added up by layer
+    after it, under AdamW        change that it has just subtracted  ->  the same
+    take()                       an all-reduce of two numbers a layer, where ZeRO has cut the weights
 
 Works at every ZeRO stage, under DDP and in one process, because all of them hand the same torch
-optimizer fp32 weights with a gradient beside each; the fragments of a checkpoint tell where a
+optimizer fp32 weights with a gradient for each; the fragments of a checkpoint tell where a
 parameter's piece lies in them. These gradients are clipped: norms are scaled back, so that the
 squares of all layers add up to that of `grad_norm`.
 
@@ -107,10 +106,12 @@ class LayerNorms:
         seen = float(gradients.norm())
         if seen:
             gradients *= update.grad_norm / seen
-        found = {f"grad_norm/{layer}": float(norm) for layer, norm in zip(self._layers, gradients, strict=True)}
-        if self._has_updates:
-            found |= {f"update_norm/{layer}": float(norm) for layer, norm in zip(self._layers, updates, strict=True)}
-        return found
+        kinds = {"grad_norm": gradients} | ({"update_norm": updates} if self._has_updates else {})
+        return {
+            f"{kind}/{layer}": float(norm)
+            for kind, norms in kinds.items()
+            for layer, norm in zip(self._layers, norms, strict=True)
+        }
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -127,7 +128,8 @@ class LayerNorms:
                 self._add(1, layer, *adamw_update(optimizer.state[master], master, group, place))
 
     def _add(self, kind: int, layer: int, values: Tensor, factor: float = 1.0) -> None:
-        self._squares.append((kind, layer, torch.linalg.vector_norm(values).double().mul(factor).square()))
+        norm = torch.linalg.vector_norm(values).double().mul(factor)
+        self._squares.append((kind, layer, norm.square()))
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, int, int, int, dict[str, Any]]]:
         """Yields (tensor, start, end, layer, group) of each piece in the stepped tensors."""
@@ -136,14 +138,14 @@ class LayerNorms:
                 if master.grad is None:
                     continue
                 origin, size = master.storage_offset(), master.numel()
-                for offset, length, layer in self._pieces.get(master.untyped_storage().data_ptr(), ()):
+                pieces = self._pieces.get(master.untyped_storage().data_ptr(), ())
+                for offset, length, layer in pieces:
                     if 0 <= offset - origin < size:
                         yield master, offset - origin, offset - origin + length, layer, group
 
 
 def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any], place: slice) -> tuple[Tensor, float]:
-    """Returns the change of a weight by the last step of AdamW, up to its sign: a direction, and
-    its factor.
+    """Returns the change of a weight by the last AdamW step, up to its sign: a direction, a factor.
 
     `weight` and its state are those after the step; `place` selects elements, flattened.
     """
@@ -153,7 +155,7 @@ def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any]
     root = (1 - beta2**step) ** 0.5
     factor = group["lr"] * root / (1 - beta1**step)
     first, second = (state[key].view(-1)[place] for key in ("exp_avg", "exp_avg_sq"))
-    change = second.sqrt().add_(group["eps"] * root)  # each pass counts: what is a factor of all is left to the end
+    change = second.sqrt().add_(group["eps"] * root)  # common factors are left to the end: fewer passes
     torch.div(first, change, out=change)
     if decay:
         # w = (w' + d) / (1 - lr decay), and the change is lr decay w + d

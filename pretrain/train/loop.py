@@ -1,6 +1,6 @@
 """The training loop. One screen shows the order of a step:
 
-    micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange (one all-reduce)
+    micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange
     ->  ledger  ->  metrics  ->  validation, if due  ->  save advances, or begins  ->  stop, if asked
 
 No callbacks: evaluation, checkpoints and tracking are called here.
@@ -17,7 +17,6 @@ from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.lengths import describe_rows
 from pretrain.data.loader import StepBatch, StepCounts
-from pretrain.engine.engine import Update
 from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
@@ -33,12 +32,10 @@ log = logging.getLogger(__name__)
 
 
 def train(run: Run, state: TrainState) -> TrainState:
-    """Runs steps until the run is complete or a stop is asked for, and leaves a checkpoint.
-    Collective.
+    """Runs steps up to the last one, or to a stop, and leaves a checkpoint. Collective.
 
     Raises:
-        DivergedError: The guard gives up: bad steps in a row, too many rollbacks, or replicas that
-            differ.
+        DivergedError: The guard gives up: bad steps in a row, too many rollbacks, replicas differ.
         DiskError: The last save, or three in a row, could not be written.
         CheckpointError: The state to save is not one to go back to.
     """
@@ -67,11 +64,10 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         batch, num_targets = upcoming, agreed.coming.num_targets
         learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
         shows_norms = config.tracking.measures_norms(state.step + 1)
-
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets, phase)
         phase = "forward-backward"
-        # Fetched before the update, so that the exchange beside it carries the counters of the next
+        # Fetched before the update, so that the exchange during it carries the counters of the next
         # step.
         upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
         with run.phase("update"):
@@ -84,15 +80,32 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
 
-        loss, accuracy = (total / max(num_targets, 1) for total in (agreed.loss_sum, agreed.num_correct))
-        state = guard.judge(_advance(state, batch, num_targets, update, agreed), loss, num_targets, update)
-        _record(run, state, agreed, update, num_targets, loss)
+        loss = agreed.loss_sum / max(num_targets, 1)
+        accuracy = agreed.num_correct / max(num_targets, 1)
+        state = replace(
+            state,
+            step=state.step + 1,
+            optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
+            tokens=state.tokens + num_targets,
+            position=batch.next_position,
+            next_digest="" if agreed.coming is None else f"{agreed.coming.digest:016x}",
+        )
+        state = guard.judge(state, loss, num_targets, update)
+        if run.audit is not None:
+            run.audit.append(
+                step=state.step,
+                tokens=num_targets,
+                digest=f"{agreed.done.digest:016x}",
+                loss=loss,
+                grad_norm=None if update.skipped else update.grad_norm,
+                attempt=run.attempt,
+            )
         sources.add(agreed.by_source)
         run.meter.end_step(agreed.done.num_tokens)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
-            metrics = _metrics(run, state, skipped_rows, loss, accuracy, learning_rate, update)
-            metrics |= sources.take() | guard.metrics(state)
+            metrics = {"loss": loss, "accuracy": accuracy, "lr": learning_rate, "grad_norm": update.grad_norm}
+            metrics |= _metrics(run, state, skipped_rows) | sources.take()
             if shows_norms:
                 metrics |= run.norms.take(update, run.engine.device)
             run.tracker.log(state.step, metrics)
@@ -102,8 +115,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
                 report_bad_step(run, state, batch, loss, num_targets)
             guard.act(state)
 
-        every = config.eval.every_steps
-        if run.validation and (is_last or (every and state.step % every == 0)):
+        if run.validation and (is_last or state.step % config.eval.every_steps == 0):
             with run.phase("evaluate"):
                 validate(run, state)
         with run.phase("save"):
@@ -122,11 +134,12 @@ def _announce(run: Run, step: int, target: int) -> None:
     for sentence in run.samples.too_long():
         log.warning("%s", sentence)
     for name, end in run.samples.ends(target * run.plan.rows).items():
-        log.warning("%s ends after %d samples of the run, and the other sources go on without it", name, end)
+        log.warning("%s ends after %d samples of the run, and the other sources continue alone", name, end)
     if step >= target:
         log.info("%s is complete: %d steps", run.folder.path, step)
     elif step:
-        log.info("resuming %s at step %d of %d: %s", run.folder.path, step, target, run.engine.description)
+        text = "resuming %s at step %d of %d: %s"
+        log.info(text, run.folder.path, step, target, run.engine.description)
     else:
         log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
     if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
@@ -172,40 +185,13 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: 
     return total
 
 
-def _advance(state: TrainState, batch: StepBatch, num_targets: int, update: Update, agreed: StepTotals) -> TrainState:
-    return replace(
-        state,
-        step=state.step + 1,
-        optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
-        tokens=state.tokens + num_targets,
-        position=batch.next_position,
-        next_digest="" if agreed.coming is None else f"{agreed.coming.digest:016x}",
-    )
-
-
-def _record(run: Run, state: TrainState, agreed: StepTotals, update: Update, num_targets: int, loss: float) -> None:
-    if run.audit is not None:
-        run.audit.append(
-            step=state.step,
-            tokens=num_targets,
-            digest=f"{agreed.done.digest:016x}",
-            loss=loss,
-            grad_norm=None if update.skipped else update.grad_norm,
-            attempt=run.attempt,
-        )
-
-
-def _metrics(
-    run: Run, state: TrainState, skipped_rows: int, loss: float, accuracy: float, learning_rate: float, update: Update
-) -> dict[str, float]:
-    metrics = {"loss": loss, "accuracy": accuracy, "lr": learning_rate, "grad_norm": update.grad_norm}
-    metrics["tokens"] = float(state.tokens)
-    metrics["skipped_steps"] = float(state.step - state.optimizer_step)
+def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]:
+    metrics = {"tokens": float(state.tokens), "skipped_steps": float(state.step - state.optimizer_step)}
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
         metrics["loss_scale"] = loss_scale
-    if skipped_rows:
-        metrics["skipped_rows"] = float(skipped_rows)
+    counts = {"skipped_rows": skipped_rows, "spikes": state.spikes, "empty_steps": state.empty_steps}
+    metrics |= {name: float(count) for name, count in counts.items() if count}
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     metrics |= run.meter.read(state.step) | run.timeline.take()
@@ -223,10 +209,13 @@ def _alert(run: Run, state: TrainState, loss: float) -> None:
 def validate(run: Run, state: TrainState) -> None:
     """Logs the loss over the validation splits, then texts and pictures; ends at a stop."""
 
+    def total(value: float) -> float:
+        values = torch.tensor([value], dtype=torch.float64, device=run.engine.device)
+        return dist.all_reduce_sum(values).item()
+
     def should_stop() -> bool:
         run.progress.go_on()
-        flag = torch.tensor([float(bool(run.stop))], dtype=torch.float64, device=run.engine.device)
-        return bool(dist.all_reduce_sum(flag).item() > 0)
+        return total(float(bool(run.stop))) > 0
 
     reports = []
     for source in run.validation:
@@ -236,8 +225,7 @@ def validate(run: Run, state: TrainState) -> None:
             return
         reports.append(report)
     damage = run.validation[0].damage
-    damaged = torch.tensor([float(damage.num_skipped_rows)], dtype=torch.float64, device=run.engine.device)
-    damage.check(int(dist.all_reduce_sum(damaged).item()))
+    damage.check(int(total(damage.num_skipped_rows)))
     metrics = _describe(run.validation, reports)
     if not metrics and run.world.is_main:
         log.warning("step %d: the validation split has no target, and so no loss", state.step)
@@ -247,8 +235,10 @@ def validate(run: Run, state: TrainState) -> None:
     run.progress.go_on()
     if run.texts is not None and run.texts.is_due(state.step):
         run.tracker.samples(state.step, run.texts.generate())
-    if run.pictures is not None and run.pictures.is_due(state.step) and (png := run.pictures.draw()) is not None:
-        run.tracker.attention(state.step, png)
+    if run.pictures is not None and run.pictures.is_due(state.step):
+        png = run.pictures.draw()
+        if png is not None:
+            run.tracker.attention(state.step, png)
 
 
 def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossReport]) -> dict[str, float]:
@@ -260,7 +250,8 @@ def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossRepo
     if len(validation) > 1:
         pairs = zip(validation, reports, strict=True)
         metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
-    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity, "val_accuracy": whole.accuracy}
+    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity}
+    metrics["val_accuracy"] = whole.accuracy
     metrics["val_tokens"] = float(whole.num_targets)
     if bits is not None:
         metrics["val_bits_per_byte"] = bits

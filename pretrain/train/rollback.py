@@ -1,15 +1,11 @@
-"""Return to an earlier checkpoint of a run, without the samples that came after it. Imports no
-torch.
+"""Return to an earlier checkpoint of a run, without the samples that followed. Imports no torch.
 
-    run.json       "skips": [[from, to], ...]     ranges of positions of the data order, for good
-    (data/order.py)
-                   "rollbacks": [{...}, ...]      each time that the run went back, by command or by
-                   itself
-    checkpoints/   step-N.rolled-back             newer checkpoints: set aside, never removed
+    run.json       "skips": [[from, to], ...]   ranges of positions of the data order (data/order.py)
+                   "rollbacks": [{...}, ...]    every return, by command or by the run itself
+    checkpoints/   step-N.rolled-back           newer checkpoints: set aside, never removed
 
-The order in which it is written makes every moment a valid state: checkpoints are set aside newest
-    first, then
-the range is recorded. A command that was stopped in between is given again. The ledger and the
+The order of the writes makes every moment a valid state: checkpoints are set aside newest first,
+then the range is recorded. A command that was stopped in between is given again. The ledger and the
 metrics are rewound by the next start, as after a crash. Each checkpoint has the ranges too, so that
 neither is lost with the other.
 
@@ -51,13 +47,14 @@ def read_skips(run: RunDir, record: dict[str, Any]) -> SkipRanges:
     try:
         return SkipRanges.of(record.get("skips", []))
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"skips: {error}", where=str(run.record), fix="restore the file") from None
+        where = str(run.record)
+        raise ConfigError(f"skips: {error}", where=where, fix="restore the file") from None
 
 
 def plan_rollback(
     state: TrainState, skips: SkipRanges, num_samples: int, *, automatic: bool = False, set_aside: Sequence[str] = ()
 ) -> Rollback:
-    """Plans the return to a state without the `num_samples` that follow, beside `skips`."""
+    """Plans the return to a state without the `num_samples` that follow, besides `skips`."""
     place = skips.place_of(state.position)
     first = skips.position_of(place)
     end = skips.position_of(place + num_samples - 1) + 1 if num_samples else first
@@ -79,8 +76,7 @@ def record_rollback(run: RunDir, rollback: Rollback, skips: SkipRanges) -> SkipR
 
 
 def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | None = None) -> tuple[Rollback, int]:
-    """Makes the next start of a run continue from an earlier checkpoint, without the samples that
-    followed.
+    """Makes the next start of a run continue from an earlier checkpoint, without later samples.
 
     Args:
         path: The run folder.
@@ -102,7 +98,7 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
     lease = Lease(run.lease)
     try:
         batch = BatchConfig.model_validate(read_yaml(run.config).values["batch"])
-        found = {step_of(checkpoint): checkpoint for checkpoint in list_checkpoints(run.checkpoints)}
+        found = {step_of(path): path for path in list_checkpoints(run.checkpoints)}
         if to not in found:
             listed = ", ".join(str(step) for step in found) or "none"
             raise CheckpointError(
@@ -111,9 +107,11 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
                 fix="give one of these as --to",
             )
         state = _check_whole(found[to])
-        batches = -(-samples // batch.rows) if samples is not None else -(-(tokens or 0) // batch.global_tokens)
+        batches = -(-(tokens or 0) // batch.global_tokens)
+        if samples is not None:
+            batches = -(-samples // batch.rows)
         skips = SkipRanges.of([*read_skips(run, run.read_record()).ranges, *state.skips])
-        names = [checkpoint.name for step, checkpoint in found.items() if step is not None and step > to]
+        names = [newer.name for step, newer in found.items() if step is not None and step > to]
         rollback = plan_rollback(state, skips, batches * batch.rows, set_aside=names)
         for name in reversed(names):
             set_aside(run.checkpoints / name, "rolled-back")
@@ -130,17 +128,15 @@ def _check_whole(checkpoint: Path) -> TrainState:
     for file in manifest.files:
         problem = check_file(checkpoint / file.name, file)
         if problem is not None:
-            raise CheckpointError(f"damaged: {problem}", where=str(checkpoint), fix="go back to another one")
+            where = str(checkpoint)
+            raise CheckpointError(f"damaged: {problem}", where=where, fix="go back to another one")
     return TrainState.from_json(manifest.state, str(checkpoint))
 
 
 def agree_on_skips(run: RunDir, record: dict[str, Any], state: TrainState, is_main: bool) -> SkipRanges:
-    """Returns the ranges of run.json and of a checkpoint, which a start leaves out; rank 0 writes
-    them to run.json.
+    """Returns the ranges of run.json and of a checkpoint, and writes them to run.json.
 
-    Raises:
-        ConfigError: The ranges in run.json are damaged.
-        DiskError: run.json cannot be written.
+    Raises: ConfigError, where run.json is damaged; DiskError.
     """
     recorded = read_skips(run, record)
     skips = SkipRanges.of([*recorded.ranges, *state.skips])

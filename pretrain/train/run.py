@@ -31,33 +31,28 @@ _GIB = 2**30
 
 @contextlib.contextmanager
 def memory_explained(config: RunConfig, run_dir: Path, world: World) -> Iterator[None]:
-    """Turns torch's out-of-memory error into ours, with advice, while the body runs.
-
-    Raises:
-        OutOfMemoryError: With the peak, what of the config to change, and where the snapshot is.
-    """
+    """Turns torch's out-of-memory error into ours: peak, advice, and path of the snapshot."""
     if config.profile.memory_history and torch.cuda.is_available():
         torch.cuda.memory._record_memory_history(max_entries=100_000)
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise explain(error, config, world, _write_snapshot(run_dir, world.rank)) from error
-
-
-def explain(error: torch.OutOfMemoryError, config: RunConfig, world: World, snapshot: Path | None) -> OutOfMemoryError:
-    """Returns the error for a user."""
-    peak = ""
-    if torch.cuda.is_available():
-        most, total = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(0).total_memory
-        peak = f", tensors held up to {most / _GIB:.1f} of {total / _GIB:.1f} GiB"
-    what = f"out of GPU memory on rank {world.rank}{peak}: {str(error).splitlines()[0].removesuffix('.')}"
-    return OutOfMemoryError(what, where="" if snapshot is None else str(snapshot), fix="; or ".join(_advice(config)))
+        peak = snapshot = ""
+        if torch.cuda.is_available():
+            most = torch.cuda.max_memory_allocated()
+            total = torch.cuda.get_device_properties(0).total_memory
+            peak = f", tensors held up to {most / _GIB:.1f} of {total / _GIB:.1f} GiB"
+            snapshot = _write_snapshot(run_dir, world.rank)
+        reason = str(error).splitlines()[0].removesuffix(".")
+        what = f"out of GPU memory on rank {world.rank}{peak}: {reason}"
+        raise OutOfMemoryError(what, where=snapshot, fix="; or ".join(_advice(config))) from error
 
 
 def _advice(config: RunConfig) -> Iterator[str]:
     engine = config.engine
     if config.batch.micro > 1:
-        yield f"use batch.micro={config.batch.micro // 2} (now {config.batch.micro}), which changes nothing else"
+        micro = config.batch.micro
+        yield f"use batch.micro={micro // 2} (now {micro}), which changes nothing else"
     if engine.activation_checkpointing != "full":
         yield "use engine.activation_checkpointing=full"
     if engine.kind != "deepspeed" or engine.zero_stage < 3:
@@ -65,18 +60,16 @@ def _advice(config: RunConfig) -> Iterator[str]:
     yield "ask `pretrain plan` what fits"
 
 
-def _write_snapshot(run_dir: Path, rank: int) -> Path | None:
-    """Writes what holds the memory, for pytorch.org/memory_viz; None where that is not possible."""
-    if not torch.cuda.is_available():
-        return None
+def _write_snapshot(run_dir: Path, rank: int) -> str:
+    """Writes the memory in use, for pytorch.org/memory_viz; returns the path, "" after an error."""
     path = run_dir / FOLDER / f"memory-rank-{rank}.pickle"
     try:
         make_dir(path.parent)
         torch.cuda.memory._dump_snapshot(str(path))
     except (DiskError, OSError, RuntimeError) as error:  # the error of the run is the one to tell
         log.warning("no memory snapshot: %s", error)
-        return None
-    return path
+        return ""
+    return str(path)
 
 
 # One attempt at a run, from claim to exit code.
@@ -84,19 +77,15 @@ def _write_snapshot(run_dir: Path, rank: int) -> Path | None:
 
 STOPPED_TRACKER_S = 20.0
 
-"""After a stop, what wandb has on its way: a loaded node took more than 5 s to end a run that it
+"""Wait for wandb's rows after a stop: a loaded node took more than 5 s to end a run that it
 tracked offline, and wandb writes in blocks of 32 KiB, so that cutting it off costs the last of
 them."""
 
 
 def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) -> int:
-    """Trains as one rank of the world; returns the exit code: 0 when the run is complete, 75 when
-    it was stopped.
+    """Trains as one rank of the world; returns the exit code: 0, or 75 after a stop.
 
-    Args:
-        config: What to do.
-        world: Which rank does it.
-        stop: Installed before what takes seconds to import; None: one is installed now.
+    `stop` is installed before imports that take seconds; None: one is installed now.
 
     Raises:
         PretrainError: A condition that the user can fix; the attempt in run.json says so too.
@@ -116,12 +105,13 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
             with memory_explained(config, claim.folder.path, world):
                 return _train(claim, world, stop, progress)
         except Exception as error:
-            stop.arm()  # a signal of the launcher would end this process before the error is reported
+            stop.arm()  # else a signal of the launcher ends this process before the report
             hang = _find_lost(error, watchdog)
             _note_failure(claim, hang or error)
             if hang is not None:
                 raise hang from error
-            watchdog.tell(error.exit_code if isinstance(error, PretrainError) else EXIT_BUG, str(error))
+            code = error.exit_code if isinstance(error, PretrainError) else EXIT_BUG
+            watchdog.tell(code, str(error))
             raise
         finally:
             for store in claim.stores:
@@ -138,7 +128,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
         state = train(run, state)
     except BaseException:
         # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads
-        #     of wandb.
+        # of wandb.
         _close(run, claim, tracker_timeout_s=1.0)
         raise
     progress.enter("close")
@@ -147,7 +137,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     reason = f"stopped by {stop.signal_name or 'a signal to another rank'}" if stopped else "done"
     code = EXIT_RESUME_ME if stopped else EXIT_OK
     # The outcome is written before the tracker is closed: after a stop there may be seconds until a
-    #     SIGKILL.
+    # SIGKILL.
     _note_end(claim, code, reason)
     stop.disarm(code)
     if stopped and world.is_main:
@@ -167,7 +157,8 @@ def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
 
 def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
     """Returns the error that names the lost rank after a failed collective; else None."""
-    if not isinstance(error, td.DistError) and not (isinstance(error, RuntimeError) and "gloo" in str(error).lower()):
+    is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    if not (is_gloo or isinstance(error, td.DistError)):
         return None
     verdict = watchdog.explain()
     hang = HangError(verdict.text)
@@ -177,7 +168,7 @@ def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
 
 def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
     """Notes the outcome and releases the lease before the process exits, from any thread."""
-    with contextlib.suppress(PretrainError):  # the lease is released even where the disk refuses the note
+    with contextlib.suppress(PretrainError):  # a disk that refuses the note keeps no lease
         if reason:
             _note_end(claim, exit_code, reason)
     if claim.lease is not None:
@@ -185,7 +176,9 @@ def _say_farewell(claim: Claim, exit_code: int, reason: str) -> None:
 
 
 def _note_failure(claim: Claim, error: Exception) -> None:
-    reason = error.what.splitlines()[0] if isinstance(error, PretrainError) else f"a bug: {type(error).__name__}"
+    reason = f"a bug: {type(error).__name__}"
+    if isinstance(error, PretrainError):
+        reason = error.what.splitlines()[0]
     try:
         _note_end(claim, error.exit_code if isinstance(error, PretrainError) else EXIT_BUG, reason)
     except DiskError as failure:  # most likely the full disk that ended the run

@@ -1,8 +1,7 @@
-"""Texts and pictures of attention that a run makes after its evaluations: `tracking.samples`,
-`tracking.attention`.
+"""Texts and pictures of attention that a run makes after its evaluations.
 
-    prompts               ->  generated texts
-    a text, its target    ->  maps of some heads, without gradient or dropout  ->  a PNG, that of `pretrain attention`
+    tracking.samples     prompts             ->  generated texts
+    tracking.attention   a text, its target  ->  maps of heads  ->  a PNG, as by `pretrain attention`
 
 Rank 0 makes them, and the others wait for it at the next step. At ZeRO 3 a forward pass is
 collective: all ranks generate the same text, always to the maximum length, and cut it at its end
@@ -62,7 +61,7 @@ def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
 
 
 def takes_part(dataset: Dataset, engine: Engine, world: World, effect: str) -> bool:
-    """Whether this rank takes part after evaluations; warns without a validation split."""
+    """Returns whether this rank takes part after evaluations; warns without a validation split."""
     if any("validation" in source.index.splits for source in dataset.sources):
         return world.is_main or engine.is_sharded
     if world.is_main:
@@ -71,11 +70,7 @@ def takes_part(dataset: Dataset, engine: Engine, world: World, effect: str) -> b
 
 
 class Samples:
-    """Generates the texts of a run, with `in_step` on all ranks together (ZeRO 3).
-
-    Raises:
-        ConfigError: A prompt does not fit the model.
-    """
+    """Generates the texts of a run, with `in_step` on all ranks together. Raises: ConfigError."""
 
     def __init__(self, config: RunConfig, reader: TextReader, model: LanguageModel, *, in_step: bool) -> None:
         self._config = config.tracking.samples
@@ -85,18 +80,19 @@ class Samples:
         self._seed = config.seed
         sees_whole = model.encoder is None and config.objective.sees_prompts_whole
         eos_ids = () if in_step else self._codec.eos_ids
-        self._constraints = Constraints(self._config.max_tokens, eos_ids=eos_ids, sees_prompt_whole=sees_whole)
+        most = self._config.max_tokens
+        self._constraints = Constraints(most, eos_ids=eos_ids, sees_prompt_whole=sees_whole)
         self._rows = [
             encode_prompt(model, self._codec, reader.normalize(prompt), where=f"tracking.samples.prompts[{number}]")
             for number, prompt in enumerate(self._config.prompts)
         ]
 
     def is_due(self, step: int) -> bool:
-        """Whether texts follow the evaluation of a step."""
+        """Returns whether texts follow the evaluation of a step."""
         return step % (self._every_steps * self._config.every_evals) == 0
 
     def generate(self) -> list[tuple[str, str]]:
-        """Returns (prompt, text) of each prompt; none, and a warning, where the model gives no
+        """Returns (prompt, text) of each prompt; none, with a warning, for logits that are no
         numbers.
 
         Collective at ZeRO 3.
@@ -106,11 +102,12 @@ class Samples:
         texts: list[str] = []
         try:
             # One token at a time has other shapes than training: compiled blocks would be compiled
-            #     for each.
+            # for each.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 for start in range(0, len(self._rows), BATCH):
                     rows = self._rows[start : start + BATCH]
-                    found = generate(self._model, rows, self._constraints, sampling, seed=list(map(row_seeds, rows)))
+                    seeds = list(map(row_seeds, rows))
+                    found = generate(self._model, rows, self._constraints, sampling, seed=seeds)
                     texts += [self._text(row, one.tokens) for row, one in zip(rows, found, strict=True)]
         except CheckpointError as error:
             log.warning("no samples: %s", error)
@@ -127,18 +124,15 @@ class Samples:
 def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> Samples | None:
     """Builds the generator of this rank; None where it generates nothing. Raises: ConfigError."""
     prompts = config.tracking.samples.prompts
-    if not prompts or not takes_part(dataset, engine, world, "tracking.samples: no texts are generated"):
+    effect = "tracking.samples: no texts are generated"
+    if not prompts or not takes_part(dataset, engine, world, effect):
         return None
     model: LanguageModel = engine.module.model
     return Samples(config, build_reader(dataset, model), model, in_step=engine.is_sharded)
 
 
 class AttentionPictures:
-    """The pictures of a run, one after every `every_evals` evaluations.
-
-    With `draws` this rank draws the maps that it has recorded. Raises: ConfigError, where a text
-    does not fit the model.
-    """
+    """The pictures of a run; with `draws` on this rank. Raises: ConfigError."""
 
     def __init__(
         self, config: AttentionConfig, every_steps: int, reader: TextReader, model: Transformer, *, draws: bool
@@ -150,12 +144,13 @@ class AttentionPictures:
         assert config.text is not None
         target = None if config.target is None else reader.normalize_target(config.target)
         options = (f"{KEY}.text", f"{KEY}.target")
-        ids = encode_texts(model, reader.codec, reader.normalize(config.text), target, options=options)
+        text = reader.normalize(config.text)
+        ids = encode_texts(model, reader.codec, text, target, options=options)
         self._row = build_row(ids, model)
         self._tokens = {stack: spell_tokens(reader.codec, numbers) for stack, numbers in ids.items()}
 
     def is_due(self, step: int) -> bool:
-        """Whether a picture follows the evaluation of a step."""
+        """Returns whether a picture follows the evaluation of a step."""
         return step % (self._every_steps * self._config.every_evals) == 0
 
     def check(self) -> None:
@@ -163,23 +158,24 @@ class AttentionPictures:
         try:
             plan_layout([section.shape for section in self._record()])
         except ConfigError as error:
-            raise ConfigError(error.what, where=KEY, fix="shorten the text, or draw fewer layers and heads") from None
+            fix = "shorten the text, or draw fewer layers and heads"
+            raise ConfigError(error.what, where=KEY, fix=fix) from None
 
     def draw(self) -> bytes | None:
-        """Returns the picture as a PNG; None on a rank that draws none, or where the weights are
-        not numbers.
+        """Returns a PNG; None on ranks that draw none, or where the weights are not numbers.
 
         Collective at ZeRO 3.
         """
         sections = self._record()
         if not self._draws:
             return None
-        if any(bool(head.weights_TS.isnan().any()) for section in sections for row in section.rows for head in row):
+        heads = [head for section in sections for row in section.rows for head in row]
+        if any(bool(head.weights_TS.isnan().any()) for head in heads):
             log.warning("no picture of attention: its weights are not numbers")
             return None
         try:
             return render_attention(sections, "png")
-        except Exception as error:  # fonts, caches, memory: matplotlib raises nearly anything, and the run goes on
+        except Exception as error:  # fonts, caches, memory: matplotlib raises nearly anything
             log.warning("no picture of attention: %s: %s", type(error).__name__, error)
             return None
 
@@ -188,16 +184,15 @@ class AttentionPictures:
         with torch.compiler.set_stance("force_eager"):
             maps = record_attention(self._model, self._row)
         config = self._config
-        layers, heads = (None if chosen is None else sorted(set(chosen)) for chosen in (config.layers, config.heads))
+        layers = None if config.layers is None else sorted(set(config.layers))
+        heads = None if config.heads is None else sorted(set(config.heads))
         return build_sections(choose_heads(maps, config.kind, layers, heads, FEW), self._tokens)
 
 
 def build_pictures(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> AttentionPictures | None:
-    """Builds the pictures that this rank draws, or helps to; None without any. Collective at ZeRO
-    3.
+    """Builds the pictures that this rank draws, or helps to; None without. Collective at ZeRO 3.
 
-    Raises:
-        ConfigError: A text does not fit the model, or the picture would be too large.
+    Raises: ConfigError, where a text does not fit the model, or the picture would be too large.
     """
     wanted = config.tracking.attention
     if wanted.text is None or not takes_part(dataset, engine, world, f"{KEY}: nothing is drawn"):

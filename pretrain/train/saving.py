@@ -1,9 +1,7 @@
 """The checkpoints of a run in progress: when one begins, and what happens when one fails.
 
-    after a step  ->  the save in flight advances a phase, if all ranks have done their part
-    (`StepTotals.num_written`)
-                  ->  the next one begins, if one is due: the step waits for a copy to host memory
-                  only
+    after a step  ->  the save in flight advances a phase, once all ranks have done their part
+                  ->  the next one begins, if due: the step waits for a copy to host memory only
     at the end    ->  the save in flight is waited for, and the last step is saved
 
 A save that fails is a warning and training continues; `MAX_FAILED_SAVES` in a row end the run.
@@ -30,8 +28,7 @@ JOIN_S = 5.0
 
 
 class Saving:
-    """The saves of a run, one in flight at a time. All ranks call the same methods at the same
-    steps.
+    """The saves of a run, one in flight at a time, with the same calls on all ranks.
 
     The step that the run begins with needs no checkpoint.
     """
@@ -57,10 +54,10 @@ class Saving:
             self._run.checkpoints.hold()
 
     def after_step(self, state: TrainState, num_written: int, *, may_begin: bool) -> None:
-        """Advances the save in flight, and begins the next one where it is due and the run
-        continues.
+        """Advances the save in flight, and begins the next one where it is due.
 
-        `num_written` ranks have done their part, by the exchange of the step.
+        `num_written` ranks have done their part, by the exchange of the step; with `may_begin` the
+        run continues after it.
 
         Raises:
             DiskError: `MAX_FAILED_SAVES` in a row could not be written.
@@ -78,12 +75,7 @@ class Saving:
                 self._begin(state)
 
     def finish(self, state: TrainState) -> None:
-        """Waits for the save in flight, and leaves a checkpoint of the last step.
-
-        Raises:
-            DiskError: The last step could not be saved.
-            CheckpointError, LockedError: As in `after_step`.
-        """
+        """Waits for the save in flight, then saves the last step. Raises: as `after_step`."""
         self._step = state.step
         try:
             self._wait()

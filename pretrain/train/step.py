@@ -1,13 +1,12 @@
 """One step on a rank, and the exchange of its sums.
 
-    seed_dropout  ->  TrainModule: model and loss of a micro-batch  ->  its sums  ->  start_exchange
-    ->  StepTotals
+    seed_dropout  ->  TrainModule: model and loss of a micro-batch  ->  start_exchange  ->  StepTotals
 
 The exchange is the one collective that the loop adds to a step: an all-reduce of a few float64
-values beside the optimizer.
+values during the optimizer's work.
 
-    losses of the ending step | its counters | counters of the coming step | flags: no coming step,
-    part written, stop
+    losses of the ending step | its counters | counters of the coming step | flags: none comes, part
+    written, stop
 
 The coming step is here because its loss scale needs the global number of targets before its
 backward pass. All ranks get the same sums, so all take the same decision at the same step.
@@ -43,8 +42,7 @@ def seed_dropout(config: RunConfig, world: World, step: int, micro: int) -> None
 
 
 class TrainModule(nn.Module):
-    """Model and objective as one module, so that an engine's hooks surround all that reads a
-    parameter.
+    """Model and objective as one module: an engine's hooks surround all that reads a parameter.
 
     From 2 sources of a mixture on, training shows the sums of each.
     """
@@ -57,14 +55,14 @@ class TrainModule(nn.Module):
 
     @property
     def num_shown(self) -> int:
-        """Length of what is shown in training mode."""
+        """Number of values shown in training mode."""
         return 2 + (2 * self._num_sources if self._num_sources > 1 else 0)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Runs the model and its loss on a micro-batch.
 
         Returns:
-            The sum of the losses that is minimised, a scalar, and what is shown, detached: float64
+            The sum of the losses that is minimised, a scalar, and shown values, detached: float64
             [2], the sum of -log p(target) and the number of correct targets. For a mixture in
             training mode also that sum for each source, then the targets of each.
         """
@@ -111,16 +109,10 @@ class StepTotals:
 def start_exchange(
     sums: Tensor, done: StepCounts, coming: StepCounts | None, *, stop: bool = False, is_written: bool = False
 ) -> Callable[[], StepTotals]:
-    """Begins the all-reduce that gives `StepTotals`; returns the function that waits for it.
-    Collective.
+    """Begins the all-reduce of `StepTotals`; returns the function that waits for it. Collective.
 
-    Args:
-        sums: Sums of the engine over this rank's micro-batches: float64 [2 + 2 per source], on its
-            device; not read here, so that the host does not wait for the backward pass.
-        done: Counters of this rank's rows in the ending step.
-        coming: Counters of this rank's rows in the coming step; None where none comes.
-        stop: Whether this rank was asked to stop.
-        is_written: Whether this rank's part of the save in flight is written, or has failed.
+    `sums` are those of the engine over this rank's micro-batches, float64 [2 + 2 per source], on
+    its device. They are not read here, so that the host does not wait for the backward pass.
     """
     flags = (float(coming is None), float(is_written), float(stop))
     parts = [done.pack(), (coming or StepCounts()).pack(), flags]

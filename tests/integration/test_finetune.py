@@ -76,7 +76,7 @@ def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported
         return result.stderr + result.stdout
 
     output = train("golden")
-    assert "adapters of rank 4 beside 8 layers" in output
+    assert "adapters of rank 4 in 8 layers" in output
     assert "2 tokens are new to the model of" in output
     train("stopped", "train.stop_after=3")
     train("stopped")

@@ -93,7 +93,7 @@ def test_checkpoints_that_are_there_make_room_for_new_ones(tmp_path, monkeypatch
     size = sum(file.stat().st_size for path in tmp_path.iterdir() for file in path.iterdir())
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 100})())
     check_room(tmp_path, (size + 100) // 3, 3)
-    with pytest.raises(DiskError, match=f"and 100 are free, beside {size:,} bytes of checkpoints that are there"):
+    with pytest.raises(DiskError, match=f"and 100 are free, besides {size:,} bytes of existing checkpoints"):
         check_room(tmp_path, size, 3)
 
 

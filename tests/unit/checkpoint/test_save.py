@@ -203,8 +203,8 @@ def test_a_parameter_whose_shape_has_changed_is_not_committed(tmp_path):
     checkpoints = manager(tmp_path)
     checkpoints.save(StandIn(1), state_of(1))
     for shapes, message in (
-        ({"embed": (4, 3), "norm": (5,)}, r"embed has shape \[3, 4\] in what was saved, shape \[4, 3\] now"),
-        ({"embed": (3, 4)}, r"norm has shape \[5\] in what was saved, no such parameter now"),
+        ({"embed": (4, 3), "norm": (5,)}, r"embed has shape \[3, 4\] in the save, shape \[4, 3\] now"),
+        ({"embed": (3, 4)}, r"norm has shape \[5\] in the save, no such parameter now"),
     ):
         with pytest.raises(CheckpointError, match=message):
             checkpoints.save(StandIn(2, shapes), state_of(2))

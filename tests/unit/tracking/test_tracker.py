@@ -26,11 +26,9 @@ def make(run_dir: Path, *, rank: int = 0, wandb: str = "off") -> Tracker:
     return Tracker(
         run_dir,
         TrackingConfig(wandb=wandb),
+        {"id": "abc123", "name": "name", "config": {"seed": 1}},
         rank=rank,
         total_steps=100,
-        run_id="abc123",
-        run_name="name",
-        run_config={"seed": 1},
     )
 
 
@@ -169,7 +167,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path):
 
 def test_texts_are_kept_by_step_and_those_after_a_commit_are_forgotten(tmp_path, caplog):
     config = TrackingConfig(wandb="off", samples=SamplesConfig(prompts=["Once"]))
-    tracker = Tracker(tmp_path, config, rank=0, total_steps=9, run_id="a", run_name="name", run_config={})
+    tracker = Tracker(tmp_path, config, {"id": "a", "name": "name", "config": {}}, rank=0, total_steps=9)
     with caplog.at_level(logging.INFO, logger="pretrain"):
         for step in (2, 4):
             tracker.samples(step, [("Once", f" upon {step}\n")])

@@ -32,10 +32,8 @@ PREAMBLE = """
     logging.getLogger("pretrain").setLevel(logging.WARNING)
 
     def mirror(mode="offline", after_step=-1, run_config={}, find_facts=dict, **options):
-        return WandbMirror(
-            Path("run"), TrackingConfig(wandb=mode, **options), run_id="abc123", run_name="name",
-            run_config=run_config, after_step=after_step, find_facts=find_facts,
-        )
+        identity = {"id": "abc123", "name": "name", "config": run_config}
+        return WandbMirror(Path("run"), TrackingConfig(wandb=mode, **options), identity, after_step, find_facts)
 
     def children():
         found = []
