@@ -100,7 +100,7 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
     return {
         "vocab_size": task.model.vocab_size,
         "vocab_assumed": config.model.vocab_size is None and stored is None,
-        "parameters": {**asdict(parts), "total": parts.total},
+        "parameters": {**parts, "total": sum(parts.values())},
         "adapters": task.trained.adapter_values if task.trained else 0,
         "trained": task.values.trained,
         "seq_len": task.lengths.target,

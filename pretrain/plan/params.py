@@ -7,7 +7,7 @@ finetune: lora  weights count all and the adapters; the rest counts adapters and
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.model import ModelConfig, StackConfig
@@ -140,27 +140,17 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCount:
-    """Parameters by part; a weight that two parts share counts once."""
-
-    embedding: int  # token table, padded rows included, and tables of token types
-    position: int  # tables of learned positions, or of biases by distance
-    attention: int  # projections of all attention layers, with biases
-    feedforward: int  # projections of all feed-forward layers, with biases
-    norm: int  # all norms of the stacks
-    head: int  # output projection unless tied to the embedding, its bias, and the layers before it
-    pooler: int  # pooler of a sentence
-    recurrent: int = 0  # recurrent cells, with both of torch's biases
-
-    @property
-    def total(self) -> int:
-        """All parameters."""
-        return sum(getattr(self, part.name) for part in fields(self))
-
-
-_PARTS = {"position": "position", "rnn": "recurrent", "feedforward": "feedforward"}
-"""Parts by a word of the parameter's name."""
+PARTS = (
+    "embedding",  # token table, padded rows included, and tables of token types
+    "position",  # tables of learned positions, or of biases by distance
+    "attention",  # projections of all attention layers, with biases
+    "feedforward",  # projections of all feed-forward layers, with biases
+    "norm",  # all norms of the stacks
+    "head",  # output projection unless tied, its bias, and the layers before it
+    "pooler",  # pooler of a document
+    "recurrent",  # recurrent cells, with both of torch's biases
+)
+"""Parts of a model."""
 
 
 def _part_of(name: str) -> str:
@@ -169,17 +159,19 @@ def _part_of(name: str) -> str:
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] in ("embedding", "token_type"):
+    if words[-2] == "token_type":
         return "embedding"
-    return next((part for word, part in _PARTS.items() if word in words), "attention")
+    if "rnn" in words:
+        return "recurrent"
+    return next((part for part in ("embedding", "position", "feedforward") if part in words), "attention")
 
 
-def count_parts(model: AnyModelConfig) -> ParameterCount:
-    """Counts the parameters of each part; `vocab_size` must be known."""
-    counts = dict.fromkeys((part.name for part in fields(ParameterCount)), 0)
+def count_parts(model: AnyModelConfig) -> dict[str, int]:
+    """Counts the parameters of each of `PARTS`; a weight that two parts share counts once."""
+    counts = dict.fromkeys(PARTS, 0)
     for name, shape in parameter_shapes(model).items():
         counts[_part_of(name)] += math.prod(shape)
-    return ParameterCount(**counts)
+    return counts
 
 
 def count_parameters(model: AnyModelConfig) -> int:
@@ -199,7 +191,6 @@ class TrainableSubset:
     names: frozenset[str]  # trained parameters of the model
     layers: frozenset[str]  # linear layers that have an adapter
     finetune: FinetuneConfig  # rank and dropout of the adapters
-    full_values: int  # number of values of `names`
     adapter_values: int  # number of values of the adapters
     saves_all: bool  # checkpoints contain frozen parameters too
 
@@ -227,7 +218,7 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     hidden = _count(shapes, [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))])
     if trained is None:
         return Values(total, total, hidden, total)
-    values = trained.full_values + trained.adapter_values
+    values = _count(shapes, trained.names) + trained.adapter_values
     return Values(
         weights=total + trained.adapter_values,
         trained=values,
@@ -254,7 +245,7 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
         if not names:
             what = f"init.freeze={list(freeze)} leaves nothing to train"
             raise ConfigError(what, fix="name fewer parameters")
-        return TrainableSubset(names, frozenset(), finetune, _count(shapes, names), 0, saves_all=True)
+        return TrainableSubset(names, frozenset(), finetune, 0, saves_all=True)
     in_blocks = [name for name, shape in shapes.items() if ".blocks." in name and len(shape) == 2]
     linear = [name.removesuffix(".weight") for name in in_blocks]
     check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")
@@ -263,4 +254,4 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     also = [*finetune.also, *(["head.*"] if model.head.kind == "labels" else [])]
     names = frozenset(name for name in shapes if matches(name, also))
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
-    return TrainableSubset(names, layers, finetune, _count(shapes, names), adapters, saves_all=False)
+    return TrainableSubset(names, layers, finetune, adapters, saves_all=False)

@@ -234,7 +234,7 @@ def test_parameters_are_counted_as_they_are_built(values, tied):
         parts[part] = parts.get(part, 0) + parameter.numel()
     counted = count_parts(config)
     assert count_parameters(config) == sum(parts.values())
-    assert {part: getattr(counted, part) for part in parts} == parts
+    assert {part: counted[part] for part in parts} == parts
 
 
 def test_flops_are_those_of_the_matrix_products():

@@ -191,11 +191,11 @@ def test_the_largest_are_built_without_memory(preset):
 
 def test_the_parts_of_bert():
     parts = count_parts(configured("bert-base", 30522))
-    assert parts.embedding == (30522 + 2) * 768
-    assert parts.position == 512 * 768
+    assert parts["embedding"] == (30522 + 2) * 768
+    assert parts["position"] == 512 * 768
     # Two a layer and the one over the embeddings; none at the end.
-    assert parts.norm == 25 * 2 * 768
-    assert parts.head == 768 * 768 + 768 + 2 * 768 + 30522
-    assert parts.pooler == 0
+    assert parts["norm"] == 25 * 2 * 768
+    assert parts["head"] == 768 * 768 + 768 + 2 * 768 + 30522
+    assert parts["pooler"] == 0
     with_pooler = configured("bert-base", 30522).model_copy(update={"pooler": True})
-    assert count_parts(with_pooler).pooler == 768 * 768 + 768
+    assert count_parts(with_pooler)["pooler"] == 768 * 768 + 768

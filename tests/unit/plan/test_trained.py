@@ -215,7 +215,7 @@ def test_frozen_blocks_cost_4n_above_what_is_trained_and_2n_below():
 @given(models(), st.integers(1, 20), st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_model_of_which_all_is_named_has_the_flops_of_a_whole_one(config, length, source):
-    trained = TrainableSubset(frozenset(parameter_shapes(config)), frozenset(), FULL, 0, 0, saves_all=True)
+    trained = TrainableSubset(frozenset(parameter_shapes(config)), frozenset(), FULL, 0, saves_all=True)
     source_len = source if config.shape == "encoder+decoder" else None
     found = count_flops(config, length, source_len=source_len, trained=trained)
     assert found == count_flops(config, length, source_len=source_len)
