@@ -68,6 +68,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     )
     inject_adapter_in_model(adapters, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
     if config.dropout:
+        # Recomputed activations must draw the same dropout again.
         for part in model.modules():
             if isinstance(part, Stack):
                 part.draws_noise = True

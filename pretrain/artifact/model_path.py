@@ -2,8 +2,8 @@
 
 run                  config.yaml, tokenizer.json, checkpoints/     newest valid checkpoint
 checkpoint           folder inside a run's checkpoints/            config and tokenizer of the run
-model folder         model.json, manifest.json, tokenizer/         of `pretrain import` and `average`
-Hugging Face folder  config.json, safetensors, tokenizer files     read in place
+model folder         model.json, manifest.json, tokenizer/         of `pretrain import` and
+`average` Hugging Face folder  config.json, safetensors, tokenizer files     read in place
 """
 
 import json

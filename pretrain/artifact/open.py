@@ -123,7 +123,7 @@ def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
     """Builds the model and loads its weights one by one. Raises: CheckpointError: Parameters differ."""
     model = build_model(source.config, PLAIN_ENGINE, device)
     parameters = dict(model.named_parameters())
-    differing = sorted(parameters.keys() ^ source.names)
+    differing = sorted(parameters.keys() ^ source.shapes.keys())
     if differing:
         raise CheckpointError(
             f"its parameters are not those of its config: {', '.join(differing[:5])}",

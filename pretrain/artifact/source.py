@@ -59,11 +59,6 @@ class ModelSource:
     read_part: Callable[[str, int, Tensor], None] | None = None
     merged: "MergedModel | None" = None
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Every parameter that can be read."""
-        return frozenset(self.shapes)
-
 
 HEAD_PARTS = ("head.", "pooler.")
 SCORES = ("head.weight", "head.bias")
@@ -98,7 +93,7 @@ class AdaptedModel:
         self.source, self.shapes = source, shapes
         theirs = source.config
         assert model.vocab_size is not None and theirs.vocab_size is not None
-        self._old = theirs.vocab_size
+        self._old = theirs.vocab_size  # rows of both tables, without padding
         self._new = model.vocab_size
         self.num_added = max(0, self._new - self._old)
         same_kind = model.head.kind == theirs.head.kind
@@ -156,6 +151,7 @@ class AdaptedModel:
         if self.source.read_part is not None and same_shape and not is_grown:
             self.source.read_part(name, offset, out)
             return
+        # Fragments of a parameter come one after another: it is read once for all.
         if self._last is None or self._last[0] != name:
             self._last = (name, self.read(name).view(-1))
         out.copy_(self._last[1][offset : offset + out.numel()])
@@ -253,8 +249,8 @@ class MergedModel:
 def merge_adapters(checkpoint: Path, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
     """Opens a checkpoint of adapters with its base model, which is read once to verify its hash.
 
-    `open_other` is `open_source`, which imports this module. Raises: CheckpointError: The base model is
-    missing or has changed.
+    `open_other` is `open_source`, which imports this module. Raises: CheckpointError: The base
+    model is missing or has changed.
     """
     assert config.init.from_ is not None
     start = Path(config.init.from_)

@@ -39,7 +39,7 @@ TOLERANCE = 1e-3
 """Relative to the largest score: fp32 rounding over many layers; less than a missing bias."""
 
 _CARD_METRICS = ("step", "tokens", "loss")
-"""Metrics of a model card, besides those of validation."""
+"""Metrics of a model card, in addition to those of validation."""
 
 _MEMORY_INFO = Path("/proc/meminfo")
 
@@ -48,7 +48,8 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
     """Compares the scores of an export with those of its source on the same tokens.
 
     Logs a warning instead where memory is too small for both models. `architecture` is the class of
-    transformers that loads the folder. Raises: CheckpointError: It cannot load it, or scores differ.
+    transformers that loads the folder. Raises: CheckpointError: It cannot load it, or scores
+    differ.
     """
     needed = 2 * 4 * sum(prod(shape) for shape in source.shapes.values())
     if needed > (free := _available_bytes()):
@@ -89,6 +90,7 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
 def _our_scores(source: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns fp32 [B, T, V] without padding of the vocabulary; without a head the last hidden states."""
     read = source.read
+    # The same rounding as in the files.
     rounded = replace(source, read=lambda name: read(name).to(dtype).float())
     model = load_model(rounded, torch.device("cpu"))
     encoder_batch = SourceBatch(tokens_BT) if source.config.shape == "encoder+decoder" else None

@@ -1,4 +1,4 @@
-"""Confidence intervals and paired tests of scores, by bootstrap over units (rows, documents, items).
+"""Confidence intervals and paired tests of scores, by bootstrap over rows, documents or items.
 
 of one model     percentile interval of a score over the draws (Efron and Tibshirani 1993, 13.3)
 of two models    paired: both are scored on the same draws (Koehn 2004)
@@ -35,8 +35,8 @@ class Interval:
 class Difference:
     """A model's score less a baseline's on the same units, with its 95% interval.
 
-    `p_value` is the probability of a difference as large if both were equally good; `unit` names the
-    units that were drawn from in the plural: `rows`, `documents`.
+    `p_value` is the probability of a difference as large if both were equally good; `unit` names
+    the units that were drawn from in the plural: `rows`, `documents`.
     """
 
     value: float

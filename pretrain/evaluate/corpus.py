@@ -69,16 +69,19 @@ class EvaluationSource:
 
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
-    """Returns the settings of rows for a model. Raises: ConfigError: No data, or impossible rows."""
+    """Returns the settings of rows for a model. Raises: ConfigError: No data, or wrong lengths."""
     labels = source.config.head.kind == "labels"
     objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[source.config.shape])
-    data, seed = DataConfig(path="-"), DEFAULT_SEED
+    data = DataConfig(path="-")
+    seed = DEFAULT_SEED
     where = str(source.path)
     limit = source.config.max_seq_len
     seq_len, source_len = min(limit, DEFAULT_SEQ_LEN), None
     if source.run is not None:
         config = load_config(source.run.config)
-        objective, data, seed = config.objective, config.data, config.seed
+        objective = config.objective
+        data = config.data
+        seed = config.seed
         seq_len, source_len = config.batch.seq_len, config.batch.source_len
     elif not choice.data:
         raise ConfigError("this model has no data of its own", where=where, fix="give --data DIR")
@@ -129,17 +132,19 @@ class Corpus:
         self, setting: Setting, choice: CorpusOptions, model: AnyModelConfig, *, rank: int = 0, world_size: int = 1
     ) -> None:
         stores = open_stores(setting.data, lambda: False)
-        folders = {path: store.folder for path, store in zip(setting.data.paths, stores, strict=True)}
+        paths = setting.data.paths
+        folders = {path: store.folder for path, store in zip(paths, stores, strict=True)}
         self._dataset = open_dataset(setting.data, folders.__getitem__)
         for store in stores:
             store.check()
         self.objective = setting.objective
-        if setting.guessed and self.objective.kind == "classify" and self._dataset.index.kind == "tags":
+        kind = self._dataset.index.kind
+        if setting.guessed and self.objective.kind == "classify" and kind == "tags":
             self.objective = ObjectiveConfig(kind="tag")
         self._check_kind()
         self.labels = list(self._dataset.index.labels)
         packing = setting.data.packing
-        if self._dataset.index.kind != "text" and packing == "concat":
+        if kind != "text" and packing == "concat":
             packing = "bins"
         data = setting.data.model_copy(update={"packing": packing})
         context = build_context(
@@ -152,12 +157,13 @@ class Corpus:
             document_mask=data.document_mask,
         )
         make_rows = build_rows(self.objective, context)
-        rows = max(1, choice.batch_tokens // max(setting.lengths.target, setting.lengths.source or 0))
+        longest = max(setting.lengths.target, setting.lengths.source or 0)
+        rows = max(1, choice.batch_tokens // longest)
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = all(task.kind == "causal" for task in self.objective.tasks)
         self.sources: list[EvaluationSource] = []
         self.data: list[Data] = []
-        opened = zip(self._dataset.sources, stores, setting.data.paths, strict=True)
+        opened = zip(self._dataset.sources, stores, paths, strict=True)
         for source, store, path in opened:
             if len(stores) > 1 and choice.split not in source.index.splits:
                 continue
@@ -174,7 +180,8 @@ class Corpus:
                 max_tokens=choice.max_tokens,
                 crop=packing == "padded",
             )
-            left_out, tokens_per_byte = 0, 0.0
+            left_out = 0
+            tokens_per_byte = 0.0
             if isinstance(windows, BinStream) and index.kind == "pairs":
                 left_out = windows.num_too_long
             if is_code and split.num_bytes_text:
@@ -190,11 +197,12 @@ class Corpus:
         for task in self.objective.tasks:
             needed = NEEDS[task.kind].data
             if kind not in needed:
-                what = f"the model is evaluated by objective.kind={task.kind} on {' or '.join(needed)}"
-                raise ConfigError(f"{what}, and the data are {kind}", where=where, fix="give other data")
+                wanted = f"objective.kind={task.kind} on {' or '.join(needed)}"
+                what = f"the model is evaluated by {wanted}, and the data are {kind}"
+                raise ConfigError(what, where=where, fix="give other data")
 
     def check_model(self, source: ModelSource) -> None:
-        """Refuses data whose tokens or labels are not those of a model. Raises: DataError, ConfigError."""
+        """Refuses data of other tokens or labels than a model's. Raises: DataError, ConfigError."""
         index = self._dataset.index
         folder = str(self._dataset.sources[0].folder)
         fix = "prepare the text with the model's tokenizer"

@@ -25,8 +25,8 @@ Item = TypeVar("Item")
 def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
     """Joins the ranks of a launcher, if there is one; yields this process's rank and its device.
 
-    `device` is that of `open_artifact`; each rank takes the GPU of its local rank. Raises: ConfigError:
-    The launcher's environment is incomplete.
+    `device` is that of `open_artifact`; each rank takes the GPU of its local rank. Raises:
+    ConfigError: The launcher's environment is incomplete.
     """
     world = read_world() if "RANK" in os.environ else World(0, 1, 0)
     if world.size == 1:  # no group, and no torch
@@ -56,7 +56,7 @@ def current() -> tuple[int, int]:
 
 
 def open_together(path: Path) -> ModelSource:
-    """Describes a model; all ranks take the checkpoint that rank 0 found in an active run. Collective."""
+    """Describes a model, by the checkpoint that rank 0 found in an active run. Collective."""
     source = open_source(path)
     chosen = dist.broadcast_object(str(source.path))
     return source if str(source.path) == chosen else open_source(Path(chosen))

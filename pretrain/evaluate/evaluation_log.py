@@ -1,4 +1,4 @@
-"""Appends the results of `pretrain evaluate` to `evaluations.jsonl` of the run folder, one row each.
+"""Appends the results of `pretrain evaluate` to `evaluations.jsonl` of the run folder.
 
     model opened -> Subject (run, checkpoint, identity) -> measured -> keep_evaluation -> one line
 
@@ -66,8 +66,8 @@ def hash_lines(lines: list[str]) -> str:
 def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Appends a row to the run's file; logs a warning where that fails.
 
-    `settings` are those of the command line, `result` the facts of `pretrain evaluate --json`. They are
-    kept without the confusion matrix, which grows with the square of the labels.
+    `settings` are those of the command line, `result` the facts of `pretrain evaluate --json`. They
+    are kept without the confusion matrix, which grows with the square of the labels.
     """
     versions = package_versions()
     row = {

@@ -1,8 +1,8 @@
 """A decoder for lm-eval-harness, with the behaviour of its Hugging Face model (`HFLM`).
 
-    context + continuation  ->  ids, cut from the left  ->  sum of log p(continuation), is it likeliest
-    a text                  ->  windows of max_seq_len, each token predicted once  ->  the same, summed
-    context, until          ->  greedy continuation, up to the first stop string
+    context + continuation -> ids, cut from the left -> sum of log p(continuation), is it likeliest
+    a text                 -> windows of max_seq_len, each token predicted once -> the same, summed
+    context, until         -> greedy continuation, up to the first stop string
 
 Batches are dealt out to the ranks, and every rank returns all answers, as if it were alone. Import
 this module only where the harness is installed.
@@ -31,7 +31,7 @@ MAX_GENERATED = 256
 
 
 class HarnessModel(_TemplateLM):
-    """A decoder-only model with its tokenizer; batches have `batch_tokens`, and at least one request.
+    """A decoder-only model with its tokenizer; batches have `batch_tokens`, at least one request.
 
     Raises:
         ConfigError: No token ends a text, or the model is not decoder-only.
@@ -72,7 +72,7 @@ class HarnessModel(_TemplateLM):
         return self._model.max_seq_len
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Returns ids; None: with the special tokens of the tokenizer, unless the text spells them."""
+        """Returns ids; None: with special tokens of the tokenizer, unless the text spells them."""
         ids = self._codec.encode(string)
         count = len(self._added)
         begins = add_special_tokens is None and string.startswith(self._prefix_text)
@@ -114,7 +114,7 @@ class HarnessModel(_TemplateLM):
 
     @torch.no_grad()
     def _score(self, batch: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
-        """Returns log p of the last tokens of each row, so many as its number, and if they are likeliest."""
+        """Returns, of each row and number, log p of the last tokens, and if they are likeliest."""
         longest = max(len(row) for row, _ in batch)
         # Padding comes after the tokens, and a decoder does not see it.
         padded = [[*row, *[0] * (longest - len(row))][:-1] for row, _ in batch]
@@ -133,7 +133,7 @@ class HarnessModel(_TemplateLM):
         return found
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """Returns the greedy continuation of each context, up to a stop string. Raises: ConfigError."""
+        """Returns the greedy continuation of each context, up to a stop string."""
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             # Requests of one batch have the same settings.
@@ -147,7 +147,8 @@ class HarnessModel(_TemplateLM):
             most = settings["max_gen_toks"]
             room = self.max_length - int(most)
             if room < 1:
-                what = f"answers of a task have {most} tokens, model.max_seq_len is {self.max_length}"
+                limit = f"model.max_seq_len is {self.max_length}"
+                what = f"answers of a task have {most} tokens, {limit}"
                 fix = "set generation_kwargs.max_gen_toks in the task"
                 raise ConfigError(what, fix=fix)
             contexts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]

@@ -1,6 +1,6 @@
 """Evaluates a model on prepared data: loss and scores by source, alone or against a baseline.
 
-CorpusOptions -> Setting -> Corpus -> every batch once, a share on each rank -> report of each source, and of all
+CorpusOptions -> Setting -> Corpus -> every batch once, a share on each rank -> SourceLoss
 """
 
 import operator
@@ -34,7 +34,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """Scores of a model on a source, or on all of them (`ALL`), less a baseline's if there is one."""
+    """Scores of a model on a source, or on all of them (`ALL`), and those of a baseline."""
 
     source: str
     report: LossReport
@@ -69,7 +69,9 @@ class SourceLoss:
             lines += [indent + line for line in self.labels.lines()]
         if self.baseline is not None:
             lines.append(f"{indent}against {baseline}")
-        return lines + [f"{indent}  {name:<9} {found.line()}" for name, found in self.differences.items()]
+        for name, found in self.differences.items():
+            lines.append(f"{indent}  {name:<9} {found.line()}")
+        return lines
 
 
 def _facts(report: LossReport) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _facts(report: LossReport) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutReport:
-    """Losses by source, all sources together last; `subject` where the model is a checkpoint of a run."""
+    """Losses by source, all sources together last; `subject` is the checkpoint of a run."""
 
     model: str
     baseline: str | None
@@ -133,7 +135,8 @@ def evaluate_held_out(
     models = [(path.name, described.path)]
     if other is not None:
         theirs = open_together(other)
-        _check_fits(theirs, corpus.objective, max(setting.lengths.target, setting.lengths.source or 0))
+        longest = max(setting.lengths.target, setting.lengths.source or 0)
+        _check_fits(theirs, corpus.objective, longest)
         corpus.check_model(theirs)
         models.append((other.name, theirs.path))
     losses = _measure(corpus, models, resamples, device)
@@ -158,7 +161,7 @@ def _check_fits(source: ModelSource, objective: ObjectiveConfig, longest: int) -
 
 
 def _measure(corpus: Corpus, models: Sequence[tuple[str, Path]], resamples: int, device: str) -> list[SourceLoss]:
-    """Returns the scores of the first model on each source, compared with the second, the baseline."""
+    """Returns the scores of the first model on each source, compared with the second."""
     reports: list[LossReport] = []
     measured: list[list[RowSums | Answers]] = []
     for name, path in models:

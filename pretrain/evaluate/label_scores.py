@@ -1,7 +1,8 @@
 """Scores of a classifier of documents or words: accuracy, macro F1, Matthews, a table of classes.
 
     batch -> hidden states -> head at the labelled places -> Answers of all ranks
-    gold and predicted labels -> confusion matrix -> scores; documents drawn again -> intervals, differences
+    gold and predicted labels -> confusion matrix -> scores
+    documents drawn again     -> confusion matrices -> intervals, differences
 
 Figures are those of scikit-learn: a class without cases and answers has no part in macro F1, one
 without a right answer has an F1 of 0, and Matthews' coefficient (for several classes, Gorodkin
@@ -116,18 +117,20 @@ class LabelScores:
 def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> LabelScores:
     """Scores a model's answers, at least one.
 
-    Accuracy has Wilson's interval where each document has one label. The words of a document are not
-    independent: then documents are drawn, as for the other scores. With too few documents, intervals
-    are the whole range.
+    Accuracy has Wilson's interval where each document has one label. The words of a document are
+    not independent: then documents are drawn, as for the other scores. With too few documents,
+    intervals are the whole range.
     """
-    num_labels, num_documents = len(names), answers.num_documents
+    num_labels = len(names)
+    num_documents = answers.num_documents
     confusion = _count(answers, num_labels)
     values = _scores(confusion[None])[:, 0].tolist()
     if num_documents < MIN_UNITS:
         parts = zip(SCORES, values, _LOWEST, strict=True)
         intervals = {name: Interval(value, low, 1.0, "too few") for name, value, low in parts}
     else:
-        draws = np.concatenate([_scores(drawn) for drawn in _drawn(answers, num_labels, resamples)], axis=1)
+        drawn_scores = [_scores(drawn) for drawn in _drawn(answers, num_labels, resamples)]
+        draws = np.concatenate(drawn_scores, axis=1)
         found = zip(SCORES, values, draws, strict=True)
         intervals = {name: bootstrap_interval(value, drawn) for name, value, drawn in found}
     if num_documents == len(answers.gold):
@@ -142,7 +145,7 @@ def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> Labe
 
 
 def compare_labels(baseline: Answers, model: Answers, num_labels: int, resamples: int) -> dict[str, Difference]:
-    """Returns the difference in each score, documents drawn alike for both. Raises: DataError: Too few documents."""
+    """Returns the difference in each score, documents drawn alike for both. Raises: DataError."""
     same_gold = np.array_equal(baseline.gold, model.gold)
     assert same_gold and np.array_equal(baseline.document, model.document)
     mine = _drawn(model, num_labels, resamples)
@@ -164,7 +167,7 @@ def _count(answers: Answers, num_labels: int, weights: np.ndarray | None = None)
 
 
 def _drawn(answers: Answers, num_labels: int, resamples: int) -> Iterator[np.ndarray]:
-    """Yields the confusion matrix of each draw of documents, float64 [draws, L, L], some draws at a time."""
+    """Yields the confusion matrices of some draws of documents at a time, float64 [draws, L, L]."""
     for drawn in draw(answers.num_documents, resamples):
         yield np.stack([_count(answers, num_labels, weights) for weights in drawn])
 
@@ -242,7 +245,7 @@ def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
 
 @torch.no_grad()
 def _answer(model: LanguageModel, batch: Batch) -> list[list[float]]:
-    """Returns gold label, answer, -log p(gold) and document within the batch, of each labelled place."""
+    """Returns gold label, answer, -log p(gold) and document in the batch, of each labelled place."""
     targets = batch.targets_BT.flatten()
     target_positions_P = (targets != IGNORE_INDEX).nonzero()[:, 0]
     gold_P = targets[target_positions_P]

@@ -29,7 +29,7 @@ class HasLoss(Protocol):
     device: torch.device
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sum of -log p(target) over a batch, and the number of right answers: float64 [2]."""
+        """Returns the sum of -log p(target) over a batch and the right answers, float64 [2]."""
         ...
 
 
@@ -52,7 +52,7 @@ class LossReport:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def bits_per_byte(self, tokens_per_byte: float) -> float:
-        """Returns the loss in bits for each UTF-8 byte of the text, which tokenizers do not change."""
+        """Returns bits for each UTF-8 byte of the text, comparable between tokenizers."""
         return self.loss / math.log(2) * tokens_per_byte
 
 
@@ -102,7 +102,7 @@ class ModelLoss:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sum of -log p(target) over a batch, and the number of right answers: float64 [2]."""
+        """Returns the sum of -log p(target) over a batch and the right answers, float64 [2]."""
         return _sums(self._loss(self._model, batch))
 
     @torch.no_grad()
@@ -156,7 +156,8 @@ class RowSums:
     def report(self) -> LossReport:
         """The mean over all targets."""
         count = self.counts.sum()
-        return LossReport(float(self.nll.sum() / max(count, 1.0)), int(count), int(self.correct.sum()))
+        loss = float(self.nll.sum() / max(count, 1.0))
+        return LossReport(loss, int(count), int(self.correct.sum()))
 
     def __add__(self, other: "RowSums") -> "RowSums":
         pairs = ((self.nll, other.nll), (self.correct, other.correct), (self.counts, other.counts))
@@ -164,7 +165,7 @@ class RowSums:
 
 
 def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
-    """Runs every batch; rows without targets are left out. Collective: all rows, in the order of one rank."""
+    """Returns the sums of all rows with targets, in the order of one rank. Collective."""
     found = []
     for batch in batches:
         counts = (batch.targets_BT != IGNORE_INDEX).sum(dim=1).tolist()
@@ -178,8 +179,8 @@ def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
 def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:
     """Returns the differences in the mean loss over all targets, and in the share of right answers.
 
-    Rows are drawn with replacement, the same for both. Rows, not tokens: the tokens of a text are not
-    independent. Raises: DataError: Too few rows.
+    Rows are drawn with replacement, the same for both. Rows, not tokens: the tokens of a text are
+    not independent. Raises: DataError: Too few rows.
     """
     assert np.array_equal(baseline.counts, model.counts), "both read the same rows"
     sums = {"loss": (baseline.nll, model.nll), "accuracy": (baseline.correct, model.correct)}

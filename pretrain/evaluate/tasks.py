@@ -1,4 +1,4 @@
-"""Tasks of lm-eval-harness: a model of ours on tasks from files or of the harness, alone or compared.
+"""Tasks of lm-eval-harness, from files or of the harness, for a model of ours, alone or compared.
 
 names -> tasks of --task-path, or the harness's own -> HarnessModel answers -> the harness scores
 """
@@ -39,7 +39,8 @@ class TaskChoice:
 class TaskScore:
     """One metric of one task or group, named as in the harness with its filter: `acc,none`.
 
-    `difference` is the model's score less the baseline's; None: the score is no mean over documents.
+    `difference` is the model's score less the baseline's; None: the score is no mean over
+    documents.
     """
 
     task: str
@@ -54,7 +55,8 @@ class TaskScore:
 class TaskReport:
     """Scores of all tasks, in the order of the harness, of which `harness` is the version.
 
-    `num_documents` and `data` are those of each task; `subject` where the model is a run's checkpoint.
+    `num_documents` and `data` are those of each task; `subject` where the model is a run's
+    checkpoint.
     """
 
     model: str
@@ -207,7 +209,7 @@ def _scores(mine: Any, theirs: Any, resamples: int) -> list[TaskScore]:
                 continue
             error = values.get(f"{name}_stderr,{chain}")
             stderr = float(error) if isinstance(error, int | float) else None
-            baseline, difference = None, None
+            baseline = difference = None
             if theirs is not None:
                 baseline = float(_table(theirs)[task][metric])
                 difference = _difference(mine, theirs, task, metric, resamples)
@@ -227,7 +229,8 @@ def _difference(mine: Any, theirs: Any, task: str, metric: str, resamples: int) 
         samples = [sample for sample in results["samples"].get(task, ()) if sample["filter"] == chain]
         samples.sort(key=lambda sample: sample["doc_id"])
         values = [sample.get(name) for sample in samples]
-        if not values or not all(isinstance(value, bool | int | float | np.number) for value in values):
+        kinds = (bool, int, float, np.number)
+        if not values or not all(isinstance(value, kinds) for value in values):
             return None
         column = np.array(values, dtype=np.float64)
         if not np.isclose(column.mean(), results["results"][task][metric], rtol=1e-9, atol=1e-12):

@@ -1,4 +1,4 @@
-"""A translator on a test set: decoded with one or several beam sizes, scored, and compared with another.
+"""A translator on a test set: decoded with one or several beam sizes, scored, and compared.
 
 texts one a line -> normalised like the training text -> ids, sentences of similar length together
                  -> batches of `batch_tokens`, dealt out to the ranks -> decoded -> Hypotheses
@@ -127,8 +127,8 @@ def translate(
 ) -> Translations:
     """Decodes every source, a result of `encode_sources`. Collective.
 
-    A batch has `batch_tokens` source tokens, times the beams, and at least one sentence; the texts do
-    not depend on it, up to rounding. `label` is that of the progress bar.
+    A batch has `batch_tokens` source tokens, times the beams, and at least one sentence; the texts
+    do not depend on it, up to rounding. `label` is that of the progress bar.
     """
     started = time.monotonic()
     width = method.num_beams if isinstance(method, Beams) else 1
@@ -152,7 +152,7 @@ def translate(
 
 
 def plan_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Yields the rows of each batch, the longest first: a batch that exceeds memory fails at once."""
+    """Yields the rows of each batch, the longest first: one beyond the memory fails at once."""
     batch: list[int] = []
     for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
         # The first of a batch is its longest.
@@ -194,7 +194,7 @@ class TranslationTask:
 
 @dataclass(frozen=True, slots=True)
 class TranslationSet:
-    """A model's translations with one beam size (1 is greedy); `model` is its path as it was given."""
+    """A model's translations with one beam size (1 is greedy); `model` is the given path."""
 
     model: str
     beams: int
@@ -221,7 +221,8 @@ class TranslationReport:
         """Returns plain values."""
         systems = []
         for decoded, scores in self.systems:
-            count, seconds = len(decoded.found.texts), decoded.found.seconds
+            count = len(decoded.found.texts)
+            seconds = decoded.found.seconds
             systems.append(
                 {
                     "model": decoded.model,
@@ -273,11 +274,11 @@ def evaluate_translation(
     output: Path | None = None,
     device: str = "cpu",
 ) -> TranslationReport:
-    """Translates a test set and scores it, beside `other`, a baseline, decoded alike.
+    """Translates a test set and scores it, compared with `other`, a baseline, decoded alike.
 
-    `model` and `other` are runs, checkpoints, model folders or Hugging Face folders; `device` is that
-    of `open_artifact`. Translations of `model` are written to `output`; with several beam sizes
-    `.beam5` and so on is appended to its name.
+    `model` and `other` are runs, checkpoints, model folders or Hugging Face folders; `device` is
+    that of `open_artifact`. Translations of `model` are written to `output`; with several beam
+    sizes `.beam5` and so on is appended to its name.
 
     Raises:
         ConfigError: A file cannot be read, a text does not fit, or the model does not translate.

@@ -1,4 +1,4 @@
-"""BLEU and chrF of translations by sacrebleu, each with its signature, and paired significance (Koehn 2004).
+"""BLEU and chrF of translations by sacrebleu, with signatures and paired significance (Koehn 2004).
 
     tokenized    like the training text: hypotheses unchanged, references normalised; the BLEU that
                  papers report on lower-cased, Moses-tokenised text
@@ -54,8 +54,9 @@ class MetricScore:
 class PairedComparison:
     """One system against another in one metric; `difference` is its score less the baseline's.
 
-    `p_value` is the probability of a difference as large if both were equally good, 1 for equal scores.
-    `baseline_ci` and `system_ci` are half of the 95% intervals. `signature` has seed and resamples too.
+    `p_value` is the probability of a difference as large if both were equally good, 1 for equal
+    scores. `baseline_ci` and `system_ci` are half of the 95% intervals. `signature` has seed and
+    resamples too.
     """
 
     metric: str
@@ -78,8 +79,8 @@ class _Metric:
 class Measure:
     """Scores systems against one set of references.
 
-    `normalize` defines tokenised text, if there is any. With `preprocessed`, sources and references are
-    already normalised, and their text is unknown. Raises: LaunchError: A package is missing.
+    `normalize` defines tokenised text, if there is any. With `preprocessed`, sources and references
+    are already normalised, and their text is unknown. Raises: LaunchError: A package is missing.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Measure:
         return found
 
     def compare(self, baseline: Hypotheses, system: Hypotheses, resamples: int = RESAMPLES) -> list[PairedComparison]:
-        """Returns the paired bootstrap of a system against a baseline, by sacrebleu, in each metric."""
+        """Returns the paired bootstrap of a system against a baseline in each metric, by sacrebleu."""
         significance = import_extra("sacrebleu.significance", _PURPOSE)
         found = []
         for metric in self._metrics:

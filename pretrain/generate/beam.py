@@ -1,6 +1,7 @@
 """Beam search: the likeliest continuations, with `num_beams` open ones at a time for each prompt.
 
-    read the prompts -> best candidates of each row, over all its beams -> ended ones are finished, the others open
+    read the prompts -> best candidates of each row, over all its beams
+                     -> ended ones are finished, the others open
                      -> reorder the cache by the parents of the open ones -> feed their tokens -> ...
 
 It finds the results of `generate` of transformers, with the same scores, token for token. Two of
@@ -79,7 +80,7 @@ class Beams:
 
 
 class _Open(NamedTuple):
-    """An open beam: its parent's index in the row before the step, its new tokens, and their log-probability."""
+    """An open beam: the parent's index in the row before the step, new tokens, log-probability."""
 
     parent: int
     tokens: list[int]
@@ -127,7 +128,7 @@ class _Search:
 def beam_search(
     model: LanguageModel, prompts: Prompts, constraints: Constraints, beams: Beams
 ) -> list[list[Continuation]]:
-    """Finds likely continuations of each prompt, or answers to each source; a pure function of its arguments.
+    """Finds likely continuations of each prompt, or answers to each source; a pure function.
 
     The model is run in eval mode, its mode restored. Results do not depend on other rows, up to
     rounding.
@@ -136,7 +137,8 @@ def beam_search(
         For each prompt its `num_return` best, the best first; fewer where there are no more.
 
     Raises:
-        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
+        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its
+            vocabulary.
         CheckpointError: The model's scores are NaN.
     """
     check_prompts(model, prompts)
@@ -188,11 +190,12 @@ def _search_batch(
 def _best_candidates(
     log_probs_BV: Tensor, past: list[float], width: int, count: int
 ) -> list[list[tuple[float, int, int]]]:
-    """Returns the best (log_prob, parent, token) of each prompt of `width` beams, by one copy to the host."""
+    """Returns the best (log_prob, parent, token) of each prompt of `width` beams."""
     past_B1 = torch.tensor(past, device=log_probs_BV.device)[:, None]
     vocab = log_probs_BV.shape[1]
     sums = (log_probs_BV + past_B1).view(-1, width * vocab)
     best = sums.topk(min(count, width * vocab))
+    # One copy to the host a step.
     found = []
     for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         pairs = zip(values, indices, strict=True)

@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FilledText:
-    """A prompt, its text with the best candidate of each mask, and all candidates, the best first."""
+    """A prompt, its text with the best candidates, and all candidates of each mask."""
 
     prompt: str
     text: str
@@ -53,12 +53,12 @@ class FilledText:
 def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *, where: str = "") -> FilledText:
     """Fills every mask of a text independently, in one forward.
 
-    Masks are spelled `[MASK]` or as the tokenizer's own token; each gets `top_k` candidates. `where`
-    names the text in errors. The model's mode is restored.
+    Masks are spelled `[MASK]` or as the tokenizer's own token; each gets `top_k` candidates.
+    `where` names the text in errors. The model's mode is restored.
 
     Raises:
-        ConfigError: The model fills no masks, the tokenizer has no mask token, the text has none or is
-            too long.
+        ConfigError: The model fills no masks, the tokenizer has no mask token, the text has none or
+            is too long.
     """
     if model.is_causal or model.head is None or model.head.scores_labels:
         kind = "with a decoder" if model.is_causal else "without a language model's head"
@@ -171,7 +171,7 @@ def _stream(
     seed: int,
 ) -> None:
     pieces = stream_text(model, codec, prompt, constraints, sampling, seed=seed)
-    # The first piece comes before the prompt is repeated: a prompt that is refused must leave no output.
+    # A refused prompt leaves no output: the first piece is drawn before the prompt is repeated.
     first = next(pieces, "")
     out.write(prompt + first if model.encoder is None else first)
     out.flush()

@@ -1,4 +1,4 @@
-"""The interface of a tokenizer, and the tokens that may come next: common to every way of decoding."""
+"""The interface of a tokenizer, and limits on the next token, common to every way of decoding."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,6 +94,7 @@ class Constraints:
         early = self.eos_ids if num_new < self.min_new_tokens else ()
         excluded = [*self.suppressed_ids, *early]
         if excluded:
+            # In place: the tensor is this call's own.
             log_probs_BV[:, excluded] = -torch.inf
             if self.renormalize:
                 log_probs_BV = log_probs_BV.log_softmax(dim=-1)

@@ -23,8 +23,9 @@ _EARLY_STOPPING: dict[str, bool | Literal["never"]] = {"true": True, "false": Fa
 class Options:
     """Options of the command line as they were given; None: not given.
 
-    Most are those of `Sampling`, `Beams` and `Constraints`. `top_k` is also the number of candidates of
-    a mask, `early_stopping` is "true", "false" or "never", `n_best` the number of texts to return.
+    Most are those of `Sampling`, `Beams` and `Constraints`. `top_k` is also the number of
+    candidates of a mask, `early_stopping` is "true", "false" or "never", `n_best` the number of
+    texts to return.
 
     Raises:
         ConfigError: An option out of its range, or two that exclude each other.

@@ -1,7 +1,7 @@
 """A model that reads prompts, then one token a row at a time: the base of every way of decoding.
 
-    decoder-only      prompts, padded on the left -> cache -> scores of the next token -> one token a row -> ...
-    encoder-decoder   sources, padded on the right -> encoder -> cache; the decoder's prompt is its start token
+    decoder-only      prompts, padded on the left -> cache -> scores -> one token a row -> ...
+    encoder-decoder   sources, padded on the right -> encoder -> cache; the prompt is the start token
 
 Padding is a document of its own, -1, which no token sees; positions count from a row's first real
 token. So a row gets the same scores as alone, up to rounding.
@@ -18,7 +18,7 @@ from pretrain.model import LanguageModel
 from pretrain.types import Batch, SourceBatch
 
 Prompts = Sequence[Sequence[int]]
-"""Token ids, one prompt a row: the text that a decoder continues, or the source of an encoder-decoder."""
+"""Token ids, one prompt a row: a text to continue, or the source of an encoder-decoder."""
 
 PADDING = -1
 """Document number of padding."""
@@ -27,9 +27,9 @@ PADDING = -1
 class IncrementalDecoder:
     """The rows of one batch, and the cache of their keys and values.
 
-    The model, with a decoder and a head, is run in eval mode, its mode restored. At least one prompt,
-    checked by `check_prompts`; at most `max_new_tokens` are added. `sees_prompt_whole` is that of
-    `Constraints`. Raises CheckpointError where scores are NaN.
+    The model, with a decoder and a head, is run in eval mode, its mode restored. At least one
+    prompt, checked by `check_prompts`; at most `max_new_tokens` are added. `sees_prompt_whole` is
+    that of `Constraints`. Raises CheckpointError where scores are NaN.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class IncrementalDecoder:
                 lengths_B=None if lengths_B is None else lengths_B[rows_B],
             )
 
-    # Not inference_mode: tensors that the model caches (rotary tables) must stay usable in training.
+    # Not inference_mode: tensors that the model caches (rotary tables) are used in training too.
     @torch.no_grad()
     def _read(self, batch: Batch) -> Tensor:
         model = self._model
@@ -109,7 +109,7 @@ class IncrementalDecoder:
         longest = max(lengths)
         rows = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         tokens_BS = torch.tensor(rows, device=self._device)
-        if min(lengths) == longest:
+        if min(lengths) == longest:  # needs no mask
             return SourceBatch(tokens_BS)
         lengths_B = torch.tensor(lengths, dtype=torch.int32, device=self._device)
         return SourceBatch(tokens_BS, lengths_B=lengths_B)
@@ -119,7 +119,7 @@ class IncrementalDecoder:
         offsets = [longest - len(prompt) for prompt in prompts]
         rows = [[*[0] * offset, *prompt] for offset, prompt in zip(offsets, prompts, strict=True)]
         tokens_BT = torch.tensor(rows, device=self._device)
-        if not any(offsets):
+        if not any(offsets):  # needs no mask
             return Batch(tokens_BT, tokens_BT)
         offsets_B1 = torch.tensor(offsets, device=self._device)[:, None]
         places_T = torch.arange(longest, device=self._device)
@@ -145,6 +145,7 @@ def group_rows(model: LanguageModel, prompts: Prompts, limits: Sequence[int]) ->
     if not prompts:
         return []
     needed = max(len(prompt) for prompt in prompts) + max(limits) - 1
+    # Sources are in the encoder, and every decoder begins with one token.
     if needed <= model.max_seq_len or model.encoder is not None:
         return [list(range(len(prompts)))]
     groups: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Decoding one token at a time, greedy or drawn by temperature, top-k and top-p, many prompts at once.
+"""Decoding one token at a time, greedy or drawn (temperature, top-k, top-p), many prompts at once.
 
     read the prompts, filling the cache -> draw a token a row -> feed them -> draw -> ...
 
@@ -73,7 +73,7 @@ def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -
         ids_B, int64, on the device of the scores. Of equal scores the first is the better one.
     """
     if sampling.temperature == 0:
-        return scores_BV.argmax(dim=-1)
+        return scores_BV.argmax(dim=-1)  # the first of equal scores
     scaled_BV = scores_BV.float() / sampling.temperature
     ordered_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
@@ -150,12 +150,14 @@ def generate(
 ) -> list[Continuation]:
     """Continues each prompt, or answers each source, in order; a pure function of its arguments.
 
-    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of a
-    row alone differ in the last digits, which may decide between two nearly equal tokens. The model is
-    run in eval mode, its mode restored. `seed` is that of `RowSeeds`, or the seed of each row.
+    The text of a row does not depend on the other prompts, up to rounding: scores of a batch and of
+    a row alone differ in the last digits, which may decide between two nearly equal tokens. The
+    model is run in eval mode, its mode restored. `seed` is that of `RowSeeds`, or the seed of each
+    row.
 
     Raises:
-        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its vocabulary.
+        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its
+            vocabulary.
         CheckpointError: The model's scores are NaN.
     """
     tokens: list[list[int]] = [[] for _ in prompts]
@@ -179,7 +181,7 @@ def stream(
     *,
     seed: int | Sequence[int] = 0,
 ) -> Iterator[list[SampledToken]]:
-    """Yields the next token of every open row as it is drawn; arguments and errors as in `generate`."""
+    """Yields the next token of every open row as it is drawn, for the arguments of `generate`."""
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
     seeds = list(map(RowSeeds(seed), prompts)) if isinstance(seed, int) else seed
@@ -204,6 +206,7 @@ def stream(
                 for row, token, log_prob in zip(rows, ids_B.tolist(), chosen, strict=True)
             ]
             yield step
+            # An ended row leaves the batch, and its cache with it.
             kept = [place for place, drawn in enumerate(step) if not (drawn.ends or is_last[place])]
             if not kept:
                 break

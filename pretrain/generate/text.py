@@ -1,4 +1,4 @@
-"""From prompts to new texts: prompts read, encoded and decoded, text given out in whole characters."""
+"""From prompts to new texts: prompts read and encoded, text given out in whole characters."""
 
 import os
 import stat
@@ -61,7 +61,7 @@ class Detokenizer:
 
 
 def text_after(codec: Codec, context: Sequence[int], ids: Sequence[int]) -> str:
-    """Returns the text that `ids` add to that of `context`: all pieces of a `Detokenizer` at once."""
+    """Returns the text that `ids` add to that of `context`, at once."""
     before = codec.decode(list(context))
     return codec.decode([*context, *ids])[len(before) :]
 
@@ -100,7 +100,7 @@ def find_prompts(prompts: list[str], file: str | None) -> Iterator[str] | None:
 
 
 def _is_piped() -> bool:
-    """Returns whether standard input is a pipe, file or socket, rather than a terminal or /dev/null."""
+    """Returns whether standard input is a pipe, file or socket."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
@@ -142,7 +142,7 @@ def generate_text(
     seed: int = 0,
     batch_size: int = 16,
 ) -> Iterator[list[GeneratedText]]:
-    """Yields the texts of each prompt, in order, the best first: one of sampling, or several of beams.
+    """Yields the texts of each prompt in order: one of sampling, or several of beams, the best first.
 
     Args:
         model: A model with a decoder.
@@ -155,9 +155,10 @@ def generate_text(
         batch_size: Prompts that are decoded together. Memory grows with it.
 
     Raises:
-        ConfigError: The model cannot generate, or a prompt does not fit it; names its number, from 1.
+        ConfigError: The model cannot generate, or a prompt does not fit it; names its number, from
+            1.
     """
-    check_prompts(model, [])
+    check_prompts(model, [])  # before the first prompt is read
     remaining = iter(prompts)
     row_seeds = RowSeeds(seed)
     number = 0
@@ -190,7 +191,7 @@ def stream_text(
     *,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yields the text of `generate_text` for one prompt in pieces of whole characters, as they are drawn."""
+    """Yields the text of `generate_text` for one prompt in pieces of whole characters."""
     check_prompts(model, [])
     ids = encode_prompt(model, codec, prompt)
     text = Detokenizer(codec, ids if model.encoder is None else [])
@@ -204,7 +205,8 @@ def stream_text(
 def encode_prompt(model: LanguageModel, codec: Codec, prompt: str, *, where: str = "") -> list[int]:
     """Returns the ids of a prompt; for a decoder at least the token that begins a document.
 
-    Raises ConfigError where the prompt does not fit the model, or is empty and nothing begins a text.
+    Raises ConfigError where the prompt does not fit the model, or is empty and nothing begins a
+    text.
     """
     ids = codec.encode(prompt)
     if not ids and model.encoder is None:

@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019): an encoder with a head over tokens or labels, or without one.
 
-The head of next-sentence prediction is dropped. So is the pooler beside a language model's head,
-which no objective of pretraining reads, and beside labels of words: `BertForMaskedLM` and
+The head of next-sentence prediction is dropped. So is the pooler of a model with a language model's
+head, where no objective of pretraining reads it, or with labels of words: `BertForMaskedLM` and
 `BertForTokenClassification` drop it too.
 """
 
@@ -34,7 +34,9 @@ _MODEL: Keys = {
     "max_position_embeddings": ("max_seq_len", 512),
     "initializer_range": ("init_std", 0.02),
 }
-_TABLES, _HEAD, _POOLER = "bert.embeddings.", "cls.predictions.", "bert.pooler.dense"
+_TABLES = "bert.embeddings."
+_HEAD = "cls.predictions."
+_POOLER = "bert.pooler.dense"
 _WORDS = f"{_TABLES}word_embeddings.weight"
 
 

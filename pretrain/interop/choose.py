@@ -14,8 +14,8 @@ _SHOWN = 6
 def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     """Returns the first family that represents a model exactly, `vocab_size` filled in.
 
-    With `name` only that family is tried. Raises ConfigError, which names the nearest family and the
-    keys in which it differs.
+    With `name` only that family is tried. Raises ConfigError, which names the nearest family and
+    the keys in which it differs.
     """
     if name is not None and name not in FAMILIES:
         raise ConfigError(f"unknown family {name!r}", fix=f"use one of {', '.join(FAMILIES)}")

@@ -62,7 +62,7 @@ class Family:
             the values are equal, unless `weights` has a tensor of that name; not written.
         ignored: Patterns (`re.fullmatch`) of tensors that are skipped unless `weights` has them:
             buffers (masks, inv_freq, position ids, sinusoids), and parts without a counterpart
-            (next-sentence prediction, a pooler beside another head).
+            (next-sentence prediction, a pooler of a model with another head).
         renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings.
         prefix: Prefix of names under a head ("bert.", "model."). Where no name of a checkpoint has
             it, the checkpoint is a bare base model and every name is read as if it did.
@@ -86,8 +86,8 @@ Modules = Mapping[str, Mapping[str, int]]
 def affine(ours: str, theirs: str, modules: Modules, *, bias: bool, transposed: bool = False) -> list[Weight]:
     """Returns the weight, and with `bias` the bias, of linear layers or norms.
 
-    `ours` and `theirs` are prefixes of all names, such as "encoder.blocks.0."; `transposed` is that of
-    `Weight`.
+    `ours` and `theirs` are prefixes of all names, such as "encoder.blocks.0."; `transposed` is that
+    of `Weight`.
     """
     found = []
     for name, parts in modules.items():

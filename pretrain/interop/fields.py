@@ -143,7 +143,8 @@ class Fields:
     def only(self, key: str, allowed: Any, why: str, *, missing: Any = None) -> None:
         """Refuses any value but `allowed`, which our models have built in.
 
-        `why` is the meaning of other values; `missing` the default of transformers, if not `allowed`.
+        `why` is the meaning of other values; `missing` the default of transformers, if not
+        `allowed`.
         """
         value = self.values.get(key, allowed if missing is None else missing)
         if value != allowed:

@@ -22,8 +22,8 @@ _SINGLE = "single_label_classification"
 def find_classifier(fields: Fields, names: frozenset[str], prefix: str, pooler: str = "") -> str | None:
     """Returns the labelled unit, `TEXTS` or `WORDS`; None: the model is no classifier.
 
-    Without `architectures`, the pooler of a family that has one for texts decides. Raises ConfigError
-    for a class that uses a layer of this name for something else.
+    Without `architectures`, the pooler of a family that has one for texts decides. Raises
+    ConfigError for a class that uses a layer of this name for something else.
     """
     for kind in (TEXTS, WORDS):
         if fields.claims(prefix + kind):
@@ -39,8 +39,8 @@ def find_classifier(fields: Fields, names: frozenset[str], prefix: str, pooler: 
 def read_label_head(fields: Fields, *, dropout: float, **options: bool) -> HeadConfig:
     """Returns the head of a classifier, with further `options` of `HeadConfig`.
 
-    `dropout` is the default of `classifier_dropout`. Raises ConfigError where labels are not mutually
-    exclusive, or have no names.
+    `dropout` is the default of `classifier_dropout`. Raises ConfigError where labels are not
+    mutually exclusive, or have no names.
     """
     if (problem := fields.values.get("problem_type")) not in (None, _SINGLE):
         why = f"only {_SINGLE!r} can be represented: of all labels one is right"

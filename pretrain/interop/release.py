@@ -3,7 +3,7 @@
     name on the hub -> fetch_release -> folder
     config.json -> family -> ModelConfig -> names and shapes compared -> Release.read -> Tensor
 
-Only what can be read is fetched: config, weights, tokenizer and generation settings, never code.
+Config, weights, tokenizer and generation settings are fetched, never code.
 No tensor is read before everything fits. One parameter is in memory at a time.
 """
 
@@ -119,7 +119,8 @@ class Release:
         wanted: dict[str, Shape] = {}
         for weight in self._weights.values():
             wanted |= their_shapes(weight, self.shapes[weight.ours])
-        misshapen, unexpected = [], []
+        misshapen = []
+        unexpected = []
         for name, raw in sorted(self._spelled.items()):
             fact = self._files.facts[raw]
             expected = wanted.get(self._twin_of.get(name, name))

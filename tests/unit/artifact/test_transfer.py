@@ -54,7 +54,7 @@ def test_an_import_is_exported_as_what_it_came_from(release, imported, tmp_path)
     assert again.config == first.config
     assert again.generation == first.generation
     assert first.generation.num_beams == 3
-    assert all(torch.equal(first.read(name), again.read(name)) for name in first.names)
+    assert all(torch.equal(first.read(name), again.read(name)) for name in first.shapes)
 
 
 def test_a_release_is_exported_in_bf16(release, tmp_path):
