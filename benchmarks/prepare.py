@@ -34,10 +34,9 @@ from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
 from pretrain.prepare.output import TOKENIZER_NAME
-from pretrain.prepare.part import TokenizeTask
+from pretrain.prepare.part import start_tokenizing
 from pretrain.prepare.part_record import load_records
-from pretrain.prepare.pool import write_parts
-from pretrain.prepare.progress import no_progress
+from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
@@ -64,7 +63,9 @@ def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPar
     output = Path(tempfile.mkdtemp(dir=folder))
     shutil.copy(tokenizer, output / TOKENIZER_NAME)
     config = PrepareConfig(output=str(output), inputs=list(reader.inputs), split=SPLIT)
-    write_parts(TokenizeTask(config), parts, tokenizer_hash(tokenizer), "tokenizing", no_progress, processes)
+    start = partial(start_tokenizing, config)
+    pool = WorkerPool(output, processes=processes)
+    pool.write_parts(start, parts, tokenizer_hash(tokenizer), "tokenizing")
     return output
 
 

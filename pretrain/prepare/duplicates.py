@@ -1,8 +1,8 @@
 """Exact deduplication over the whole input: the first document in input order stays.
 
-    hash_part      each part, in any process: blake2b-128 of every document that the filters keep, in sorted runs
+    hash_part      each part, in any process: blake2b-128 of the kept documents, in sorted runs
                    duplicates/part-00007.hashes
-    find_first     all parts: the runs merged, a range of hashes at a time -> one bit a document, set for the first
+    find_first     all parts: the runs merged -> one bit a document, set for the first of equal ones
                    duplicates/part-00007.first
     load_first     the bits of a part, when it is tokenised
 
@@ -34,22 +34,6 @@ BUCKET_ROWS = 2**21
 REPORT_DOCUMENTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class HashTask:
-    """Hashes the documents of parts. A document that the filters leave out hides no other."""
-
-    config: PrepareConfig
-
-    @property
-    def folder(self) -> Path:
-        """Shard folder."""
-        return Path(self.config.output)
-
-    def start(self) -> Work:
-        """Returns `hash_part` of this task."""
-        return partial(hash_part, self.config)
-
-
 def hashes_path(folder: Path, part: InputPart) -> Path:
     """Returns the file of a part's hashes, which exists until the duplicates are known."""
     return folder / DUPLICATES_DIR / f"{part.name}.hashes"
@@ -60,8 +44,13 @@ def first_path(folder: Path, part: InputPart) -> Path:
     return folder / DUPLICATES_DIR / f"{part.name}.first"
 
 
+def start_hashing(config: PrepareConfig) -> Work:
+    """Returns `hash_part` of a config."""
+    return partial(hash_part, config)
+
+
 def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
-    """Writes the hashes of a part. Raises: DataError, OSError, DiskError; then there is no file."""
+    """Writes the hashes of a part; an exception leaves no file."""
     folder = Path(config.output)
     make_dir(folder / DUPLICATES_DIR)
     writer = AtomicWriter(hashes_path(folder, part))
@@ -70,6 +59,7 @@ def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
     done_bytes = 0
     num_documents = 0
     try:
+        # A document that the filters leave out hides no other.
         for document in select(reader_of(config).read(part.slices), config.filter, None, Counter()):
             digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
             num_documents += 1
@@ -89,7 +79,7 @@ def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
 
 
 def _write_run(writer: AtomicWriter, digests: list[bytes], num_documents: int) -> int:
-    """Writes rows (hash, hash, number of the document) sorted by hash, of equal ones the first; returns how many."""
+    """Writes rows (hash, hash, document) sorted by hash, of equal ones the first; returns how many."""
     hashes = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     rows = np.empty((len(order), 3), "<u8")
@@ -109,7 +99,7 @@ def _starts(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """The hashes of a part: file, first row of each run and the end of the last, documents, first bit."""
+    """The hashes of a part; `bounds` are the first row of each run, and the end of the last."""
 
     path: Path
     bounds: list[int]
@@ -123,7 +113,7 @@ class _Hashes:
 
 
 def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
-    """Writes the bits of every part; all parts are hashed. Raises: DiskError: the same call continues."""
+    """Writes the bits of every part, once all are hashed. Raises: DiskError."""
     files: list[_Hashes] = []
     num_bytes = 0
     for part in parts:
@@ -154,7 +144,7 @@ def remove_hashes(folder: Path) -> None:
 
 
 def _buckets(files: list[_Hashes]) -> Iterator[np.ndarray]:
-    """Yields the rows of all files, a range of hashes at a time, with the bits of documents as numbers."""
+    """Yields the rows of all files, a range of hashes at a time, with bits for documents."""
     num_buckets = max(1, -(-sum(file.bounds[-1] for file in files) // BUCKET_ROWS))
     places = [file.bounds[:-1] for file in files]
     for bucket in range(1, num_buckets + 1):
@@ -172,7 +162,7 @@ def _buckets(files: list[_Hashes]) -> Iterator[np.ndarray]:
 
 
 def load_first(folder: Path, part: InputPart) -> np.ndarray:
-    """Returns a mask of the documents of a part that the filters keep: True where none like it came before."""
+    """Returns a mask of the documents that the filters keep: True where none like it came before."""
     content = first_path(folder, part).read_bytes()
     num_documents = int(np.frombuffer(content, "<u8", 1)[0])
     bits = np.frombuffer(content, np.uint8, offset=8)

@@ -43,31 +43,18 @@ class Label(NamedTuple):
 
 @dataclass(slots=True)
 class Document:
-    """One document to tokenise.
+    """One document to tokenise."""
 
-    Attributes:
-        text: Characters; may be empty.
-        utf8: `text` in UTF-8.
-        consumed_bytes: Bytes of the input, as stored.
-        is_undecodable: True: stands for a file that is skipped; has no text.
-        source: Source side of a pair. May be empty.
-        segments: Segments of a record: (text, has a loss), in order.
-        markers: Numbers of the segments that a template wrote, whose special tokens are meant.
-        labels: Labels, in order.
-        fields: Fields of its record that filters use.
-        split: Split, if its input gives one.
-    """
-
-    text: str
-    utf8: bytes
-    consumed_bytes: int
-    is_undecodable: bool = False
-    source: str | None = None
-    segments: tuple[tuple[str, bool], ...] = ()
-    markers: frozenset[int] = frozenset()
+    text: str  # may be empty; of pairs, the target
+    utf8: bytes  # `text` in UTF-8
+    consumed_bytes: int  # of the input, as stored
+    is_undecodable: bool = False  # stands for a file that is skipped
+    source: str | None = None  # of a pair; may be empty
+    segments: tuple[tuple[str, bool], ...] = ()  # of a record: (text, has a loss)
+    markers: frozenset[int] = frozenset()  # segments that a template wrote
     labels: tuple[Label, ...] = ()
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    split: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
+    split: str | None = None  # if its input gives one
 
 
 def refuse(document: Document, config: FilterConfig) -> str | None:
@@ -94,10 +81,7 @@ def refuse(document: Document, config: FilterConfig) -> str | None:
 
 
 def select(
-    documents: Iterable[Document],
-    config: FilterConfig,
-    first: np.ndarray | None,
-    left_out: Counter[str],
+    documents: Iterable[Document], config: FilterConfig, first: np.ndarray | None, left_out: Counter[str]
 ) -> Iterator[Document]:
     """Yields the documents that are kept, and counts the others in `left_out`, by reason.
 

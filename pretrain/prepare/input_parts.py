@@ -22,28 +22,18 @@ PARTS_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input file as it was when listed.
+    """One input file as it was when listed."""
 
-    Attributes:
-        path: Path from the user's input, or a URL.
-        size: Bytes, as stored.
-        version: Detects a change, with `size`: nanoseconds of the last change of a local file, the
-            entity tag (or its substitute) of a remote one. No spaces.
-        input: Number of its input, from 0.
-        format: Key of `READERS`.
-        compression: `gzip`, `zstd` or none.
-        is_cuttable: True: slices of it may begin inside.
-        pair: File whose n-th line is paired with the n-th line of this one.
-    """
-
-    path: str
-    size: int
+    path: str  # or URL
+    size: int  # as stored
+    # Detects a change, with `size`: nanoseconds of the last change of a local file, the entity tag (or
+    # its substitute) of a remote one. No spaces.
     version: str
-    input: int = 0
-    format: str = "text"
-    compression: str = ""
-    is_cuttable: bool = False
-    pair: "InputFile | None" = None
+    input: int = 0  # number of its input
+    format: str = "text"  # key of `READERS`
+    compression: str = ""  # `gzip`, `zstd` or none
+    is_cuttable: bool = False  # slices of it may begin inside
+    pair: "InputFile | None" = None  # paired with this one line by line
 
     @property
     def num_bytes(self) -> int:
@@ -107,7 +97,7 @@ def plan_part_bytes(files: Iterable[InputFile]) -> int:
 
 
 def plan_parts(files: Iterable[InputFile], part_bytes: int) -> list[InputPart]:
-    """Cuts the input into parts of about `part_bytes`, in order: a pure function of the listed sizes.
+    """Cuts the input into parts of about `part_bytes`, in order, by the listed sizes alone.
 
     Cuts are by bytes; the reader moves them to the next line or row group.
     """
@@ -136,7 +126,7 @@ def _slices(files: Iterable[InputFile], part_bytes: int) -> Iterator[Slice]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The parts of one of several machines, by `--part number/of`: those with part number % of == number - 1.
+    """The parts of one of several machines, by `--part number/of`: one of every `of`.
 
     The first share makes the files that all depend on: tokenizer, labels and duplicates.
     """

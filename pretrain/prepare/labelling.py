@@ -25,15 +25,10 @@ _MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The labels of a shard folder.
+    """The labels of a shard folder."""
 
-    Attributes:
-        names: Names, by the number of the label.
-        is_given: True: by the config. False: found in the training split.
-    """
-
-    names: tuple[str, ...]
-    is_given: bool
+    names: tuple[str, ...]  # by number
+    is_given: bool  # by the config; else found in the training split
 
     @cached_property
     def _numbers(self) -> dict[str | int, int]:
@@ -44,7 +39,7 @@ class LabelSet:
         return numbers
 
     def number(self, label: str | int, split: str, text: str) -> int:
-        """Returns the number of a label. Raises: DataError: unknown label; `split` and `text` are for its message."""
+        """Returns the number of a label. Raises: DataError: unknown, with `split` and `text`."""
         for spelling in (str(label), label):
             if spelling in self._numbers:
                 return self._numbers[spelling]
@@ -61,7 +56,7 @@ class LabelSet:
 
 
 def sort_labels(names: Iterable[str]) -> list[str]:
-    """Returns the names of all labels, sorted; numbers by their value. Raises: DataError: none, or too many."""
+    """Returns the names sorted, numbers by their value. Raises: DataError: none, or too many."""
     found = set(names)
     check_labels(found)
     return sorted(found, key=int if all(map(_is_number, found)) else str)
@@ -79,12 +74,7 @@ def check_labels(names: Iterable[str]) -> None:
 
 
 def number_tokens(
-    labels: Sequence[Label],
-    places: np.ndarray | None,
-    num_tokens: int,
-    known: LabelSet,
-    split: str,
-    text: str,
+    labels: Sequence[Label], places: np.ndarray | None, num_tokens: int, known: LabelSet, split: str, text: str
 ) -> np.ndarray:
     """Returns the number of each token's label, int16 [num_tokens].
 
@@ -101,7 +91,7 @@ def number_tokens(
 
 
 def first_tokens(labels: Sequence[Label], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns the first token of each labelled word, int64, by the character spans of the tokens."""
+    """Returns the first token of each labelled word, int64, by the tokens' character spans."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     word_starts = np.array([label.start for label in labels], dtype=np.int64)
     word_ends = np.array([label.end for label in labels], dtype=np.int64)

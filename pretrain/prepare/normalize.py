@@ -1,4 +1,4 @@
-"""Normalisation of an input's text, by `normalize` of an input, before filters, split, duplicates and tokenizer.
+"""Normalisation of an input's text, before filters, split, duplicates and tokenizer.
 
 Further text for a model that was trained on such a folder, to translate or to score, needs the same
 `build_normalizers` first.

@@ -118,7 +118,7 @@ def _name_failures(folder: Path) -> Iterator[None]:
 
 
 def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFile], *, is_first: bool) -> None:
-    """Writes `prepare.json`, or checks that the folder was begun with the same options and inputs."""
+    """Writes `prepare.json`, or compares it with the same options and inputs."""
     # Temporary files of a killed run: their names, which have a process id, may come again. Those of
     # the tokenizer and the labels belong to the first share, which makes them.
     for name in (IDENTITY_NAME, *_DERIVED, *(_NEEDED if is_first else ())):
@@ -216,7 +216,7 @@ def _discard_output(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
-    """Locks an existing shard folder for one `prepare`, or for one share of it. Raises: LockedError, DiskError."""
+    """Locks an existing folder for one `prepare`, or one share. Raises: LockedError, DiskError."""
     with ExitStack() as stack:
         descriptor = _open(folder, PREPARE_LOCK, stack)
         if share.is_whole:
@@ -274,7 +274,7 @@ def _hold(descriptor: int, folder: Path, who: str) -> None:
 
 
 def _hold_with_others(descriptor: int, folder: Path, share: Share) -> None:
-    """Takes the shared lock of parts of the same n: parts of another n would write the same files."""
+    """Takes the shared lock of parts of the same n; those of another n write the same files."""
     mine = f"of {share.of}"
     # The first one has it exclusively until its n is written; the others wait here.
     with claim_lock(folder):
@@ -305,7 +305,7 @@ def _write_owner(descriptor: int, owner: str) -> None:
 
 
 def _flock(descriptor: int, operation: int, wait_s: float) -> bool:
-    """Tries for up to `wait_s`; returns True if the lock is taken, also on a file system without locks."""
+    """Tries for up to `wait_s`; returns True if it is taken, or the file system has no locks."""
     try:
         return take_flock(descriptor, operation, wait_s)
     except OSError as error:

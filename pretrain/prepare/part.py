@@ -1,22 +1,20 @@
-"""Tokenises one part of the input into shards and a record: the unit of work, of parallelism and of restart.
+"""Tokenises one part of the input into shards and a record: the unit of work and of restart.
 
-    documents of the part -> filters -> divide (train, validation) -> pieces -> encode_batch_fast, a batch at a time
-      -> end-of-document token -> SPLIT/part-00007-0000.tar, -0001.tar, ...    (every `shard_tokens` tokens)
-      -> parts/part-00007.json, written last: with it the part is done, without it the part has not happened
+    documents of the part -> filters -> divide (train, validation) -> pieces -> tokens, a batch at a time
+      -> SPLIT/part-00007-0000.tar, -0001.tar, ...    (every `shard_tokens` tokens)
+      -> parts/part-00007.json, written last: with it the part is done
 
-The bytes are a pure function of (slices, tokenizer, settings): no process number, time or neighbour enters.
-Memory: one document and one batch. Not here: the cut into parts (`input_parts.py`), and processes (`pool.py`).
+The bytes are a pure function of (slices, tokenizer, config): no process number or time enters.
+Memory: one document and one batch. Not here: the cut into parts, and processes (`pool.py`).
 """
 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.prepare.assembler import Assembler
 from pretrain.prepare.duplicates import load_first
 from pretrain.prepare.filters import EMPTY, UNDECODABLE, Document, select
 from pretrain.prepare.input_parts import InputPart, Report, Work
@@ -25,7 +23,7 @@ from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
 from pretrain.prepare.readers.dispatch import reader_of
 from pretrain.prepare.split import SplitRule, parse_split
-from pretrain.prepare.text_pieces import TextPiece, cut_piece, divide
+from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
 from pretrain.tokenizer import (
     BATCH_CHARS,
     PIECE_CHARS,
@@ -45,30 +43,20 @@ def read_part(config: PrepareConfig, part: InputPart, left_out: Counter[str]) ->
     return select(reader_of(config).read(part.slices), config.filter, first, left_out)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeTask:
-    """The task of tokenising parts: the config of the folder, and the labels of labelled documents."""
-
-    config: PrepareConfig
-    labels: LabelSet | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Shard folder."""
-        return Path(self.config.output)
-
-    def start(self) -> Work:
-        """Loads the tokenizer; returns `write_part` of this task."""
-        path = self.folder / TOKENIZER_NAME
-        tokenizer = load_tokenizer(path)
-        # Labels of tags have offsets in the whole text.
-        can_cut = self.config.kind != "tags" and is_cut_safe(tokenizer)
-        longest = PIECE_CHARS if can_cut else sys.maxsize
-        return partial(write_part, self, build_encoder(tokenizer), tokenizer_hash(path), longest)
+def start_tokenizing(config: PrepareConfig, labels: LabelSet | None = None) -> Work:
+    """Loads the tokenizer of the folder; returns `write_part` of a config, with labels for labelled documents."""
+    path = Path(config.output, TOKENIZER_NAME)
+    tokenizer = load_tokenizer(path)
+    # Labels of tags have offsets in the whole text.
+    can_cut = config.kind != "tags" and is_cut_safe(tokenizer)
+    longest = PIECE_CHARS if can_cut else sys.maxsize
+    encoder = build_encoder(tokenizer)
+    return partial(write_part, config, labels, encoder, tokenizer_hash(path), longest)
 
 
 def write_part(
-    task: TokenizeTask,
+    config: PrepareConfig,
+    labels: LabelSet | None,
     encoder: Encoder,
     tokenizer_sha256: str,
     longest: int,
@@ -79,13 +67,13 @@ def write_part(
 
     Texts over `longest` characters are cut.
     """
-    config = task.config
+    folder = Path(config.output)
     rule = parse_split(config.split, config.seed)
     left_out: Counter[str] = Counter()
     pieces = _pieces(read_part(config, part, left_out), rule, longest)
-    assembler = Assembler(encoder, config.kind, config.end_of_document, task.labels)
+    assembler = Assembler(encoder, config.kind, config.end_of_document, labels)
     dtype = encoder.eos.dtype.name
-    with PartWriter(task.folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens) as writer:
+    with PartWriter(folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens) as writer:
         record = writer.record
         for batch in _batches(pieces, report):
             for piece in batch:
@@ -110,7 +98,7 @@ def _pieces(documents: Iterable[Document], rule: SplitRule, longest: int) -> Ite
 
 
 def _batches(pieces: Iterable[TextPiece], report: Report) -> Iterator[list[TextPiece]]:
-    """Groups pieces up to BATCH_CHARS; reports a batch when the caller comes back for the next one."""
+    """Groups pieces up to BATCH_CHARS; reports a batch when the next one is asked for."""
     batch: list[TextPiece] = []
     room = BATCH_CHARS
     for piece in pieces:

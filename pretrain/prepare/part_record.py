@@ -40,15 +40,9 @@ class LengthHistogram:
 
     Lengths below 64 have a bin each; from there on each doubling has 32 bins: a percentile is exact
     up to 63, and at most a 32nd too low beyond.
-
-    Attributes:
-        bins: Documents by the smallest length of their bin.
-        total: Sum of all lengths.
-        shortest: Smallest length; 0 without documents.
-        longest: Largest length; 0 without documents.
     """
 
-    bins: Counter[int] = field(default_factory=Counter)
+    bins: Counter[int] = field(default_factory=Counter)  # by the smallest length of each
     total: int = 0
     shortest: int = 0
     longest: int = 0
@@ -72,7 +66,7 @@ class LengthHistogram:
         self.total += other.total
 
     def percentile(self, percent: int) -> int:
-        """Returns the length that `percent` of the documents do not exceed, rounded down to its bin."""
+        """Returns the length that `percent` of documents do not exceed, rounded down to its bin."""
         rank = max(1, -(-self.bins.total() * percent // 100))
         for start in sorted(self.bins):
             rank -= self.bins[start]
@@ -100,23 +94,14 @@ def bins_of(lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class SplitRecord:
-    """The output of a part in one split.
+    """The output of a part in one split."""
 
-    Attributes:
-        num_bytes_text: UTF-8 bytes of its text; of pairs, of the targets.
-        shards: Shards of the part, in order.
-        lengths: Lengths of its documents; of pairs, of the targets.
-        source_lengths: Lengths of the sources of its pairs.
-        num_learned: Tokens of its records that have a loss.
-        num_labelled: Tokens with each label, by its number.
-    """
-
-    num_bytes_text: int = 0
-    shards: list[ShardIndex] = field(default_factory=list)
-    lengths: LengthHistogram = field(default_factory=LengthHistogram)
+    num_bytes_text: int = 0  # UTF-8; of pairs, of the targets
+    shards: list[ShardIndex] = field(default_factory=list)  # in order
+    lengths: LengthHistogram = field(default_factory=LengthHistogram)  # of pairs, of the targets
     source_lengths: LengthHistogram = field(default_factory=LengthHistogram)
-    num_learned: int = 0
-    num_labelled: Counter[int] = field(default_factory=Counter)
+    num_learned: int = 0  # tokens of records that have a loss
+    num_labelled: Counter[int] = field(default_factory=Counter)  # tokens, by number of the label
 
     def count(self, documents: TokenDocuments) -> None:
         """Enters documents that are written."""
@@ -131,21 +116,13 @@ class SplitRecord:
 
 @dataclass(slots=True)
 class PartRecord:
-    """The output of a part.
-
-    Attributes:
-        tokenizer_sha256: Hash of the tokenizer, hex.
-        splits: Output in each split.
-        num_empty: Documents without text, or without tokens.
-        num_undecodable: Files of the default corpus that are not UTF-8.
-        num_filtered: Documents left out, by reason.
-    """
+    """The output of a part."""
 
     tokenizer_sha256: str
     splits: dict[str, SplitRecord]
-    num_empty: int = 0
-    num_undecodable: int = 0
-    num_filtered: dict[str, int] = field(default_factory=dict)
+    num_empty: int = 0  # without text, or without tokens
+    num_undecodable: int = 0  # files of the default corpus that are not UTF-8
+    num_filtered: dict[str, int] = field(default_factory=dict)  # by reason
 
     @property
     def num_documents(self) -> int:
@@ -228,9 +205,9 @@ def record_path(folder: Path, part: InputPart) -> Path:
 
 def load_records(folder: Path, parts: Iterable[InputPart], tokenizer_sha256: str) -> dict[int, PartRecord]:
     """Returns the records of the parts finished with this tokenizer, by number."""
-    found = ((part.number, _load_record(folder, part)) for part in parts)
+    found = {part.number: _load_record(folder, part) for part in parts}
     return {
-        number: record for number, record in found if record is not None and record.tokenizer_sha256 == tokenizer_sha256
+        number: record for number, record in found.items() if record and record.tokenizer_sha256 == tokenizer_sha256
     }
 
 
@@ -238,12 +215,11 @@ def _load_record(folder: Path, part: InputPart) -> PartRecord | None:
     """Returns the record of a part; None: not finished, or a file has another size."""
     try:
         record = _RECORD.validate_json(record_path(folder, part).read_bytes())
-        for name, size in _sizes(record).items():
-            if (folder / name).stat().st_size != size:
-                return None
+        sizes = _sizes(record).items()
+        is_whole = all((folder / name).stat().st_size == size for name, size in sizes)
     except (OSError, ValueError):
         return None
-    return record
+    return record if is_whole else None
 
 
 def _sizes(record: PartRecord) -> dict[str, int]:
@@ -277,7 +253,7 @@ def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
 
 
 def merge_splits(records: Sequence[PartRecord]) -> dict[str, SplitIndex]:
-    """Merges records, in part order; logs the documents that were left out. Raises: DataError: none to train on."""
+    """Merges records, in part order; logs the documents that were left out. Raises: DataError."""
     named = {EMPTY: "empty documents", UNDECODABLE: "files that are not UTF-8"}
     for reason, count in count_left_out(records).items():
         if count:

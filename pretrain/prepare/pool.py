@@ -1,7 +1,7 @@
-"""Runs a task on parts over processes: spawned workers that stop by a flag, and die with their parent.
+"""Runs a task on parts over spawned workers, which stop by a flag and die with their parent.
 
-    run_task -> one process: in this one; more: a ProcessPoolExecutor, a bounded number of parts submitted ahead
-      worker: shared lock, parent watch, PartTask.start  ->  each part  ->  progress into its part's own cells
+    WorkerPool.run -> one process: in this one; more: a ProcessPoolExecutor, some parts submitted ahead
+      worker: shared lock, parent watch, start -> each part -> progress into its cells
 
 Progress and the stop flag are plain shared memory without locks, because a worker that the kernel
 kills would never release one. Fork is not used: the threads of `tokenizers` do not survive it.
@@ -14,86 +14,80 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pretrain.prepare.input_parts import WHOLE, InputPart, Report, Share, Work
 from pretrain.prepare.output import hold_as_worker
 from pretrain.prepare.part_record import PartRecord, load_records, remove_leftovers
-from pretrain.prepare.progress import Progress
+from pretrain.prepare.progress import Progress, no_progress
 
 POLL_S = 0.2
 # One process is one core: `tokenizers` reads this variable at each call.
 ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 
 
-class PartTask(Protocol):
-    """The work on each part; sent to the workers."""
-
-    @property
-    def folder(self) -> Path:
-        """The shard folder."""
-
-    def start(self) -> Work:
-        """Loads the needs of the work, once a process."""
+# Loads the needs of the work on parts, once a process; sent to the workers.
+Start = Callable[[], Work]
 
 
-def run_task(
-    task: PartTask,
-    parts: Sequence[InputPart],
-    todo: Sequence[InputPart],
-    phase: str,
-    progress: Progress,
-    processes: int | None,
-    share: Share = WHOLE,
-    earlier_documents: int = 0,
-) -> None:
-    """Runs a task on the parts `todo` of `parts`, in any order; progress counts the others as done.
+@dataclass(frozen=True, slots=True)
+class WorkerPool:
+    """Worker processes on the parts of a shard folder, or of a share of it."""
 
-    Errors of the task end it. Raises: BrokenProcessPool: A worker was killed; KeyboardInterrupt.
-    """
-    total_bytes = sum(part.num_bytes for part in parts)
-    earlier_bytes = total_bytes - sum(part.num_bytes for part in todo)
+    folder: Path
+    progress: Progress = no_progress
+    processes: int | None = None  # None: one a core
+    share: Share = WHOLE
 
-    def tick(num_bytes: int, num_documents: int) -> None:
-        done_bytes = earlier_bytes + num_bytes
-        progress(phase, done_bytes, total_bytes, earlier_documents + num_documents)
+    def run(
+        self,
+        start: Start,
+        parts: Sequence[InputPart],
+        todo: Sequence[InputPart],
+        phase: str,
+        earlier_documents: int = 0,
+    ) -> None:
+        """Does the work on the parts `todo` of `parts`, in any order; progress counts the others as done.
 
-    # macOS has no affinities.
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    num_workers = min(processes or num_cores, len(todo))
-    if num_workers <= 1:
-        _run_here(task, todo, tick)
-    else:
-        _run_pool(task, todo, num_workers, tick, share)
+        Errors of the work end it. Raises: BrokenProcessPool: A worker was killed; KeyboardInterrupt.
+        """
+        total_bytes = sum(part.num_bytes for part in parts)
+        earlier_bytes = total_bytes - sum(part.num_bytes for part in todo)
+
+        def tick(num_bytes: int, num_documents: int) -> None:
+            done_bytes = earlier_bytes + num_bytes
+            self.progress(phase, done_bytes, total_bytes, earlier_documents + num_documents)
+
+        # macOS has no affinities.
+        has_affinity = hasattr(os, "sched_getaffinity")
+        num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        num_workers = min(self.processes or num_cores, len(todo))
+        if num_workers <= 1:
+            _run_here(start, todo, tick)
+        else:
+            _run_pool((start, self.folder, self.share), todo, num_workers, tick)
+
+    def write_parts(
+        self, start: Start, parts: Sequence[InputPart], tokenizer_sha256: str, phase: str
+    ) -> dict[int, PartRecord]:
+        """Does the work on the parts that have no record yet; returns the records of all, by number."""
+        records = load_records(self.folder, parts, tokenizer_sha256)
+        remove_leftovers(self.folder, parts, records)
+        todo = [part for part in parts if part.number not in records]
+        earlier_documents = sum(record.num_documents for record in records.values())
+        self.run(start, parts, todo, phase, earlier_documents)
+        records = load_records(self.folder, parts, tokenizer_sha256)
+        assert len(records) == len(parts), "every part that was written has a record"
+        total_bytes = sum(part.num_bytes for part in parts)
+        num_documents = sum(record.num_documents for record in records.values())
+        self.progress(phase, total_bytes, total_bytes, num_documents)
+        return records
 
 
-def write_parts(
-    task: PartTask,
-    parts: Sequence[InputPart],
-    tokenizer_sha256: str,
-    phase: str,
-    progress: Progress,
-    processes: int | None,
-    share: Share = WHOLE,
-) -> dict[int, PartRecord]:
-    """Runs a task that writes shards on the parts that have no record yet; returns the records of all, by number."""
-    records = load_records(task.folder, parts, tokenizer_sha256)
-    remove_leftovers(task.folder, parts, records)
-    todo = [part for part in parts if part.number not in records]
-    earlier_documents = sum(record.num_documents for record in records.values())
-    run_task(task, parts, todo, phase, progress, processes, share, earlier_documents)
-    records = load_records(task.folder, parts, tokenizer_sha256)
-    assert len(records) == len(parts), "every part that was written has a record"
-    total_bytes = sum(part.num_bytes for part in parts)
-    num_documents = sum(record.num_documents for record in records.values())
-    progress(phase, total_bytes, total_bytes, num_documents)
-    return records
-
-
-def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Report) -> None:
+def _run_here(start: Start, parts: Sequence[InputPart], tick: Report) -> None:
     done_bytes = 0
     done_documents = 0
 
@@ -106,7 +100,7 @@ def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Report) -> None:
     before = {name: os.environ[name] for name in ONE_CORE if name in os.environ}
     os.environ.update(ONE_CORE)
     try:
-        work = task.start()
+        work = start()
         for part in parts:
             work(part, report)
     finally:
@@ -115,13 +109,12 @@ def _run_here(task: PartTask, parts: Sequence[InputPart], tick: Report) -> None:
         os.environ.update(before)
 
 
-def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: Report, share: Share) -> None:
+def _run_pool(task: tuple[Start, Path, Share], parts: Sequence[InputPart], processes: int, tick: Report) -> None:
     context = multiprocessing.get_context("spawn")
     cells = context.RawArray("Q", 2 * (parts[-1].number + 1))
     stop = context.RawValue("b", 0)
     todo = iter(parts)
-    arguments = (task, share, cells, stop)
-    with ProcessPoolExecutor(processes, context, _start_worker, arguments) as pool:
+    with ProcessPoolExecutor(processes, context, _start_worker, (*task, cells, stop)) as pool:
         running: set[Future[None]] = set()
         try:
             while True:
@@ -142,7 +135,7 @@ def _run_pool(task: PartTask, parts: Sequence[InputPart], processes: int, tick: 
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Starts processes that never see Ctrl-C; this one gets it at the end, and decides when all stop."""
+    """Starts processes that never see Ctrl-C: this one decides when all stop."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -158,12 +151,12 @@ class _StopError(Exception):
 _work_on: Callable[[InputPart], None] | None = None
 
 
-def _start_worker(task: PartTask, share: Share, cells: Any, stop: Any) -> None:
+def _start_worker(start: Start, folder: Path, share: Share, cells: Any, stop: Any) -> None:
     global _work_on
-    hold_as_worker(task.folder, share)
+    hold_as_worker(folder, share)
     _die_with_parent()
     os.environ.update(ONE_CORE)
-    work = task.start()
+    work = start()
 
     def work_on(part: InputPart) -> None:
         own = 2 * part.number
@@ -187,7 +180,7 @@ def _work_in_worker(part: InputPart) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ends this process with its parent, so that no orphan writes into a folder that others reuse."""
+    """Ends this process with its parent: an orphan could write into a folder that others reuse."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

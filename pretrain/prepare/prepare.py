@@ -1,6 +1,6 @@
-"""`pretrain prepare`: raw text -> tokenizer -> token shards, restartable and the same bytes however it is run.
+"""`pretrain prepare`: raw text -> tokenizer -> token shards, restartable, always the same bytes.
 
-    check config, list inputs       before anything is written (prepare_job.py)
+    check config, list inputs       before anything is written (steps.py)
     lock, claim the folder          prepare.json: the identity of the folder; another one is refused
     duplicates/                     where asked for: deduplication (duplicates.py)
     tokenizer.json                  trained on a sample of the training documents, or the given one
@@ -20,6 +20,8 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.prepare.convert.convert import convert_tokens
@@ -27,14 +29,13 @@ from pretrain.prepare.convert.convert_part import ConvertOptions
 from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import CONVERSION_NAME, claim_lock, fill_folder
-from pretrain.prepare.part import TokenizeTask
+from pretrain.prepare.part import start_tokenizing
 from pretrain.prepare.part_record import PartRecord, load_records, merge_splits
-from pretrain.prepare.pool import write_parts
-from pretrain.prepare.prepare_job import PrepareJob, plan_job
+from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.prepare.statistics import write_statistics
-from pretrain.prepare.steps import find_duplicates, make_labels, make_tokenizer
+from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_size
 
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processes: int | None = None) -> DataIndex:
-    """Makes `config.output` a complete shard folder and returns its index. Does nothing if it is one already.
+    """Makes `config.output` a complete shard folder, unless it is one; returns its index.
 
     Throughput is that of `tokenizers`: about 3 MB/s of text a core. `processes` are one a core, if
     None, and have no effect on the output.
@@ -60,18 +61,14 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
 
 
 def prepare_share(
-    config: PrepareConfig,
-    share: Share,
-    progress: Progress = no_progress,
-    *,
-    processes: int | None = None,
+    config: PrepareConfig, share: Share, progress: Progress = no_progress, *, processes: int | None = None
 ) -> DataIndex | None:
-    """Prepares one share of a folder; returns None if others have not finished, for the last one writes the index.
+    """Prepares one share of a folder; returns None if others have not finished.
 
     Raises:
         LockedError: Timed out waiting for files of other shares; else as `prepare`.
     """
-    job = plan_job(config, share, progress, processes)
+    job = plan_job(config, WorkerPool(Path(config.output), progress, processes, share))
     return fill_folder(job.folder, share, job.identity, job.files, processes, lambda: _build(job))
 
 
@@ -80,9 +77,8 @@ def _build(job: PrepareJob) -> DataIndex | None:
         find_duplicates(job)
     sha256 = make_tokenizer(job)
     labels = make_labels(job)
-    task = TokenizeTask(job.config, labels)
-    own = job.own_parts
-    write_parts(task, own, sha256, "tokenizing", job.progress, job.processes, job.share)
+    start = partial(start_tokenizing, job.config, labels)
+    job.pool.write_parts(start, job.own_parts, sha256, "tokenizing")
     with claim_lock(job.folder):
         if (job.folder / INDEX_NAME).exists():
             return load_index(job.folder)
@@ -115,7 +111,7 @@ def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records:
 
 
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
-    """Prepares one share, `i/n`, of a config; returns the text to print. Raises: As `prepare_share`."""
+    """Prepares one share, `i/n`, of a config; returns the text to print."""
     share = parse_share(part)
     with _shown() as progress:
         index = prepare_share(config, share, progress, processes=processes)
@@ -125,7 +121,7 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
 
 
 def run_convert(options: ConvertOptions, processes: int | None) -> str:
-    """Re-shards the tokens of another system; returns the text to print. Raises: As `convert_tokens`."""
+    """Re-shards the tokens of another system; returns the text to print."""
     with _shown() as progress:
         index = convert_tokens(options, progress, processes=processes)
     proof = json.loads((options.output / CONVERSION_NAME).read_text())["after"]

@@ -24,7 +24,7 @@ def no_progress(phase: str, done_bytes: int, total_bytes: int, num_documents: in
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Gives a callback that draws a bar on a terminal, and elsewhere logs a line every LOG_EVERY_S seconds."""
+    """Gives a callback that draws a bar on a terminal, or logs a line every LOG_EVERY_S seconds."""
     console = stderr_console()
     if not console.is_terminal:
         yield _LogLines()

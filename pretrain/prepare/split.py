@@ -1,7 +1,7 @@
 """The rule that assigns documents to splits.
 
-    hash:0.01   a document is held out when the hash of its bytes falls below the fraction; duplicates stay together
-    tail:0.1    the last tenth of every document's characters is held out, for a corpus of one long file
+    hash:0.01   a document is held out when the hash of its bytes falls below the fraction
+    tail:0.1    the last tenth of every document's characters is held out, for one long file
 
 The split is a pure function of each document, not of its place in the corpus.
 """
@@ -19,19 +19,12 @@ SPLITS = (TRAIN, VALIDATION)
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """A split.
+    """A split."""
 
-    Attributes:
-        kind: `hash` or `tail`.
-        fraction: Held-out share, exact: floor(n x (1 - F)) must not depend on binary rounding.
-        salt: Salt of the hash, 8 bytes.
-        threshold: Hashes below it are held out; 8 bytes, big-endian.
-    """
-
-    kind: str
-    fraction: Fraction
-    salt: bytes
-    threshold: bytes
+    kind: str  # `hash` or `tail`
+    fraction: Fraction  # exact: n x (1 - F) must not depend on binary rounding
+    salt: bytes  # of the hash, 8 bytes
+    threshold: bytes  # hashes below it are held out; 8 bytes, big-endian
 
     def divide(self, text: str, utf8: bytes) -> list[tuple[str, str]]:
         """Returns the non-empty (split, text) sides of a document whose text in UTF-8 is `utf8`."""
@@ -48,7 +41,7 @@ class SplitRule:
 
 
 def parse_split(text: str, seed: int) -> SplitRule:
-    """Reads `hash:F` or `tail:F` with 0 <= F < 1. Raises: ConfigError: anything else, or a seed outside 64 bits."""
+    """Reads `hash:F` or `tail:F`, 0 <= F < 1. Raises: ConfigError, also for the seed."""
     kind, _, number = text.partition(":")
     try:
         fraction = Fraction(number)

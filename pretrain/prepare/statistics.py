@@ -1,6 +1,6 @@
 """Statistics of a `prepare`, or of a conversion: statistics.json, data_card.md and lengths.png.
 
-They are written before the index, and are a pure function of the same inputs: no time, no machine, no path.
+They are a pure function of the inputs: no time, no machine, no path.
 """
 
 import io
@@ -28,7 +28,7 @@ def write_statistics(
     tokenizer: Tokenizer,
     records: Sequence[PartRecord],
 ) -> None:
-    """Writes the three files, of inputs of these formats and size; `records` are in part order. Raises: DiskError."""
+    """Writes the three files; `formats` and `num_bytes` are those of the input. Raises: DiskError."""
     special = tokenizer.get_added_tokens_decoder()
     counts = Counter(formats)
     statistics = {
@@ -87,7 +87,7 @@ def _add_up(parts: Iterable[LengthHistogram]) -> LengthHistogram:
 
 
 def draw_lengths(statistics: dict[str, Any]) -> bytes:
-    """Returns a PNG: documents by length, a line a split, both axes logarithmic. The same bytes for the same facts."""
+    """Returns a PNG of documents by length, a line a split; the same bytes for the same facts."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

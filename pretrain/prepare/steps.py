@@ -1,48 +1,155 @@
-"""The steps of `prepare` that read the input, each for one share of the parts.
+"""The job of one `prepare`, or of one share of it, and its steps that read the input.
 
 The other shares wait for the files that the first one makes for all: shares may start in any order,
 but have to run together, or the first one first. The first waits for the hashes of the others'
 documents only.
 """
 
+import hashlib
 import json
 import logging
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
-from pretrain.errors import LockedError
+from pretrain.config.prepare import PrepareConfig
+from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
-    HashTask,
     find_first,
     first_path,
     hashes_path,
     remove_hashes,
+    start_hashing,
 )
 from pretrain.prepare.filters import Document
+from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
+from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
+from pretrain.prepare.normalize import check_normalize
+from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part import read_part
 from pretrain.prepare.part_record import nothing_to_train_on
-from pretrain.prepare.pool import run_task
-from pretrain.prepare.prepare_job import PrepareJob
-from pretrain.prepare.split import TRAIN
+from pretrain.prepare.pool import WorkerPool
+from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
 from pretrain.shards.index import LABELLED
-from pretrain.tokenizer import dump_tokenizer, tokenizer_hash, train_tokenizer
+from pretrain.tokenizer import (
+    DEFAULT_VOCAB_SIZE,
+    TRAINED_KINDS,
+    check_tokenizer,
+    dump_tokenizer,
+    eos_id,
+    parse_tokenizer,
+    read_given,
+    tokenizer_hash,
+    train_tokenizer,
+)
 from pretrain.utils.io import write_file, write_json
 
+# Goes up when the same config would give other bytes.
+FORMAT = 1
 WAIT_S = 600.0
 POLL_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class PrepareJob:
+    """A checked config and its plan, of one share."""
+
+    config: PrepareConfig
+    pool: WorkerPool
+    files: list[InputFile]
+    parts: list[InputPart]  # of all shares
+    rule: SplitRule
+    given: bytes | None  # content of a given tokenizer.json
+    identity: dict[str, Any]  # options, by dotted key: equal for equal bytes
+
+    @property
+    def folder(self) -> Path:
+        """Shard folder."""
+        return self.pool.folder
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """File of the tokenizer."""
+        return self.folder / TOKENIZER_NAME
+
+    @property
+    def num_bytes(self) -> int:
+        """Input bytes as stored."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @cached_property
+    def own_parts(self) -> list[InputPart]:
+        """Parts of the share."""
+        return self.pool.share.own(self.parts)
+
+
+def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
+    """Checks a config and lists its input. Raises: ConfigError, DataError, LaunchError."""
+    rule = parse_split(config.split, config.seed)
+    if rule.kind == "tail" and config.kind != "text":
+        what = f"split={config.split} cuts texts in two, which kind={config.kind} does not allow"
+        raise ConfigError(what, fix="use hash:F")
+    least = config.filter.min_chars
+    most = config.filter.max_chars
+    if most is not None and most < least:
+        what = f"filter.max_chars={most} is less than filter.min_chars={least}"
+        raise ConfigError(what, fix="raise the first or lower the second")
+    if Path(config.output).is_file():
+        raise ConfigError("a file, not a folder", where=config.output, fix="use another --output")
+    for one in config.inputs:
+        if one.normalize is not None:
+            check_normalize(one.normalize)
+    check_tokenizer(config.tokenizer)
+    given = None
+    if config.tokenizer.kind == "given":
+        given = read_given(config.tokenizer)
+        eos_id(parse_tokenizer(given, str(config.tokenizer.path)))
+    files = list_inputs(config.inputs, config.kind)
+    part_bytes = config.part_bytes or plan_part_bytes(files)
+    parts = plan_parts(files, part_bytes)
+    identity = _identity(config, given) | {"part_bytes": part_bytes}
+    job = PrepareJob(config, pool, files, parts, rule, given, identity)
+    if not job.num_bytes:
+        what = f"the input is empty ({len(files)} files, 0 bytes)"
+        raise DataError(what, fix="give files with text in them")
+    return job
+
+
+def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
+    """Returns {dotted key: value} of all that the output depends on, without the files."""
+    exclude: dict[str, Any] = {"output": True, "inputs": {"__all__": {"path", "paired_path"}}}
+    values = config.model_dump(mode="json", exclude=exclude)
+    if config.tokenizer.kind in TRAINED_KINDS and config.tokenizer.kind != "char":
+        values["tokenizer"]["vocab_size"] = config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    if given is not None:
+        values["tokenizer"]["path"] = f"sha256:{hashlib.sha256(given).hexdigest()}"
+    return {**dict(_leaves(values)), "format": FORMAT}
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in pairs:
+        name = f"{prefix}{key}"
+        is_list_of_trees = isinstance(value, list) and value and isinstance(value[0], dict)
+        if isinstance(value, dict) or is_list_of_trees:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
 def find_duplicates(job: PrepareJob) -> None:
-    """Finds the first of equal documents, over all parts. Raises: See `run_task`, `_wait_for`."""
-    is_first = job.share.is_first
+    """Finds the first of equal documents, over all parts. Raises: See `WorkerPool.run`, `_wait_for`."""
+    is_first = job.pool.share.is_first
     wanted = [first_path(job.folder, part) for part in (job.parts if is_first else job.own_parts)]
     temporaries = [f"{part.name}.hashes.tmp-*" for part in job.own_parts]
     for pattern in [*temporaries, *(["*.first.tmp-*"] if is_first else [])]:
@@ -50,9 +157,8 @@ def find_duplicates(job: PrepareJob) -> None:
             temporary.unlink()
     if not all(path.exists() for path in wanted):
         todo = [part for part in job.own_parts if not hashes_path(job.folder, part).exists()]
-        phase = "looking for duplicates"
-        task = HashTask(job.config)
-        run_task(task, job.own_parts, todo, phase, job.progress, job.processes, job.share)
+        start = partial(start_hashing, job.config)
+        job.pool.run(start, job.own_parts, todo, "looking for duplicates")
         if is_first:
             hashes = [hashes_path(job.folder, part) for part in job.parts]
             _wait_for(hashes, "the hashes of the other parts")
@@ -63,9 +169,9 @@ def find_duplicates(job: PrepareJob) -> None:
 
 
 def make_tokenizer(job: PrepareJob) -> str:
-    """Writes tokenizer.json, or waits for it; returns its hash. Raises: DataError: no training text."""
+    """Writes tokenizer.json, or waits for it; returns its hash. Raises: DataError."""
     path = job.tokenizer_path
-    if job.share.is_first and not path.exists():
+    if job.pool.share.is_first and not path.exists():
         content = job.given
         if content is None:
             content = dump_tokenizer(train_tokenizer(_train_texts(job), job.config.tokenizer))
@@ -75,14 +181,14 @@ def make_tokenizer(job: PrepareJob) -> str:
 
 
 def make_labels(job: PrepareJob) -> LabelSet | None:
-    """Returns the labels of labelled documents: the given ones, or those that the first share finds."""
+    """Returns the labels of labelled documents: given, or found by the first share."""
     if job.config.kind not in LABELLED:
         return None
     if job.config.labels:
         check_labels(job.config.labels)
         return LabelSet(tuple(job.config.labels), is_given=True)
     path = job.folder / LABELS_NAME
-    if job.share.is_first and not path.exists():
+    if job.pool.share.is_first and not path.exists():
         documents = (document for document, _ in _train_pieces(job, "reading the labels"))
         names = (str(label.name) for document in documents for label in document.labels)
         write_json(path, sort_labels(names))
@@ -91,7 +197,7 @@ def make_labels(job: PrepareJob) -> LabelSet | None:
 
 
 def _train_texts(job: PrepareJob) -> Iterator[str]:
-    """Yields the training text of a tokenizer, both sides of pairs. Raises: DataError: there is none."""
+    """Yields the training text of a tokenizer, both sides of pairs. Raises: DataError."""
     config = job.config.tokenizer
     # A character that the sample lacks has no token at all.
     sample_bytes = None if config.kind == "char" else config.sample_bytes
@@ -123,11 +229,11 @@ def _train_pieces(
             if room <= 0:
                 break
         done_bytes += part.num_bytes
-        job.progress(phase, done_bytes, job.num_bytes, num_documents)
+        job.pool.progress(phase, done_bytes, job.num_bytes, num_documents)
 
 
 def _wait_for(paths: Sequence[Path], what: str) -> None:
-    """Waits for files of other shares, for WAIT_S seconds after each that appears. Raises: LockedError: timed out."""
+    """Waits for files of other shares, WAIT_S seconds for each. Raises: LockedError."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         _log.info("waiting for %s (%d of %d files)", what, len(missing), len(paths))

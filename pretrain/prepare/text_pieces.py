@@ -1,6 +1,7 @@
-"""Pieces of documents for the encoder: by split and side, and cut where they are long.
+"""Pieces of documents for the encoder, by split and side, cut where they are long, and joined again.
 
-    Document -> divide -> [TextPiece], a span each -> cut_piece -> TextPiece, ... (the last one ends the document)
+    Document -> divide -> [TextPiece], a span each -> cut_piece -> TextPiece, ...
+    batch of TextPiece -> Assembler: encoded, joined to documents with the arrays of their kind
 
 text       one span, or one in each split
 pairs      the source, then the target
@@ -10,35 +11,31 @@ tags       one span, which is not cut: its labels have offsets in it
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, compress
 from typing import NamedTuple
 
+import numpy as np
+
 from pretrain.prepare.filters import Document, Label
-from pretrain.prepare.split import SplitRule
-from pretrain.tokenizer import cut_text
+from pretrain.prepare.labelling import LabelSet, first_tokens, number_tokens
+from pretrain.prepare.split import SPLITS, SplitRule
+from pretrain.shards.index import LABELLED
+from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
+from pretrain.tokenizer import Encoder, cut_text
 
 
 class TextPiece(NamedTuple):
-    """A run of one document's text, encoded in one go. A tuple, because it is made for each document.
-
-    Attributes:
-        split: Split of the document.
-        text: Characters.
-        ends: True: the document ends with it, or the source of a pair.
-        consumed_bytes: Input bytes to report when it is done.
-        is_source: True: it belongs to the source of a pair, which comes before the target.
-        is_learned: True: its tokens have a loss.
-        labels: Labels of the document, with its first piece.
-        is_marker: True: a template wrote it, and its special tokens are meant.
-    """
+    """A run of one document's text, encoded in one go. A tuple, because there are many."""
 
     split: str
     text: str
-    ends: bool
-    consumed_bytes: int
-    is_source: bool = False
-    is_learned: bool = True
-    labels: tuple[Label, ...] = ()
-    is_marker: bool = False
+    ends: bool  # the document, or the source of a pair
+    consumed_bytes: int  # input bytes to report when it is done
+    is_source: bool = False  # of a pair, before the target
+    is_learned: bool = True  # its tokens have a loss
+    labels: tuple[Label, ...] = ()  # with the first piece of a document
+    is_marker: bool = False  # a template wrote it: its special tokens are meant
 
     @property
     def is_last(self) -> bool:
@@ -64,7 +61,7 @@ def document_key(document: Document) -> bytes:
 
 
 def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
-    """Returns the pieces of a document that is not empty, one a span; with `tail`, of two documents."""
+    """Returns the pieces of a document that is not empty, one a span, or one a side of `tail`."""
     consumed = document.consumed_bytes
     if rule.kind == "tail" and document.split is None:
         sides = rule.divide(document.text, document.utf8)
@@ -99,3 +96,119 @@ def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
     for number, text in enumerate(others, 1):
         is_end = piece.ends and number == len(others)
         yield piece._replace(text=text, ends=is_end, consumed_bytes=0, labels=())
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Pieces, their tokens with begin and end tokens, and of tags the first token of each label."""
+
+    pieces: list[TextPiece]
+    tokens: RaggedArrays
+    places: list[np.ndarray] = field(default_factory=list)
+
+    def slice(self, start: int, stop: int) -> "_Encoded":
+        tokens = self.tokens.slice(start, stop)
+        return _Encoded(self.pieces[start:stop], tokens, self.places[start:stop])
+
+    def select(self, is_kept: np.ndarray) -> "_Encoded":
+        pieces = list(compress(self.pieces, is_kept))
+        return _Encoded(pieces, self.tokens.select(is_kept), list(compress(self.places, is_kept)))
+
+
+class Assembler:
+    """Encodes batches of pieces and joins them to documents.
+
+    A document, and a source, ends with the end-of-document token where asked for; it has a loss if
+    the token before it has one. Memory: one document and one batch.
+    """
+
+    def __init__(self, encoder: Encoder, kind: str, end_of_document: bool, labels: LabelSet | None) -> None:
+        self._encoder = encoder
+        self._kind = kind
+        self._labels = labels
+        self._begin = encoder.bos if kind in LABELLED else encoder.bos[:0]
+        self._end = encoder.eos if end_of_document else encoder.eos[:0]
+        self._unended: list[_Encoded] = []
+
+    def add(self, batch: list[TextPiece]) -> Iterator[tuple[str, TokenDocuments]]:
+        """Encodes a batch and yields the documents that end in it, by split. Raises: DataError."""
+        encoded = self._encode(batch)
+        stop = len(batch)
+        while stop and not batch[stop - 1].is_last:
+            stop -= 1
+        if not stop:
+            self._unended.append(encoded)
+            return
+        ended = _join([*self._unended, encoded.slice(0, stop)])
+        self._unended = [encoded.slice(stop, len(batch))] if stop < len(batch) else []
+        splits = np.array([SPLITS.index(piece.split) for piece in ended.pieces])
+        for number, split in enumerate(SPLITS):
+            is_own = splits == number
+            if is_own.all():
+                yield split, self._assemble(ended)
+            elif is_own.any():
+                yield split, self._assemble(ended.select(is_own))
+
+    def _encode(self, pieces: list[TextPiece]) -> _Encoded:
+        texts = [piece.text for piece in pieces]
+        places: list[np.ndarray] = []
+        if self._kind == "tags":
+            tokens, offsets = self._encoder.encode_placed(texts)
+            begin = len(self._begin)
+            both = begin + len(self._end)
+            for piece, own, num_tokens in zip(pieces, offsets, tokens.lengths, strict=True):
+                first = first_tokens(piece.labels, own)
+                # A word that the tokenizer left nothing of has its place behind the document.
+                places.append(first + np.where(first < num_tokens, begin, both))
+        else:
+            markers = [number for number, piece in enumerate(pieces) if piece.is_marker]
+            tokens = self._encoder.encode(texts, markers)
+        if len(self._begin):
+            is_begun = np.array([bool(piece.labels) for piece in pieces])
+            tokens = _insert(tokens, is_begun, self._begin, at_end=False)
+        if len(self._end):
+            is_ended = np.array([piece.ends for piece in pieces])
+            tokens = _insert(tokens, is_ended, self._end, at_end=True)
+        return _Encoded(pieces, tokens, places)
+
+    def _assemble(self, encoded: _Encoded) -> TokenDocuments:
+        """Joins the pieces of whole documents."""
+        pieces = encoded.pieces
+        tokens = encoded.tokens
+        ends = np.array([piece.ends for piece in pieces])
+        if self._kind == "pairs":
+            is_source = np.array([piece.is_source for piece in pieces])
+            source = tokens.select(is_source).join(ends[is_source])
+            return TokenDocuments(tokens.select(~is_source).join(ends[~is_source]), source=source)
+        documents = tokens.join(ends)
+        if self._kind == "records":
+            is_learned = np.array([piece.is_learned for piece in pieces], np.uint8)
+            return TokenDocuments(documents, loss=np.repeat(is_learned, tokens.lengths))
+        if self._kind in LABELLED:
+            return TokenDocuments(documents, labels=self._number(encoded, documents.lengths, ends))
+        return TokenDocuments(documents)
+
+    def _number(self, encoded: _Encoded, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns the number of each token's label, int16."""
+        assert self._labels is not None, "labels are known before parts are written"
+        rows = []
+        for first, length in zip((0, *(np.flatnonzero(ends)[:-1] + 1)), lengths, strict=True):
+            piece = encoded.pieces[first]
+            places = encoded.places[first] if encoded.places else None
+            labels = number_tokens(piece.labels, places, int(length), self._labels, piece.split, piece.text)
+            rows.append(labels)
+        return np.concatenate(rows)
+
+
+def _insert(tokens: RaggedArrays, is_given: np.ndarray, extra: np.ndarray, *, at_end: bool) -> RaggedArrays:
+    """Inserts a token at the beginning or end of the arrays that `is_given` marks."""
+    stops = np.cumsum(tokens.lengths)
+    places = stops if at_end else stops - tokens.lengths
+    values = np.insert(tokens.values, places[is_given], extra)
+    return RaggedArrays(values, tokens.lengths + is_given)
+
+
+def _join(parts: list[_Encoded]) -> _Encoded:
+    pieces = list(chain.from_iterable(part.pieces for part in parts))
+    places = list(chain.from_iterable(part.places for part in parts))
+    return _Encoded(pieces, concatenate([part.tokens for part in parts]), places)

@@ -1,4 +1,4 @@
-"""`pretrain prepare --from KIND`: token data of another system -> token shards, without tokenising again.
+"""`pretrain prepare --from KIND`: token data of another system -> token shards.
 
     plan                            headers, sizes and tables are checked before anything is written
     lock, claim the folder          prepare.json: the identity of the folder; another one is refused
@@ -20,15 +20,16 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.prepare.convert.convert_part import ConvertJob, ConvertOptions, load_runs
+from pretrain.prepare.convert.convert_part import ConvertJob, ConvertOptions, load_runs, start_converting
 from pretrain.prepare.convert.flat import open_nanogpt, open_olmo
 from pretrain.prepare.convert.mds import open_mds
 from pretrain.prepare.convert.megatron import open_megatron
@@ -36,20 +37,13 @@ from pretrain.prepare.convert.token_file import ReadOptions, TokenFile
 from pretrain.prepare.input_parts import WHOLE, InputFile, plan_part_bytes, plan_parts
 from pretrain.prepare.output import CONVERSION_NAME, fill_folder
 from pretrain.prepare.part_record import PartRecord, merge_splits
-from pretrain.prepare.pool import write_parts
+from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import TRAIN, VALIDATION, SplitRule, parse_split
 from pretrain.prepare.statistics import write_statistics
 from pretrain.shards.index import DataIndex, ShardIndex, write_index
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import (
-    eos_id,
-    load_tokenizer,
-    parse_tokenizer,
-    read_given,
-    tokenizer_hash,
-    vocabulary_size,
-)
+from pretrain.tokenizer import eos_id, load_tokenizer, parse_tokenizer, read_given, tokenizer_hash, vocabulary_size
 from pretrain.utils.io import write_file, write_json
 
 FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] = {
@@ -69,7 +63,7 @@ _log = logging.getLogger(__name__)
 def convert_tokens(
     options: ConvertOptions, progress: Progress = no_progress, *, processes: int | None = None
 ) -> DataIndex:
-    """Makes `options.output` a complete shard folder out of token data. Does nothing if it is one already.
+    """Makes `options.output` a complete shard folder out of token data, unless it is one.
 
     Throughput is about 30,000 documents a second and core; the proof reads the source and the
     shards once more.
@@ -86,16 +80,9 @@ def convert_tokens(
         DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
     job = _plan(options)
-    listed = [side for opened in job.files for side in (opened.file, *opened.companions)]
+    listed = [side for opened in job.files.values() for side in (opened.file, *opened.companions)]
     files = list({file.path: file for file in listed}.values())
-    index = fill_folder(
-        job.folder,
-        WHOLE,
-        _identity(job),
-        files,
-        processes,
-        lambda: _build(job, progress, processes),
-    )
+    index = fill_folder(job.folder, WHOLE, _identity(job), files, processes, lambda: _build(job, progress, processes))
     assert index is not None, "there are no other shares to wait for"
     return index
 
@@ -118,9 +105,10 @@ def _plan(options: ConvertOptions) -> ConvertJob:
         boundaries=options.boundaries,
         column=options.column,
     )
-    files = FORMATS[options.kind](options.source, read)
-    stored = [opened.file for opened in files]
-    if len({file.path for file in stored}) < len(stored):
+    opened_files = FORMATS[options.kind](options.source, read)
+    files = {opened.file.path: opened for opened in opened_files}
+    stored = [opened.file for opened in opened_files]
+    if len(files) < len(stored):
         where = ", ".join(options.source)
         raise DataError("names a file twice", where=where, fix="name each once")
     splits, rule = _plan_split(stored, options)
@@ -142,7 +130,7 @@ def _identity(job: ConvertJob) -> dict[str, Any]:
 
 
 def _plan_split(files: Sequence[InputFile], options: ConvertOptions) -> tuple[dict[str, str], SplitRule]:
-    """Returns the split of each file whose name decides, and the rule for the documents of the others."""
+    """Returns the split of files whose names decide, and the rule for other documents."""
     split = options.split
     held_out = {file.path for file in files if _is_validation(Path(file.path))}
     if split == "files" or (split == "auto" and 0 < len(held_out) < len(files)):
@@ -161,7 +149,8 @@ def _is_validation(path: Path) -> bool:
 def _build(job: ConvertJob, progress: Progress, processes: int | None) -> DataIndex:
     write_file(job.tokenizer_path, job.tokenizer)
     sha256 = tokenizer_hash(job.tokenizer_path)
-    records = write_parts(job, job.parts, sha256, "converting", progress, processes)
+    pool = WorkerPool(job.folder, progress, processes)
+    records = pool.write_parts(partial(start_converting, job), job.parts, sha256, "converting")
     ordered = [records[part.number] for part in job.parts]
     splits = merge_splits(ordered)
     index = DataIndex(sha256, job.read.vocab_size, job.read.shard_dtype.name, job.read.eos_id, splits)
@@ -184,11 +173,12 @@ def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], pr
         done_bytes += num_bytes
         progress("comparing", done_bytes, 2 * job.num_bytes, num_documents)
 
-    before = _hash_tokens(_read_source(job.files, tick))
+    before = _hash_tokens(_read_source(job.files.values(), tick))
     after = _hash_tokens(_read_output(job, index, records, tick))
     if before != after:
-        change = f"{before.num_tokens} tokens (sha256 {before.sha256}) became {after.num_tokens} ({after.sha256})"
-        what = f"the source changed while it was read: {change}"
+        source = f"{before['num_tokens']} tokens (sha256 {before['sha256']})"
+        output = f"{after['num_tokens']} ({after['sha256']})"
+        what = f"the source changed while it was read: {source} became {output}"
         raise DataError(what, fix="run the same command again")
     runs = [load_runs(folder, part) for part in job.parts]
     rows = [row for part in runs for row in part["rows"]]
@@ -198,31 +188,25 @@ def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], pr
         "num_documents": num_documents,
         "num_appended_tokens": sum(count for _, is_appended, count in rows if is_appended),
         "num_documents_without_end": num_open,
-        "before": before._asdict(),
-        "after": after._asdict(),
+        "before": before,
+        "after": after,
     }
     write_json(folder / CONVERSION_NAME, facts)
-    _log.info("token hash before and after: sha256 %s over %d tokens", before.sha256, before.num_tokens)
+    what = "token hash before and after: sha256 %(sha256)s over %(num_tokens)d tokens"
+    _log.info(what, before)
     if num_open:
         what = "%d of %d documents do not end with token %d"
         _log.warning(what, num_open, num_documents, index.eos_id)
 
 
-class _TokenHash(NamedTuple):
-    """Number and hash of tokens: sha256 over them in order, uint32 little-endian, in hex."""
-
-    num_tokens: int
-    sha256: str
-
-
-def _hash_tokens(chunks: Iterable[np.ndarray]) -> _TokenHash:
-    """Returns the hash of chunks of non-negative integers; their lengths and dtypes do not matter."""
+def _hash_tokens(chunks: Iterable[np.ndarray]) -> dict[str, int | str]:
+    """Returns number and hash of tokens: sha256 over them as uint32, little-endian, in hex."""
     num_tokens = 0
     sha256 = hashlib.sha256()
     for chunk in chunks:
         num_tokens += len(chunk)
         sha256.update(np.ascontiguousarray(chunk, "<u4").data)
-    return _TokenHash(num_tokens, sha256.hexdigest())
+    return {"num_tokens": num_tokens, "sha256": sha256.hexdigest()}
 
 
 def _read_source(files: Iterable[TokenFile], tick: Callable[[int], None]) -> Iterator[np.ndarray]:

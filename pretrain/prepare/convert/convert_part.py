@@ -1,16 +1,15 @@
 """Converts one part of the source into shards and a record: the unit of work and of restart.
 
-    documents of the part -> split (by file, or by the hash of the tokens) -> SPLIT/part-00007-0000.tar, ...
-      -> parts/part-00007.json, written last: with it the part is done, without it the part has not happened
+    documents of the part -> split (by file, or hash of the tokens) -> SPLIT/part-00007-0000.tar, ...
+      -> parts/part-00007.json, written last: with it the part is done
 
 The record has the runs too: the splits of the source's documents, in order, from which the proof
 restores that order. The bytes are a pure function of the source and the options.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +68,17 @@ class ConvertOptions:
     part_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ConvertJob:
-    """A checked source and its plan; the task of converting parts.
-
-    Attributes:
-        options: Options of the conversion.
-        tokenizer: Content of the tokenizer.json.
-        read: Options of the format's reader.
-        files: Files of the source, in order.
-        parts: Units of work.
-        splits: Split by path, of files with a split in their name.
-        rule: Split of the documents of the other files.
-    """
+    """A checked source and its plan."""
 
     options: ConvertOptions
-    tokenizer: bytes
+    tokenizer: bytes  # content of the tokenizer.json
     read: ReadOptions
-    files: Sequence[TokenFile]
+    files: dict[str, TokenFile]  # by path, in order
     parts: list[InputPart]
-    splits: dict[str, str]
-    rule: SplitRule
+    splits: dict[str, str]  # by path, of files with a split in their name
+    rule: SplitRule  # of the documents of the other files
 
     @property
     def folder(self) -> Path:
@@ -105,16 +94,6 @@ class ConvertJob:
     def num_bytes(self) -> int:
         """Bytes of the source, as stored."""
         return sum(part.num_bytes for part in self.parts)
-
-    @cached_property
-    def files_by_path(self) -> dict[str, TokenFile]:
-        """Files of the source, by path."""
-        return {opened.file.path: opened for opened in self.files}
-
-    def start(self) -> Work:
-        """Loads the tokenizer, once a process."""
-        text_bytes = TextBytes(load_tokenizer(self.tokenizer_path))
-        return partial(write_part, self, text_bytes, tokenizer_hash(self.tokenizer_path))
 
     def split_of(self, path: str, document: np.ndarray) -> str:
         """Returns the split of a document of the file `path`."""
@@ -151,7 +130,7 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def _byte_table(tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the bytes of each id, int64 [V]: a character of the alphabet of byte-level tokenizers is one."""
+    """Returns the bytes of each id, int64 [V]: one a character of the byte-level alphabet."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     added = tokenizer.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special}
@@ -169,8 +148,14 @@ def load_runs(folder: Path, part: InputPart) -> dict[str, Any]:
     return runs
 
 
+def start_converting(job: ConvertJob) -> Work:
+    """Loads the tokenizer; returns `write_part` of a job."""
+    text_bytes = TextBytes(load_tokenizer(job.tokenizer_path))
+    return partial(write_part, job, text_bytes, tokenizer_hash(job.tokenizer_path))
+
+
 def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, part: InputPart, report: Report) -> None:
-    """Writes one part's documents into shards and commits its record; an exception leaves no file."""
+    """Writes one part's shards and commits its record; an exception leaves no file."""
     options = job.options
     eos = np.array([job.read.eos_id], job.read.shard_dtype)
     # Consecutive documents of the source: split, True for an appended `eos`, how many.
@@ -183,7 +168,7 @@ def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, pa
         for piece in part.slices:
             path = piece.file.path
             num_documents = 0
-            for document in job.files_by_path[path].documents(piece.start, piece.stop):
+            for document in job.files[path].documents(piece.start, piece.stop):
                 if not len(document):
                     writer.record.num_empty += 1
                     continue

@@ -95,7 +95,7 @@ def _open_npy(file: InputFile, options: ReadOptions) -> TokenArray:
 
 
 def _check_header(file: InputFile, dtype: str, offset: int, num_tokens: int, options: ReadOptions) -> None:
-    """Compares what a header says with the options and with the size of the file. Raises: DataError."""
+    """Compares a header with the options and with the size of the file. Raises: DataError."""
     options.check_dtype(dtype, file.path)
     expected = offset + num_tokens * np.dtype(dtype).itemsize
     if file.size != expected:
@@ -126,7 +126,7 @@ def _open_bare(file: InputFile, dtype: str, options: ReadOptions) -> TokenArray:
 def _open_array(
     file: InputFile, dtype: str, options: ReadOptions, offset: int = 0, at_start: bool = False
 ) -> TokenArray:
-    """Returns the array that fills a file from byte `offset` on; `options.boundaries` override `at_start`."""
+    """Returns the array after a header of `offset` bytes; `boundaries` override `at_start`."""
     file_dtype = np.dtype(dtype).newbyteorder("<")
     num_bytes = file.size - offset
     if num_bytes % file_dtype.itemsize:

@@ -1,4 +1,4 @@
-"""MosaicML MDS: shards of samples with named columns, one of which has the tokens, and their index.json.
+"""MosaicML MDS: shards of samples with named columns, one of tokens, and their index.json.
 
     index    {"version": 2, "shards": [{"format": "mds", "samples": N, "compression": null | "zstd:3",
              "column_names": [...], "column_encodings": [...], "column_sizes": [bytes or null, ...],
@@ -44,16 +44,8 @@ INDEX_NAME = "index.json"
 COMPRESSIONS = {"zstd": "zstd", "gz": "gzip"}
 # Data type of LLM Foundry's columns of bytes, which have none in the index.
 FOUNDRY_DTYPE = "int64"
-DTYPE_OF_CODE = {
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    32: "uint32",
-    33: "int32",
-    64: "uint64",
-    65: "int64",
-}
+# The bits, and one more for signed integers.
+DTYPE_OF_CODE = {8 * np.dtype(name).itemsize + name.startswith("int"): name for name in TOKEN_DTYPES}
 
 _NDARRAY = re.compile(r"ndarray(?::(\w+)(?::([\d,]+))?)?")
 _COPY = "copy the shard again"
@@ -61,19 +53,12 @@ _COPY = "copy the shard again"
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """The column of tokens in a sample, and its encoding.
-
-    Attributes:
-        number: Number of the column.
-        sizes: Bytes of every column; None: a uint32 at the head of each sample.
-        dtype: Data type of the tokens. None: by a byte before them (ndarray).
-        has_shape: True: their shape is written before them (ndarray).
-    """
+    """The column of tokens in a sample, and its encoding."""
 
     number: int
-    sizes: tuple[int | None, ...]
-    dtype: np.dtype | None
-    has_shape: bool
+    sizes: tuple[int | None, ...]  # bytes of every column; None: a uint32 at the head of a sample
+    dtype: np.dtype | None  # None: in a byte before the tokens (ndarray)
+    has_shape: bool  # written before the tokens (ndarray)
 
     def decode(self, sample: memoryview, wanted_dtype: str | None) -> np.ndarray:
         """Returns the tokens of a sample, a view. Raises: ValueError, IndexError: damaged."""
@@ -104,23 +89,13 @@ class TokenColumn:
 
 @dataclass(frozen=True, slots=True)
 class MdsFile:
-    """A TokenFile that is one shard.
+    """A TokenFile that is one shard."""
 
-    Attributes:
-        file: Shard as it is stored, compressed where only that exists.
-        companions: File of the index.
-        options: Options of the reader.
-        num_bytes: Size of the shard, uncompressed.
-        hashes: Hex digests of the uncompressed shard, by algorithm.
-        num_samples: Number of samples.
-        column: Column of the tokens.
-    """
-
-    file: InputFile
-    companions: tuple[InputFile, ...]
+    file: InputFile  # as it is stored, compressed where only that exists
+    companions: tuple[InputFile, ...]  # the index
     options: ReadOptions
-    num_bytes: int
-    hashes: dict[str, str]
+    num_bytes: int  # uncompressed
+    hashes: dict[str, str]  # hex digests by algorithm, uncompressed
     num_samples: int
     column: TokenColumn
 
@@ -153,7 +128,7 @@ class MdsFile:
             position += len(tokens)
 
     def _load(self) -> bytes | mmap.mmap:
-        """Returns the uncompressed bytes, mapped where they are stored as such, their hash checked."""
+        """Returns the uncompressed bytes, mapped if stored so, their hash checked."""
         data: bytes | mmap.mmap
         with open_named(self.file.path) as stream:
             if not self.file.compression:
@@ -187,7 +162,7 @@ class MdsFile:
 
 
 def open_mds(sources: Sequence[str], options: ReadOptions) -> list[MdsFile]:
-    """Opens the shards that `sources` name: folders with an index.json, at any depth, or the index itself."""
+    """Opens the shards that `sources` name: folders with an index.json below, or the index."""
     # Indexes below a folder that has one are its parts.
     own = [str(Path(source) / INDEX_NAME) for source in sources]
     named = [o if Path(o).exists() else s for o, s in zip(own, sources, strict=True)]
@@ -220,7 +195,7 @@ def _open_shard(index: Path, raw: dict[str, Any], options: ReadOptions) -> MdsFi
     path = _path_of(index, plain)
     compression = ""
     stored = plain
-    # A shard that was decompressed may lie beside the compressed one.
+    # A shard that was decompressed may lie in the same folder.
     if raw["zip_data"] and not path.exists():
         stored = raw["zip_data"]
         path = _path_of(index, stored)

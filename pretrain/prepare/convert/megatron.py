@@ -22,17 +22,8 @@ from pretrain.prepare.inputs.local_files import stat_local
 
 MAGIC = b"MMIDIDX\0\0"
 HEADER_BYTES = 34
-DTYPE_OF_CODE = {
-    1: "uint8",
-    2: "int8",
-    3: "int16",
-    4: "int32",
-    5: "int64",
-    6: "float64",
-    7: "float32",
-    8: "uint16",
-}
-FLOAT_CODES = (6, 7)
+DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
+DTYPE_OF_CODE = dict(enumerate(DTYPES, 1))
 # Entries that are checked at once.
 CHECK_SEQUENCES = 2**20
 COPY = "copy NAME.bin and NAME.idx of one dataset again"
@@ -40,21 +31,13 @@ COPY = "copy NAME.bin and NAME.idx of one dataset again"
 
 @dataclass(frozen=True, slots=True)
 class MegatronIndex:
-    """An index, mapped.
+    """An index, mapped."""
 
-    Attributes:
-        path: Path of the .idx.
-        dtype: Data type of the tokens.
-        lengths: int32 [S]: tokens of each sequence.
-        pointers: int64 [S]: byte offset of each sequence.
-        document_starts: int64 [D + 1]: the first sequence of each document, and S.
-    """
-
-    path: str
+    path: str  # of the .idx
     dtype: np.dtype
-    lengths: np.ndarray
-    pointers: np.ndarray
-    document_starts: np.ndarray
+    lengths: np.ndarray  # int32 [S]: tokens of each sequence
+    pointers: np.ndarray  # int64 [S]: byte offset of each sequence
+    document_starts: np.ndarray  # int64 [D + 1]: first sequence of each, and S
 
     def document_ends(self, start: int, stop: int) -> np.ndarray:
         """Returns the positions, in tokens, at which the documents [start, stop) end, int64."""
@@ -64,7 +47,7 @@ class MegatronIndex:
         return np.where(sequences > 0, ends, 0)
 
     def check_sequences(self) -> int:
-        """Returns the bytes of the .bin. Raises: DataError: a sequence begins not where the one before ends."""
+        """Checks the order of sequences; returns the bytes of the .bin. Raises: DataError."""
         end = 0
         for first in range(0, len(self.lengths), CHECK_SEQUENCES):
             lengths = self.lengths[first : first + CHECK_SEQUENCES].astype(np.int64)
@@ -82,7 +65,7 @@ class MegatronIndex:
         return end
 
     def check_documents(self) -> None:
-        """Checks that documents are runs of sequences, in order, that cover all. Raises: DataError."""
+        """Checks that documents are runs of sequences that cover all. Raises: DataError."""
         starts = self.document_starts
         if not len(starts) or starts[0] != 0 or starts[-1] != len(self.lengths):
             entries = f"its {len(starts)} document entries"
@@ -113,7 +96,7 @@ def map_index(path: str) -> MegatronIndex:
     if version != 1:
         raise DataError(f"version {version} is not known", where=path, fix="give files of version 1")
     name = DTYPE_OF_CODE.get(code)
-    if name is None or code in FLOAT_CODES:
+    if name is None or name.startswith("float"):
         what = f"dtype code {code} ({name or 'unknown'}) is not one of tokens"
         raise DataError(what, where=path, fix="give a dataset of integer tokens")
     raw = np.memmap(path, np.uint8, "r")
@@ -145,7 +128,7 @@ def cuts_of_index(tokens: np.ndarray, position: int, index_path: str) -> np.ndar
 
 
 def open_megatron(sources: Sequence[str], options: ReadOptions) -> list[TokenArray]:
-    """Opens the pairs that `sources` name: NAME, NAME.bin, NAME.idx, folders and globs. Reads their indexes once."""
+    """Opens the pairs that `sources` name: NAME, NAME.bin, NAME.idx, folders and globs."""
     if options.boundaries != "auto":
         what = f"boundaries={options.boundaries!r} does not go with megatron, whose index has them"
         raise ConfigError(what, fix="leave it out")
@@ -166,7 +149,7 @@ def _open_pair(path: Path, options: ReadOptions) -> TokenArray:
     options.check_dtype(index.dtype.name, str(path))
     bin_path = path.with_suffix(".bin")
     if not bin_path.exists():
-        raise DataError(f"there is no {bin_path.name} beside it", where=str(path), fix=COPY)
+        raise DataError(f"there is no {bin_path.name} in its folder", where=str(path), fix=COPY)
     file = replace(stat_local(bin_path), is_cuttable=True)
     expected = index.check_sequences()
     index.check_documents()

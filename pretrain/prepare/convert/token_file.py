@@ -96,24 +96,14 @@ class TokenFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenArray:
-    """A TokenFile that is one array, up to the end of the file.
-
-    Attributes:
-        file: File of the array.
-        dtype: Data type of the array.
-        options: Options of the reader.
-        cuts: Returns the positions of a `Chunk`, by its tokens and the position of its first one.
-        offset: Byte at which the array begins.
-        lookback: Tokens before a document that are needed to see that it begins there.
-        companions: See TokenFile.
-    """
+    """A TokenFile that is one array, up to the end of the file."""
 
     file: InputFile
     dtype: np.dtype
     options: ReadOptions
-    cuts: Callable[[np.ndarray, int], np.ndarray]
-    offset: int = 0
-    lookback: int = 1
+    cuts: Callable[[np.ndarray, int], np.ndarray]  # see `Chunk`
+    offset: int = 0  # bytes before the array
+    lookback: int = 1  # tokens before a document that show its beginning
     companions: tuple[InputFile, ...] = ()
 
     @property
@@ -154,7 +144,7 @@ class TokenArray:
 
 
 def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
-    """Returns the files whose names end in `suffix`, each once: in the order given, sorted within a folder or glob."""
+    """Returns the files that end in `suffix`, each once, sorted within a folder or glob."""
     found: dict[str, None] = {}
     for source in sources:
         if is_remote(source):
@@ -200,7 +190,7 @@ def open_named(path: str) -> Iterator[BinaryIO]:
 
 
 def read_head(path: str, num_bytes: int) -> bytes:
-    """Returns the first bytes of a file, fewer where it is shorter. Raises: OSError, with its name."""
+    """Returns the first bytes of a file, or all. Raises: OSError, with its name."""
     with open_named(path) as stream:
         return stream.read(num_bytes)
 

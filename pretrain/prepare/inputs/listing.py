@@ -1,6 +1,6 @@
-"""Listing of the inputs: their files in a fixed order, and their formats, before anything is written.
+"""Listing of the inputs: their files in a fixed order, and their formats.
 
-    list_inputs   [InputConfig] -> [InputFile]: in the order given, sorted by path within each path, every file once
+    list_inputs   [InputConfig] -> [InputFile]: in the order given, sorted within each path
     list_stdlib   the default corpus: the source of the running Python's standard library
 
 text         a file is a document                  jsonl        a line is a record
@@ -8,7 +8,7 @@ lines        a line is a document                  json         a list of record
 paired       two files; a line is one side         parquet      a row is a record
                                                    webdataset   a tar; a sample is a document or records
 
-Files are listed and asked for their sizes, not read. An input that names nothing readable is refused here.
+Files are listed and asked for their sizes, not read.
 """
 
 import re
@@ -42,11 +42,7 @@ COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
 CUTTABLE = ("lines", "jsonl", "parquet")
 # Those of the other formats, which contain records: all.
-KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
-    "text": ("text",),
-    "lines": ("text",),
-    "paired": ("pairs",),
-}
+KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {"text": ("text",), "lines": ("text",), "paired": ("pairs",)}
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 _Item = TypeVar("_Item")
@@ -54,7 +50,7 @@ _Result = TypeVar("_Result")
 
 
 def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[InputFile]:
-    """Lists the files that `inputs` name, each once for each way to read it; without inputs, the default corpus.
+    """Lists the files of the inputs, each once for each way to read it, or the default corpus.
 
     Raises:
         ConfigError: Inputs that do not fit together, or cannot contain documents of this kind.
@@ -75,7 +71,7 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
 
 
 def list_stdlib() -> list[InputFile]:
-    """Lists the *.py files of the running Python's standard library, installed packages excluded; about 30 MB."""
+    """Lists the *.py files of the running Python's standard library; about 30 MB."""
     skip = ("site-packages", "dist-packages", "__pycache__")
     paths = walk(Path(sysconfig.get_path("stdlib")), skip)
     return [stat_local(path) for path in paths if path.suffix == ".py"]
@@ -121,7 +117,7 @@ def _list_paired(number: int, config: InputConfig, paired_path: str | list[str])
 
 
 def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
-    """Returns the files that the paths name; with `auto`, of folders and globs only those of a known format."""
+    """Returns the files that the paths name; with `auto`, those of a known format."""
 
     def find(given: str) -> list[InputFile]:
         is_url = is_remote(given)
@@ -146,7 +142,7 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
 
 
 def _map(function: Callable[[_Item], _Result], items: Sequence[_Item], at_once: bool) -> Iterator[_Result]:
-    """Yields `function` of each item, in order; several at once where a server takes its time to answer."""
+    """Yields `function` of each item, in order; several at once where servers answer."""
     if not at_once or len(items) < 2:
         yield from map(function, items)
         return
@@ -158,7 +154,7 @@ def _map(function: Callable[[_Item], _Result], items: Sequence[_Item], at_once: 
 
 
 def _scheme_of(path: str) -> str:
-    """Returns the scheme of a URL, or the empty string for a path. Raises: DataError: another URL."""
+    """Returns the scheme of a URL, or the empty string for a path. Raises: DataError."""
     match = _SCHEME.match(path)
     if match is None:
         return ""
@@ -188,7 +184,7 @@ def _compression_of(path: str) -> str:
 
 
 def _format_of(path: str) -> str:
-    """Returns the format that the name says, or the empty string where it says none that is known."""
+    """Returns the format that the name says, or the empty string."""
     name = _name_of(path)
     for suffix in COMPRESSION_OF_SUFFIX:
         name = name.removesuffix(suffix)
@@ -198,7 +194,7 @@ def _format_of(path: str) -> str:
 
 
 def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
-    """Refuses a file that cannot contain documents of this kind. Raises: ConfigError, LaunchError."""
+    """Refuses a file that cannot contain this kind. Raises: ConfigError, LaunchError."""
     if kind not in KINDS_OF_FORMAT.get(file.format, DATA_KINDS):
         what = f"format={file.format} holds no {kind}"
         fix = "give .jsonl, .json, .parquet or webdataset tars of records"

@@ -9,7 +9,7 @@ from pretrain.prepare.input_parts import InputFile
 
 
 def find_local(given: str) -> list[str]:
-    """Returns the files that a path, folder or glob names, sorted. Raises: DataError: no such file, or unreadable."""
+    """Returns the files that a path, folder or glob names, sorted. Raises: DataError."""
     path = Path(given)
     if path.is_dir():
         return [str(file) for file in walk(path)]
@@ -33,7 +33,7 @@ def stat_local(path: str | Path) -> InputFile:
 
 
 def walk(root: Path, skip_dirs: tuple[str, ...] = ()) -> list[Path]:
-    """Returns the files below `root`, sorted; follows links to folders, each folder once. Raises: DataError."""
+    """Returns the files below `root`, sorted; follows links, each folder once. Raises: DataError."""
 
     def fail(error: OSError) -> None:
         raise _cannot_read(error.filename, error) from error

@@ -50,7 +50,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
-    """Returns `file`, open as `stored`, uncompressed: it cannot seek, and reads of damaged data raise DataError."""
+    """Returns the uncompressed bytes of a file; reads of damaged data raise DataError."""
     if not file.compression:
         return stored
     is_gzip = file.compression == "gzip"
@@ -59,7 +59,7 @@ def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
 
 
 class InputStream:
-    """An open input file; leaving its `with` closes it. Whoever reads it to the end must `check_unchanged` then.
+    """An open input file, to `check_unchanged` at its end; leaving its `with` closes it.
 
     Attributes:
         file: The file as it was listed.
@@ -70,7 +70,7 @@ class InputStream:
     __slots__ = ("file", "plain", "stored")
 
     def __init__(self, file: InputFile) -> None:
-        """Opens a file that was listed. Raises: DataError: it has changed; OSError, with its filename."""
+        """Opens a file that was listed. Raises: DataError: changed; OSError, with its filename."""
         self.file = file
         # A Path would cost as much as reading a small file does.
         self.stored: BinaryIO = open_remote(file) if file.is_remote else open(file.path, "rb")  # noqa: PTH123, SIM115
@@ -90,7 +90,7 @@ class InputStream:
         self.stored.close()
 
     def check_unchanged(self) -> None:
-        """Checks that this is still the file that was listed. Raises: DataError: it is not; OSError."""
+        """Checks that this is still the file that was listed. Raises: DataError, OSError."""
         if self.file.is_remote:
             now = stat_remote(self.file.path)
             found = (now.size, now.version)

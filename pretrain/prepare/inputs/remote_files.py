@@ -1,10 +1,10 @@
-"""Remote inputs: http(s) URLs one by one; files, folders and globs of s3 and gs. Credentials: see `utils.remote`."""
+"""Remote inputs: URLs of http(s); files, folders and globs of s3 and gs (see `utils.remote`)."""
 
 import errno
 import glob
 import io
 from collections.abc import Callable
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import quote
 
 from pretrain.errors import DataError
@@ -23,15 +23,13 @@ from pretrain.utils.remote import (
 WAITS = Waits(first_s=0.5, longest_s=16.0, total_s=40.0)
 BLOCK_BYTES = 8 * 2**20
 
-_T = TypeVar("_T")
 
-
-def _call(url: str, call: Callable[[], _T]) -> _T:
+def _call(url: str, call: Callable[[], Any]) -> Any:
     return call_remote(url, call, WAITS)
 
 
 def stat_remote(url: str) -> InputFile:
-    """Looks up one file. Raises: DataError: of unknown size; OSError: a folder, or the server failed."""
+    """Looks up one file. Raises: DataError: of unknown size; OSError."""
     return _input_file(url, _call(url, lambda: stat_url(url)))
 
 
@@ -68,7 +66,7 @@ def _find(given: str) -> dict[str, dict[str, Any]]:
 
 
 def _below(given: str, folder: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the entries below a folder, without hidden files and the empty objects that mark folders."""
+    """Returns the entries below a folder, without hidden files and marks of folders."""
     root = folder["name"].rstrip("/") + "/"
     found = _call(given, lambda: filesystem(given).find(root, detail=True))
     paths = {name: f"/{name.removeprefix(root)}" for name in found}
@@ -76,7 +74,7 @@ def _below(given: str, folder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def serves_ranges(file: InputFile) -> bool:
-    """Returns True if reading may begin inside a file; an http server need not support that. Raises: DataError."""
+    """Returns True if reading may begin inside a file; not every http server can. Raises: DataError."""
     if not file.path.startswith("http") or file.size < 2:
         return True
 
@@ -159,7 +157,7 @@ class RemoteInputFile(io.RawIOBase):
     def _fetch(self, start: int, stop: int) -> bytes:
         """Returns the bytes [start, stop). Raises: the errors of the network."""
         if self._stream is None or not self._stream.skip_to(start):
-            # Every http request is a connection: the second block in a row asks for the rest of the file.
+            # Every http request is a connection: the second block in a row asks for the rest.
             is_sequential = self._stream is not None and self._stream.position == start
             self._drop()
             end = None if is_sequential else stop

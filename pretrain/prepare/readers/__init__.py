@@ -1,1 +1,1 @@
-"""Readers by format: slices of open input files -> documents, streamed, errors with file and line or byte."""
+"""Readers by format: slices of open input files -> documents; errors have file and place."""

@@ -33,18 +33,11 @@ READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads documents.
-
-    Attributes:
-        inputs: Inputs that `list_inputs` listed. Empty: the default corpus, whose files are skipped
-            where they are not UTF-8, as no user chose them.
-        kind: Kind of the documents.
-        fields: Fields of records to keep, for filters.
-    """
+    """Reads documents of `inputs`; without any, of the default corpus, which may not be UTF-8."""
 
     inputs: tuple[InputConfig, ...] = ()
     kind: DataKind = "text"
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # of records, for filters
 
     def read(self, slices: Iterable[Slice]) -> Iterator[Document]:
         """Yields the documents of `slices` in order, normalized.
@@ -64,7 +57,7 @@ class Reader:
                     documents = READERS[piece.file.format](stream, piece, rule)
                     yield from map(finish, documents) if finish else documents
                 except (DataError, OSError) as error:
-                    # A file that is being written reads as a malformed one: report the change instead.
+                    # A file that is being written reads as malformed: report the change instead.
                     stream.check_unchanged()
                     if isinstance(error, OSError) and error.filename is None:
                         text = error.strerror or str(error)

@@ -19,14 +19,7 @@ from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.lines import UTF8_BOM, Lines, lines_of
-from pretrain.prepare.readers.records import (
-    ReadRule,
-    RecordError,
-    check_object,
-    not_utf8,
-    parse_object,
-    too_long,
-)
+from pretrain.prepare.readers.records import ReadRule, RecordError, not_utf8, parse_object, too_long
 
 CHUNK_BYTES = 2**20
 
@@ -59,7 +52,7 @@ def read_json(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
     for line, record in _records(_JsonText(stream, rule.limit)):
         position = stream.stored.tell()
         try:
-            document = rule.build(check_object(record), position - before)
+            document = rule.build(record, position - before)
         except RecordError as error:
             raise error.at(f"{stream.file.shown}:{line}") from None
         before = position
@@ -124,7 +117,7 @@ class _JsonText:
         self._at += 1
 
     def take_object(self) -> tuple[int, Any]:
-        """Parses the next object and skips it; returns the line that it begins at, and the object."""
+        """Parses the next object and skips it; returns its first line, and the object."""
         if self.peek() != "{":
             # Other values might be cut short and still be JSON, as numbers are; no object is.
             what = "not a JSON object" if self.peek() else "not JSON: the file ends early"

@@ -6,6 +6,7 @@ paired    two files; the n-th line of the one is the source, that of the other t
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -79,45 +80,31 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
         other.check_unchanged()
 
 
+@dataclass
 class Lines:
     """The lines whose first byte lies in [start, stop), in order, none longer than a limit.
 
     `consumed_bytes` are those that the last yielded line took from the file as stored.
     """
 
-    def __init__(
-        self,
-        plain: BinaryIO,
-        name: str,
-        limit: int,
-        *,
-        stored: BinaryIO | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        local: Path | None = None,
-    ) -> None:
-        """Takes over an open file, at its beginning, that can seek if `start` is not 0."""
-        self._plain = plain
-        self._name = name
-        # Bytes that a line may have, its end included.
-        self._limit = limit
-        # Source of a decompressed `plain`, by which `consumed_bytes` goes.
-        self._stored = stored
-        self._start = start
-        self._stop = stop
-        # Where lines before `start` can be counted, for errors.
-        self._local = local
-        self._first = 0
-        self._number = 0
-        self._offset = start
-        self.consumed_bytes = 0
+    plain: BinaryIO  # at its beginning; can seek if `start` is not 0
+    name: str  # of the file, for errors
+    limit: int  # bytes that a line may have, its end included
+    stored: BinaryIO | None = None  # source of a decompressed `plain`, for `consumed_bytes`
+    start: int = 0
+    stop: int | None = None
+    local: Path | None = None  # to count the lines before `start`, for errors
+    consumed_bytes: int = 0
+    _first: int = 0
+    _number: int = 0
+    _offset: int = 0
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Yields each line without its end, LF or CR LF, as text and in UTF-8. Raises: DataError."""
-        readline = self._plain.readline
-        room = self._limit + 1
-        stop = self._stop
-        stored = self._stored
+        """Yields each line, without LF or CR LF, as text and in UTF-8. Raises: DataError."""
+        readline = self.plain.readline
+        room = self.limit + 1
+        stop = self.stop
+        stored = self.stored
         before = stored.tell() if stored is not None else 0
         offset = self._first = self._find_first()
         while stop is None or offset < stop:
@@ -127,7 +114,7 @@ class Lines:
             self._offset = offset
             self._number += 1
             if len(line) == room:
-                raise too_long("a line", self._limit, self.place())
+                raise too_long("a line", self.limit, self.place())
             self.consumed_bytes = len(line)
             if stored is not None:
                 position = stored.tell()
@@ -138,37 +125,37 @@ class Lines:
             if start == 0 and utf8.startswith(UTF8_BOM):
                 start = len(UTF8_BOM)
                 utf8 = utf8[start:]
-            yield decode(utf8, self._name, start), utf8
+            yield decode(utf8, self.name, start), utf8
             offset += len(line)
 
     def place(self) -> str:
-        """Returns the place of the last line, for errors: file and number, or byte where lines are remote."""
+        """Returns the place of the last line: file and number, or byte where it is remote."""
         before = 0
-        if self._start:
-            if self._local is None:
-                return f"{self._name}@{self._offset}"
+        if self.start:
+            if self.local is None:
+                return f"{self.name}@{self._offset}"
             # Counted only now, so that reading need not.
-            before = _count_newlines(self._local, self._first)
-        return f"{self._name}:{before + self._number}"
+            before = _count_newlines(self.local, self._first)
+        return f"{self.name}:{before + self._number}"
 
     def count_all(self) -> int:
-        """Returns the number of lines in the file, those that were yielded included; reads to the end."""
+        """Returns the number of lines in the file; reads to the end."""
         number = self._number
         last = b"\n"
-        while block := self._plain.read(BLOCK_BYTES):
+        while block := self.plain.read(BLOCK_BYTES):
             number += block.count(b"\n")
             last = block[-1:]
         return number + (last != b"\n")
 
     def _find_first(self) -> int:
-        """Returns the offset of the first line, at `start` or after; looks no further than `stop`."""
-        if self._start == 0:
+        """Returns the offset of the first line from `start` on, or `stop`."""
+        if self.start == 0:
             return 0
-        offset = self._start - 1
-        self._plain.seek(offset)
-        while line := self._plain.readline(BLOCK_BYTES):
+        offset = self.start - 1
+        self.plain.seek(offset)
+        while line := self.plain.readline(BLOCK_BYTES):
             offset += len(line)
-            if line.endswith(b"\n") or (self._stop is not None and offset >= self._stop):
+            if line.endswith(b"\n") or (self.stop is not None and offset >= self.stop):
                 break
         return offset
 

@@ -1,4 +1,4 @@
-"""`parquet`: a row is a record; a slice has the row groups that begin in it; only the columns needed are read."""
+"""`parquet`: a row is a record; a slice has the row groups that begin in it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -60,15 +60,9 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 
 
 def _read_group(
-    file: Any,
-    number: int,
-    columns: list[str],
-    first_row: int,
-    num_bytes: int,
-    stream: InputStream,
-    rule: ReadRule,
+    file: Any, number: int, columns: list[str], first_row: int, num_bytes: int, stream: InputStream, rule: ReadRule
 ) -> Iterator[Document]:
-    """Yields the documents of one row group, each with its share of the group's `num_bytes` in the file."""
+    """Yields the documents of a row group, each with its share of the group's `num_bytes`."""
     group = file.metadata.row_group(number)
     # About BATCH_BYTES, by the average row of the group.
     batch_rows = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
@@ -108,7 +102,7 @@ def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any
 
 
 def _bounds(groups: Sequence[Any], size: int) -> list[int]:
-    """Returns the approximate beginning of each row group in a file of `size` bytes, by their sizes; and `size`.
+    """Returns the approximate beginning of each row group, by their sizes; and the end.
 
     The exact offsets are in the metadata of each column, which pyarrow (26) cannot read in a
     damaged file without aborting the whole process.

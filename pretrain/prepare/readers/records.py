@@ -1,4 +1,4 @@
-"""The rule by which an input is read, and its records: JSON or a row of Parquet -> a document, by the kind of data.
+"""The rule by which an input is read, and its records: JSON or a row of Parquet -> a document.
 
     text       {"text": "..."}
     pairs      {"source": "...", "target": "..."}
@@ -7,7 +7,7 @@
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
-The names of the fields are options of the input. Not here: where the record was, which the caller adds to RecordError.
+The names of the fields are options of the input. The caller adds the place to a RecordError.
 """
 
 import json
@@ -47,19 +47,12 @@ _JSON = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class ReadRule:
-    """Options of a reader for one input.
-
-    Attributes:
-        config: The input.
-        kind: Kind of the documents.
-        fields: Fields of records that filters ask for.
-        skip_undecodable: Skip a file that is not UTF-8 instead of failing; for the default corpus only.
-    """
+    """Options of a reader for one input."""
 
     config: InputConfig
     kind: DataKind = "text"
-    fields: tuple[str, ...] = ()
-    skip_undecodable: bool = False
+    fields: tuple[str, ...] = ()  # of records, for filters
+    skip_undecodable: bool = False  # instead of failing; default corpus only
 
     @property
     def limit(self) -> int:
@@ -75,7 +68,7 @@ class ReadRule:
         return {option: getattr(self.config, option) for option in options}
 
     def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
-        """Makes a document of a record that took so many bytes of the input. Raises: RecordError."""
+        """Makes a document of a record of `consumed_bytes` of the input. Raises: RecordError."""
         document = _BUILDERS[self.kind](record, self.config, consumed_bytes)
         document.fields = self.select_fields(record)
         return document
@@ -96,7 +89,7 @@ def too_long(what: str, limit: int, where: str) -> DataError:
 
 
 def decode(utf8: bytes, name: str, offset: int) -> str:
-    """Decodes text that begins at byte `offset` of `name`. Raises: DataError, with the byte that is not UTF-8."""
+    """Decodes text at byte `offset` of `name`. Raises: DataError, with the wrong byte."""
     try:
         return utf8.decode()
     except UnicodeDecodeError as error:
@@ -104,7 +97,7 @@ def decode(utf8: bytes, name: str, offset: int) -> str:
 
 
 def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
-    """Builds the error of bytes that are not UTF-8; the decoded bytes begin at byte `offset` of `name`."""
+    """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
     return DataError(
         f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})",
         where=f"{name}@{offset + error.start}",
@@ -134,14 +127,9 @@ def parse_object(text: str) -> dict[str, Any]:
             row = _JSON.decode(text)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not JSON: {error}", "write one JSON object a line") from None
-    return check_object(row)
-
-
-def check_object(value: Any) -> dict[str, Any]:
-    """Returns `value` if it is a JSON object. Raises: RecordError."""
-    if not isinstance(value, dict):
+    if not isinstance(row, dict):
         raise RecordError("not a JSON object", 'write records such as {"text": "..."}')
-    return value
+    return row
 
 
 def _build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
@@ -194,14 +182,14 @@ def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def _apply_template(turns: list[tuple[str, str]], template: str | dict[str, str]) -> tuple[Segments, frozenset[int]]:
-    """Writes a template around the turns; returns the segments, and the numbers of those that it wrote."""
+    """Writes a template around the turns; returns the segments, and which are the template's."""
     texts = turns_of(template)
     segments: list[tuple[str, bool]] = []
     markers: set[int] = set()
     for role, text in turns:
         if role not in texts:
             known = ", ".join(texts)
-            raise RecordError(f"role {role!r} is not in the template", f"add it beside {known}")
+            raise RecordError(f"role {role!r} is not in the template", f"add it to {known}")
         before, after = texts[role]
         is_learned = role == TARGET_ROLE
         if before:

@@ -4,7 +4,7 @@
     KEY.json     a record
     KEY.jsonl    a record a line
 
-Members of other kinds are skipped; a sample of them alone is an error. Nothing is decoded but text and JSON.
+Members of other kinds are skipped; a sample of them alone is an error.
 
 The tar is read forward only, and nothing of it is trusted. Neither tarfile nor webdataset reads it:
 they take a tar that was cut off, or is damaged between two members, for a whole one, and webdataset
@@ -23,13 +23,7 @@ from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.json import read_records
 from pretrain.prepare.readers.lines import Lines
-from pretrain.prepare.readers.records import (
-    ReadRule,
-    RecordError,
-    decode,
-    parse_object,
-    too_long,
-)
+from pretrain.prepare.readers.records import ReadRule, RecordError, decode, parse_object, too_long
 
 SKIP_BYTES = 2**20
 MAX_NAME_BYTES = 2**20
@@ -79,7 +73,7 @@ class TarReader:
         self.position = 0
 
     def __iter__(self) -> Iterator[TarMember]:
-        """Yields the members; their unread bytes are skipped. Raises: DataError: damaged, or not a regular file."""
+        """Yields the members; their unread bytes are skipped. Raises: DataError."""
         overrides: dict[str, str] = {}
         while (info := self._read_header()) is not None:
             offset = self.position - tarfile.BLOCKSIZE
@@ -154,7 +148,7 @@ class TarReader:
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yields the attributes, each written as `LENGTH KEY=VALUE` and a line end. Raises: ValueError."""
+    """Yields the attributes, `LENGTH KEY=VALUE` and a line end each. Raises: ValueError."""
     while data.strip(b"\0"):
         digits, _, _ = data.partition(b" ")
         length = int(digits)
@@ -166,7 +160,7 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the documents of a tar. Memory: the text and JSON of a sample, or a line of a .jsonl member."""
+    """Yields the documents of a tar. Memory: the text and JSON of a sample, or a line."""
     name = stream.file.shown
     stored = stream.stored if stream.file.compression else None
     tar = TarReader(stream.plain, name)
@@ -203,14 +197,14 @@ def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Returns the key and the kind of a member, both empty for one that is of no sample: no dot, or hidden."""
+    """Returns the key and the kind of a member; no key: of no sample, without a dot or hidden."""
     folder, slash, base = name.rpartition("/")
     stem, dot, kind = base.partition(".")
     return (folder + slash + stem, kind.lower()) if stem and dot else ("", "")
 
 
 def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
-    """Returns True for a sample of a .jsonl, False for one document. Raises: DataError: it is neither."""
+    """Returns True for a sample of a .jsonl, False for a document. Raises: DataError."""
     found = [kind for kind in TEXT_MEMBERS if kind in bodies]
     if not found or ("jsonl" in found and len(found) > 1):
         has = ", ".join(f".{kind}" for kind in found or bodies)

@@ -58,7 +58,7 @@ def test_a_prompt_is_the_users_turn_and_the_response_alone_is_learned(tmp_path):
 
 def test_a_role_without_a_template_is_refused_with_its_place(tmp_path):
     chat = [{"role": "tool", "content": "42"}, *CHAT]
-    with pytest.raises(DataError, match="role 'tool' is not in the template; add it beside system, user, assistant"):
+    with pytest.raises(DataError, match="role 'tool' is not in the template; add it to system, user, assistant"):
         prepared(tmp_path, {"messages": chat}, messages_field="messages", template="instruction")
 
 

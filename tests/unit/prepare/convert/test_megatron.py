@@ -111,7 +111,7 @@ def test_a_bin_of_another_dataset_is_refused(pair):
 
 def test_a_bin_that_is_missing_is_refused(pair):
     pair.with_suffix(".bin").unlink()
-    with pytest.raises(DataError, match=r"a\.idx: there is no a\.bin beside it"):
+    with pytest.raises(DataError, match=r"a\.idx: there is no a\.bin in its folder"):
         open_megatron([str(pair)], options())
 
 
