@@ -73,7 +73,7 @@ def _cluster(
     from pretrain.plan.cluster import Cluster, find_calibration, load_calibration
     from pretrain.plan.gpus import find_gpu
 
-    measured = None if calibration is None else load_calibration(calibration)
+    measured = None if calibration is None else load_calibration(calibration, gpu)
     default = "cpu" if config.engine.device == "cpu" else "h100"
     name = gpu or (measured.gpu if measured else default)
     # One process has one device, on any number of GPUs.
@@ -82,9 +82,6 @@ def _cluster(
     if per_node is None:
         rows = config.batch.rows // config.batch.micro
         per_node = next((size for size in (8, 4, 2, 1) if rows % (size * (nodes or 1)) == 0), 8)
-    if measured is not None and measured.gpu != name.lower():
-        what = f"was measured on {measured.gpu}, not {name}"
-        raise ConfigError(what, where=str(calibration), fix="leave --gpu out")
     return Cluster(nodes or 1, per_node, find_gpu(name), measured or find_calibration(name))
 
 

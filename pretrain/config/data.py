@@ -98,6 +98,7 @@ class DataConfig(Section):
         names = [source.name for source in self.mixture]
         if len(set(names)) < len(names):
             raise ValueError(f"mixture names a source twice: {', '.join(sorted(names))}")
+        # A weight of 0 is for a source that the curriculum begins later.
         if self.mixture and not any(source.weight for source in self.mixture):
             raise ValueError("mixture has no weight above 0")
         ends = [milestone.tokens for milestone in self.curriculum]

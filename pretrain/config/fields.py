@@ -80,6 +80,7 @@ def walk_fields(
     `prefix` is the key of the section, with a point at its end; `model_kind=None` enters the sections of
     all kinds of models.
     """
+    # The two kinds of models share keys, which an error must suggest for the right one.
     others = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]
     for name, info in section.model_fields.items():
         field = ConfigField(f"{prefix}{info.alias or name}", name, info, section)

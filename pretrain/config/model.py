@@ -121,6 +121,7 @@ class StackConfig(Section):
         """Window of each layer; None: all keys."""
         windows = [self.window] * self.layers
         if self.global_every is not None:
+            # The first of each group of layers is global.
             windows[:: self.global_every] = [None] * len(windows[:: self.global_every])
         return tuple(windows)
 
@@ -138,6 +139,7 @@ class StackConfig(Section):
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} needs a window")
+        # Half of the buckets have one distance each; the others share those up to the largest.
         if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
             raise ValueError(
                 f"relative_max_distance={self.relative_max_distance} must exceed half of "

@@ -1,9 +1,10 @@
 """`objective:` -- training objectives, and the model shapes and data that each needs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
 
@@ -111,18 +112,13 @@ SECTIONS = ("masked", "span", "ul2", "fim")
 class TaskConfig(Section):
     """One objective."""
 
-    kind: Annotated[str, OnResume.ALLOW] = "causal"
+    kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
     `classify`, `tag`, or one that a module under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     span: SpanConfig = SpanConfig()
     ul2: Ul2Config = Ul2Config()
     fim: FimConfig = FimConfig()
-
-    @field_validator("kind")
-    @classmethod
-    def _is_known(cls, kind: str) -> str:
-        return check_name(kind, NEEDS)
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:

@@ -1,8 +1,9 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
 
@@ -45,6 +46,7 @@ class ScheduleConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # Explicit zeros count as not given: they are the defaults.
         for name in _POSITIONS:
             steps = getattr(self, f"{name}_steps")
             tokens = getattr(self, f"{name}_tokens")
@@ -86,7 +88,7 @@ class ScheduleConfig(Section):
     def check_run(self, total_steps: int, tokens_per_step: int) -> None:
         """Checks that the schedule fits a run. Raises: ValueError, with keys from the root."""
         steps = self.in_steps(tokens_per_step)
-        end = steps.decay_steps or total_steps
+        end = steps.decay_steps or total_steps  # the schedule may end before the run
         if end <= steps.warmup_steps:
             unit = "steps" if self.warmup_tokens is None else "tokens"
             what = f"optim.schedule.warmup_{unit}={getattr(self, f'warmup_{unit}')}"
@@ -138,7 +140,7 @@ class AdafactorConfig(Section):
 class OptimConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
-    kind: Annotated[str, OnResume.NEVER] = "adamw"
+    kind: Annotated[str, AfterValidator(partial(check_name, known=OPTIMIZER_KINDS)), OnResume.NEVER] = "adamw"
     """`adamw`, `adafactor`, `muon`, or one that a module of `extend` adds (docs/optimizers.md)."""
     lr: Annotated[float, OnResume.WARN] = Field(gt=0)
     """Peak learning rate."""
@@ -160,11 +162,6 @@ class OptimConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
     """Limit of non-finite steps in a row, which are skipped; then the run ends with code 77."""
-
-    @field_validator("kind")
-    @classmethod
-    def _is_known(cls, kind: str) -> str:
-        return check_name(kind, OPTIMIZER_KINDS)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -31,6 +31,7 @@ def check_template(template: str | dict[str, str] | None) -> str | dict[str, str
     if isinstance(template, str) and template not in TEMPLATES:
         use = f"use {' or '.join(TEMPLATES)}, or give a text for each role"
         raise ValueError(f"template={template!r} is unknown; {use}")
+    # One place for the words: the text is cut there into what comes before and after.
     for role, text in template.items() if isinstance(template, dict) else ():
         if text.count(CONTENT) != 1:
             raise ValueError(f"template.{role}={text!r} must have {CONTENT} once")
@@ -198,6 +199,7 @@ class PrepareConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # Documents of other kinds have no labels.
         if self.labels and self.kind not in ("classes", "tags"):
             raise ValueError(f"labels go with kind=classes or tags, not {self.kind}; leave them out")
         if len(set(self.labels)) < len(self.labels):

@@ -63,6 +63,7 @@ class RecurrentConfig(AnyKindConfig):
     @property
     def head_model(self) -> ModelConfig:
         """Transformer with the same embeddings and head, so that their code is shared."""
+        # A stack of the least size that is valid; only its width is read.
         stack = StackConfig(layers=1, width=self.decoder.width, heads=1, ff_width=1, position="none")
         shared = ("head", "vocab_size", "vocab_multiple", "tied_embeddings")
         return ModelConfig(decoder=stack, **{name: getattr(self, name) for name in shared})

@@ -114,6 +114,7 @@ def _check_attention(attention: AttentionConfig, model: AnyModelConfig) -> None:
         raise ValueError(f"{what}; set tracking.attention.target, too")
     if len(stacks) == 1 and attention.target is not None:
         raise ValueError("tracking.attention.target is for models of two stacks; leave it out")
+    # `self` is that of every stack.
     kinds = {"self": list(stacks.values()), **{name: [stack] for name, stack in stacks.items()}}
     if len(stacks) == 2:
         kinds["cross"] = [stacks["decoder"]]

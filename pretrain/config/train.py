@@ -99,6 +99,7 @@ def check_best(
     if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
         what = f"checkpoint.best={best} needs objective.kind=causal"
         raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
+    # A checkpoint without an evaluation could not be compared with the best.
     if not checkpoint.every_steps or not every or checkpoint.every_steps % every:
         raise ValueError(
             f"checkpoint.best needs an evaluation at the step of each checkpoint: "

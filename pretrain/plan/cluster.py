@@ -78,8 +78,8 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     write_json(path, asdict(calibration))
 
 
-def load_calibration(path: Path) -> Calibration:
-    """Reads a calibration. Raises: ConfigError: The file is missing or invalid."""
+def load_calibration(path: Path, gpu: str | None = None) -> Calibration:
+    """Reads a calibration. Raises: ConfigError: The file is invalid, or not of the GPU of `--gpu`."""
     fix = "measure anew with `pretrain doctor --calibrate CONFIG`, or remove it"
     try:
         found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
@@ -88,23 +88,16 @@ def load_calibration(path: Path) -> Calibration:
     shares = (found.products, found.attention, found.memory_share, found.efficiency)
     if not all(isinstance(share, float) and share > 0 for share in shares):
         raise ConfigError("is no calibration: a share is not above 0", where=str(path), fix=fix)
+    if gpu is not None and found.gpu != gpu.lower():
+        what = f"was measured on {found.gpu}, not {gpu}"
+        raise ConfigError(what, where=str(path), fix="give the other --gpu, or none")
     return found
 
 
 def find_calibration(name: str, folder: Path | None = None) -> Calibration | None:
-    """Returns the calibration of a GPU by the name that `--gpu` takes; None: there is none.
-
-    Raises:
-        ConfigError: The file is invalid, or of another GPU.
-    """
+    """Returns the calibration of a GPU by the name that `--gpu` takes; None: there is none."""
     path = (folder or calibration_folder()) / f"{name.lower()}.json"
-    if not path.is_file():
-        return None
-    found = load_calibration(path)
-    if found.gpu != name.lower():
-        what = f"was measured on {found.gpu}, not {name}"
-        raise ConfigError(what, where=str(path), fix="give the other --gpu")
-    return found
+    return load_calibration(path, name) if path.is_file() else None
 
 
 @dataclass(frozen=True, slots=True)

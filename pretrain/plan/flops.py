@@ -182,14 +182,10 @@ def count_flops(
     head_share: float = 1.0,
     trained: TrainableSubset | None = None,
 ) -> TrainingFlops:
-    """Counts the FLOPs of training on one row.
+    """Counts the FLOPs of training on a row of T = `seq_len` tokens; with two stacks, of the target.
 
-    Args:
-        model: Model whose `vocab_size` is known.
-        seq_len: Tokens of a row, T; with two stacks those of the target.
-        source_len: Source tokens of a row, S; only with two stacks. None: as many as T.
-        head_share: Share of the positions at which the head is computed.
-        trained: Trained part of a Transformer. None: all.
+    A source has S = `source_len` tokens, by default as many; the head is computed at a share of the
+    positions. `trained=None`: the whole model.
     """
     source = source_len or seq_len
     if isinstance(model, RecurrentConfig):

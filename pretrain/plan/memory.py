@@ -90,13 +90,8 @@ def bytes_per_parameter(
     gradients' too, stage 3 the weights' too. From stage 1 on DeepSpeed steps a copy of a rank's share,
     in fp32 4 bytes more than in the paper. Adafactor's rows and columns are too few to count.
 
-    Args:
-        zero_stage: ZeRO stage; 0 for DDP and one process.
-        precision: Precision of the working weights.
-        world_size: Number of ranks.
-        state: Bytes of optimizer state a parameter: 8 under AdamW.
-        offload_optimizer: True: master weights and optimizer state are in host memory.
-        offload_params: True: working weights are in host memory, at stage 3.
+    DDP and one process are stage 0; `state` is the optimizer state in bytes, 8 under AdamW. Master
+    weights and optimizer state, or working weights, may be in host memory.
     """
     working = 4 if precision == "fp32" else 2
     master = 0 if precision == "fp32" and not zero_stage else 4
