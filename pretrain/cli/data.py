@@ -171,7 +171,7 @@ def stats_command(
     Example: pretrain data stats data/quickstart --out lengths.png
     """
     from pretrain.datacheck.stats import count_data
-    from pretrain.datacheck.stats_text import draw_stats, print_stats, stats_facts
+    from pretrain.datacheck.stats_text import draw_stats, print_stats
     from pretrain.tracking.picture_files import check_format
 
     if out is not None:
@@ -180,6 +180,6 @@ def stats_command(
     if out is not None:
         draw_stats(stats, out)
     if as_json:
-        print_json(stats_facts(stats))
+        print_json(stats)
     else:
         print_stats(stats)

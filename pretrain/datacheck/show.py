@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -29,6 +30,7 @@ from pretrain.data.mixture import SOURCE_BITS, source_of
 from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
+from pretrain.datacheck.stats_text import escape_controls
 from pretrain.errors import ConfigError, DataError
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import PairRows, TokenRows
@@ -83,25 +85,28 @@ class ReadingOptions:
 
 @dataclass(frozen=True, slots=True)
 class RowsReport:
-    """Rows of a split of `name`, with the source (empty: one only) and number of each."""
+    """Rows of `name`, with the source of each (empty: one only)."""
 
     name: str
-    split: str
-    objectives: tuple[str, ...]
-    first: int  # position of the first row
+    choice: ReadingOptions
+    config: RunConfig
     sources: tuple[str, ...]
-    numbers: tuple[int, ...]
     rows: tuple[ShownRow, ...]
-    document_mask: bool
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Returns the number of each row in its source."""
+        return tuple(row.sample_id & ((1 << (63 - SOURCE_BITS)) - 1) for row in self.rows)
 
     def facts(self) -> dict[str, Any]:
         """Returns the output of `--json`."""
+        first = self.choice.position
         sources = self.sources or [None] * len(self.rows)
         rows = [
-            {"position": self.first + place, "source": source, **asdict(row)}
+            {"position": first + place, "source": source, **asdict(row)}
             for place, (source, row) in enumerate(zip(sources, self.rows, strict=True))
         ]
-        return {"kind": "rows", "path": self.name, "split": self.split, "rows": rows}
+        return {"kind": "rows", "path": self.name, "split": self.choice.split, "rows": rows}
 
 
 def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsReport:
@@ -118,21 +123,11 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         rows = _read_rows(dataset, stores, config, choice)
         shown = describe_rows(rows, config.objective, context, tokenizer, dataset.index.labels)
-    numbers = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
     names: tuple[str, ...] = ()
     if config.data.mixture and choice.split == "train":
-        names = tuple(dataset.sources[number].name for number in source_of(numbers).tolist())
-        numbers = numbers & ((1 << (63 - SOURCE_BITS)) - 1)
-    return RowsReport(
-        name=what,
-        split=choice.split,
-        objectives=tuple(task.kind for task in config.objective.tasks),
-        first=choice.position,
-        sources=names,
-        numbers=tuple(numbers.tolist()),
-        rows=tuple(shown),
-        document_mask=config.data.document_mask,
-    )
+        numbers = source_of(np.array([row.sample_id for row in shown])).tolist()
+        names = tuple(dataset.sources[number].name for number in numbers)
+    return RowsReport(what, choice, config, names, tuple(shown))
 
 
 def _read_rows(
@@ -263,11 +258,11 @@ def print_rows(shown: RowsReport, console: Console) -> None:
 
 
 def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
-    if not shown.document_mask:
+    if not shown.config.data.document_mask:
         yield Text("documents see each other: data.document_mask is off", style="bold")
-    for objective in shown.objectives:
-        if objective in LEGENDS:
-            yield Text(LEGENDS[objective], style="bold")
+    for task in shown.config.objective.tasks:
+        if task.kind in LEGENDS:
+            yield Text(LEGENDS[task.kind], style="bold")
     for place, row in enumerate(shown.rows):
         if place:
             yield Text()
@@ -275,11 +270,11 @@ def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
         if row.denoiser is not None:
             yield _note(f"denoiser {row.denoiser}")
         if row.starts_with is not None and row.documents:
-            yield _note(f"the decoder reads {_printable(row.starts_with)} before each target")
+            yield _note(f"the decoder reads {_shown(row.starts_with)} before each target")
         for number, document in enumerate(row.documents):
             yield from _document_lines(row, number, document, console)
         if row.beyond is not None:
-            yield _note(f"the last token predicts {_printable(row.beyond)!r}")
+            yield _note(f"the last token predicts {_shown(row.beyond)!r}")
         if row.num_source_padding:
             yield _note(f"{_count(row.num_source_padding, 'token')} of padding in the source row")
         if row.num_padding:
@@ -293,13 +288,13 @@ def _note(words: str) -> Text:
 
 def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
     source = f" of {shown.sources[place]}" if shown.sources else ""
-    what = "position" if shown.split == "train" else "row"
+    what = "position" if shown.choice.split == "train" else "row"
     tokens = f"{row.num_tokens:,} tokens"
     if row.num_source_tokens is not None:
         tokens = f"source {row.num_source_tokens:,} and target {row.num_tokens:,} tokens"
     padding = row.num_padding + (row.num_source_padding or 0)
     return (
-        f"{what} {shown.first + place:,}   sample {shown.numbers[place]:,}{source}   "
+        f"{what} {shown.choice.position + place:,}   sample {shown.numbers[place]:,}{source}   "
         f"{row.objective}   {tokens}: {_count(len(row.documents), 'document')}, "
         f"{padding:,} padding   {_count(row.num_targets, 'target')}"
     )
@@ -347,12 +342,12 @@ def _append(flow: Text, stretch: Stretch, style: str) -> None:
     if stretch.kind not in IN_TEXT or stretch.kind == "text":
         end = 0
         for low, high in stretch.special:
-            flow.append(_printable(stretch.text[end:low]), style=style)
-            flow.append(_printable(stretch.text[low:high]), style=f"{style} reverse")
+            flow.append(_shown(stretch.text[end:low]), style=style)
+            flow.append(_shown(stretch.text[low:high]), style=f"{style} reverse")
             end = high
-        flow.append(_printable(stretch.text[end:]), style=style)
+        flow.append(_shown(stretch.text[end:]), style=style)
         return
-    text = _printable(stretch.text)
+    text = _shown(stretch.text)
     word = text.lstrip() or text  # the space before a word stays outside of the braces
     flow.append(text.removesuffix(word), style=style)
     flow.append("{", style="dim")
@@ -360,7 +355,7 @@ def _append(flow: Text, stretch: Stretch, style: str) -> None:
     for sign, beside in ((" -> ", stretch.stands), (": ", stretch.label)):
         if beside is not None:
             flow.append(sign, style="dim")
-            flow.append(_printable(beside), style=STANDS)
+            flow.append(_shown(beside), style=STANDS)
     flow.append("}", style="dim")
 
 
@@ -372,7 +367,5 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s'[: number != 1]}"
 
 
-def _printable(text: str) -> str:
-    """Returns a text with its control characters escaped, but for line ends."""
-    escaped = (c.encode("unicode_escape").decode("ascii") for c in text)
-    return "".join(c if c == "\n" or c.isprintable() else code for c, code in zip(text, escaped, strict=True))
+def _shown(text: str) -> str:
+    return escape_controls(text, keep="\n")

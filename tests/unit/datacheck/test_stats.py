@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from pretrain.data.bin_stream import BinStream
-from pretrain.datacheck.shard_files import shard_totals
-from pretrain.datacheck.stats import count_data
-from pretrain.datacheck.stats_text import PERCENTILES, draw_stats, group_shares, print_stats, stats_facts, top_tokens
+from pretrain.datacheck.stats import PERCENTILES, count_data
+from pretrain.datacheck.stats_text import draw_stats, print_stats
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardSet
+from pretrain.tokenizer import load_tokenizer
 from tests.helpers.shards import read_split
 from tests.unit.report.data_folders import make_folder, make_texts
 
@@ -30,53 +30,53 @@ def root(tmp_path_factory):
 
 
 def test_totals_lengths_and_tokens_are_those_of_the_shards(root):
-    stats = count_data(str(root / "text"), row_lengths=ROWS).splits["train"]
+    train = count_data(str(root / "text"), row_lengths=ROWS)["splits"]["train"]
     split = load_index(root / "text").split("train")
     tokens, starts = read_split(root / "text", load_index(root / "text"))
     lengths = np.array([len(text) + 1 for text in TEXTS])
     assert np.array_equal(np.diff(np.append(starts, len(tokens))), lengths)
-    assert stats.index == split and (split.num_documents, split.num_tokens) == (90, len(tokens))
-    assert shard_totals(split) == {
-        "shards": 9,
-        "members": sum(shard.num_members for shard in split.shards),
-        "bytes": sum(shard.num_bytes for shard in split.shards),
-    }
-    found = stats.lengths["tokens"]
-    values, counts = np.unique(lengths, return_counts=True)
-    assert np.array_equal(found.values, values) and np.array_equal(found.counts, counts)
-    assert found.mean() == lengths.mean()
+    assert (train["documents"], train["tokens"], train["shards"]) == (90, len(tokens), 9)
+    assert train["bytes"] == sum(shard.num_bytes for shard in split.shards)
+    assert train["members"] == sum(shard.num_members for shard in split.shards)
+    found = train["lengths"]["tokens"]
+    assert (found["min"], found["mean"], found["max"]) == (lengths.min(), lengths.mean(), lengths.max())
     for percent in PERCENTILES:
-        assert found.percentile(percent) == np.percentile(lengths, percent, method="inverted_cdf")
-    assert np.array_equal(stats.token_counts, np.bincount(tokens, minlength=len(stats.token_counts)))
-    assert stats.num_learned is None
+        expected = np.percentile(lengths, percent, method="inverted_cdf")
+        assert found["percentiles"][str(percent)] == expected
+    counts = np.bincount(tokens)
+    assert train["distinct_tokens"] == (counts > 0).sum() and "learned" not in train
+    for token in train["most_frequent"]:
+        assert token["share"] == counts[token["id"]] / len(tokens)
 
 
 def test_the_histogram_holds_every_document_and_token_in_its_power_of_two(root):
-    stats = count_data(str(root / "text"), row_lengths=ROWS).splits["train"]
+    train = count_data(str(root / "text"), row_lengths=ROWS)["splits"]["train"]
     lengths = np.array([len(text) + 1 for text in TEXTS])
-    for first, last, documents, tokens in stats.lengths["tokens"].histogram():
-        mine = lengths[(lengths >= first) & (lengths <= last)]
-        assert (last, documents, tokens) == (2 * first - 1, len(mine), mine.sum())
-    assert sum(row[2] for row in stats.lengths["tokens"].histogram()) == 90
+    bins = train["lengths"]["tokens"]["histogram"]
+    for one in bins:
+        mine = lengths[(lengths >= one["from"]) & (lengths <= one["to"])]
+        expected = (2 * one["from"] - 1, len(mine), mine.sum())
+        assert (one["to"], one["documents"], one["tokens"]) == expected
+    assert sum(one["documents"] for one in bins) == 90
 
 
 @pytest.mark.parametrize("kind", ["text", "pairs", "records"])
 def test_how_full_rows_are_is_what_a_stream_gives(root, kind):
     folder = root / kind
     index = load_index(folder)
-    for packing in count_data(str(folder), row_lengths=ROWS).splits["train"].packing:
-        length = packing.seq_len
+    for packing in count_data(str(folder), row_lengths=ROWS)["splits"]["train"]["packing"]:
+        length, bins = packing["seq_len"], packing["bins"]
         stream = BinStream(
             ShardSet(folder, index, "train"), seq_len=length, source_len=length if kind == "pairs" else None
         )
         rows = stream.read(range(stream.order.num_tokens))
         target = rows.target if kind == "pairs" else rows
         filled = np.minimum(target.num_tokens, length).sum()
-        assert packing.bins_cut == stream.num_too_long / 90
-        assert packing.bins_full == filled / (length * stream.order.num_tokens)
+        assert bins["too_long"] == stream.num_too_long / 90
+        assert bins["full"] == filled / (length * stream.order.num_tokens)
         if kind == "pairs":
-            assert packing.bins_source_full == rows.source.num_tokens.sum() / (length * stream.order.num_tokens)
-        assert (packing.concat_cut is None) == (kind != "text")
+            assert bins["source_full"] == rows.source.num_tokens.sum() / (length * stream.order.num_tokens)
+        assert (packing["concat"] is None) == (kind != "text")
 
 
 def test_documents_that_concat_cuts_are_counted(root):
@@ -90,31 +90,36 @@ def test_documents_that_concat_cuts_are_counted(root):
             for row in ROWS:
                 cut[row] += any(place % row == 0 for place in range(at + 1, at + size))
             at += size
-    packing = count_data(str(root / "text"), row_lengths=ROWS).splits["train"].packing
-    assert {row.seq_len: row.concat_cut for row in packing} == {row: count / 90 for row, count in cut.items()}
+    packing = count_data(str(root / "text"), row_lengths=ROWS)["splits"]["train"]["packing"]
+    assert {row["seq_len"]: row["concat"]["cut"] for row in packing} == {row: count / 90 for row, count in cut.items()}
 
 
 def test_both_sides_of_pairs_and_what_is_learned_of_records_are_counted(root):
-    pairs = count_data(str(root / "pairs"), row_lengths=ROWS).splits["train"]
-    assert (pairs.lengths["source"].counts * pairs.lengths["source"].values).sum() == sum(len(t) + 1 for t in TEXTS)
-    assert pairs.token_counts.sum() == pairs.index.num_tokens + sum(len(t) + 1 for t in TEXTS)
-    records = count_data(str(root / "records"), row_lengths=ROWS).splits["train"]
-    assert records.num_learned == sum(len(text) + 1 for text in TEXTS)
+    pairs = count_data(str(root / "pairs"), row_lengths=ROWS)["splits"]["train"]
+    num_sources = sum(len(text) + 1 for text in TEXTS)
+    assert sum(one["tokens"] for one in pairs["lengths"]["source"]["histogram"]) == num_sources
+    both = "".join([*TEXTS, *make_texts(90, 1)])
+    for token in pairs["most_frequent"]:
+        assert token["share"] == both.count(token["text"]) / (pairs["tokens"] + num_sources)
+    records = count_data(str(root / "records"), row_lengths=ROWS)["splits"]["train"]
+    assert records["learned"] == sum(len(text) + 1 for text in TEXTS)
 
 
 def test_the_most_frequent_tokens_come_first(root):
-    stats = count_data(str(root / "text"), row_lengths=ROWS)
-    train = stats.splits["train"]
-    top = top_tokens(train, stats.tokenizer, 3)
-    assert [train.token_counts[number] for number, _, _ in top] == sorted(train.token_counts)[::-1][:3]
-    assert all(text == stats.tokenizer.id_to_token(number) for number, text, _ in top)
-    assert group_shares(train)[100] == 1.0 > group_shares(train)[10] > 10 / 28
+    facts = count_data(str(root / "text"), row_lengths=ROWS)["splits"]["train"]
+    counts = np.bincount(read_split(root / "text", load_index(root / "text"))[0])
+    tokenizer = load_tokenizer(root / "text/tokenizer.json")
+    top = facts["most_frequent"]
+    assert [counts[token["id"]] for token in top] == sorted(counts)[::-1][:10]
+    assert all(token["text"] == tokenizer.id_to_token(token["id"]) for token in top)
+    assert facts["share_of_most_frequent"]["100"] == 1.0
+    assert 1.0 > facts["share_of_most_frequent"]["10"] > 10 / 28
 
 
 def test_what_is_printed_is_what_is_in_the_facts(root, capsys):
     stats = count_data(str(root / "text"))
     print_stats(stats)
-    printed, facts = capsys.readouterr().out, json.loads(json.dumps(stats_facts(stats)))
+    printed, facts = capsys.readouterr().out, json.loads(json.dumps(stats))
     train = facts["splits"]["train"]
     assert (
         f"\ntrain: 90 documents, {train['tokens']:,} tokens, {train['bytes_per_token']:.2f} bytes per token" in printed
@@ -132,7 +137,8 @@ def test_what_is_printed_is_what_is_in_the_facts(root, capsys):
 def test_shards_beyond_the_limit_are_counted_and_not_packed(root, monkeypatch, capsys):
     monkeypatch.setattr("pretrain.datacheck.stats.MAX_PACKED_DOCUMENTS", 25)
     stats = count_data(str(root / "text"), row_lengths=ROWS)
-    assert (stats.splits["train"].num_packed, stats.splits["train"].index.num_documents) == (30, 90)
+    train = stats["splits"]["train"]
+    assert (train["packing_measured_on"], train["documents"]) == (30, 90)
     print_stats(stats)
     assert "how full rows are, measured on the first 30 documents\n" in capsys.readouterr().out
 
