@@ -70,8 +70,7 @@ FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, 
 POLL_S = 0.1
 READY_S = 120.0
 """A task that has not announced by then that it accepts stops failed to: its disk refused."""
-LAUNCHES = 3
-"""Attempts at a rendezvous: another program may take the port."""
+LAUNCHES = 3  # attempts at a rendezvous: another program may take the port
 QUICK_S = 120.0
 RETRY_S = 5.0
 REQUEUE_S = 90.0

@@ -98,11 +98,7 @@ def read_start(environment: Mapping[str, str]) -> JobStart:
 
 
 def find_spec(target: Path, environment: Mapping[str, str]) -> Path:
-    """Returns the spec of this job: `target`, or in an array that of this element in its list.
-
-    Raises:
-        ConfigError: There is no such element.
-    """
+    """Returns the spec of this job: `target`, or in an array that of this element in its list."""
     task = environment.get("SLURM_ARRAY_TASK_ID")
     if task is None:
         return target
@@ -114,11 +110,7 @@ def find_spec(target: Path, environment: Mapping[str, str]) -> Path:
 
 
 def choose_nodes(spec: LaunchSpec, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the nodes to train on: the most that divide the batch.
-
-    Raises:
-        ConfigError: No number of them does; names numbers that do.
-    """
+    """Returns the nodes to train on: the most that divide the batch. Raises: ConfigError."""
     counts = [count for count in spec.node_counts if count <= len(nodes)]
     if not counts:
         valid = ", ".join(str(count) for count in spec.node_counts)

@@ -12,8 +12,7 @@ from rich.text import Text
 from pretrain.utils.units import count, span
 from pretrain_launch.runs import RunFacts
 
-WIDE = 110
-"""Columns of a terminal from which on reasons stand in the table, rather than below it."""
+WIDE = 110  # columns of a terminal from which on reasons stand in the table, not below it
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
 _STYLES = {
     **dict.fromkeys(("running", "done"), "green"),

@@ -48,14 +48,9 @@ def rank_command(config: str, overrides: Sequence[str]) -> list[str]:
 def rank_environment(
     base: Mapping[str, str], rank: int, world_size: int, port: int, threads: int | None = None
 ) -> dict[str, str]:
-    """Returns the environment of one rank of a job on this machine, the variables torchrun sets.
+    """Adds the variables of torchrun for one rank of a job on this machine to an environment.
 
-    Args:
-        base: The launcher's environment.
-        rank: Rank to start.
-        world_size: Number of ranks.
-        port: Rendezvous port on the loopback interface.
-        threads: CPU threads a rank, unless OMP_NUM_THREADS is set. None: an even share of the cores.
+    `threads` are CPU threads a rank, unless OMP_NUM_THREADS is set. None: an even share of the cores.
     """
     share = threads or max(1, (os.cpu_count() or 1) // world_size)
     meeting = Meeting("127.0.0.1", port, ("localhost",), world_size, "local")

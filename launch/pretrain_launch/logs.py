@@ -14,11 +14,7 @@ _TAIL_BYTES = 1 << 20
 
 
 def find_log(run: RunDir, rank: int | None) -> Path:
-    """Returns the log of a rank; for None of the newest Slurm job, or, without one, of rank 0.
-
-    Raises:
-        ConfigError: It does not exist yet; names the files that do.
-    """
+    """Returns the log of a rank; for None of the newest Slurm job, else of rank 0. Raises: ConfigError."""
     if rank is None:
         jobs = sorted(run.logs.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
         if jobs:

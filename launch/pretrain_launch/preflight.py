@@ -24,8 +24,7 @@ from pretrain_launch.site import SiteConfig
 from pretrain_launch.spec import LaunchSpec, Mode
 
 MIN_SIGNAL_S = 60
-MARGIN_S = 30
-"""Slurm checks time limits every 30 seconds."""
+MARGIN_S = 30  # Slurm checks time limits every 30 seconds
 SAVES = 3
 """Saves that fit between signal and limit: all jobs may be saving to a shared disk at once."""
 SAVE_BYTES_S = 1e9

@@ -25,8 +25,7 @@ from pretrain.utils.net import interface_addresses, usable_addresses
 from pretrain.utils.process import guard_streams
 from pretrain_launch.modes import format_endpoint
 
-PORTS = range(15_000, 32_000)
-"""Below those that the kernel gives to connections by itself."""
+PORTS = range(15_000, 32_000)  # below those that the kernel assigns to connections
 TRIES = 64
 LIMIT_S = 45.0
 CONNECT_S = 4.0

@@ -25,8 +25,7 @@ from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_al
 from pretrain_launch.journal import mark_of_cancel, newest_step, read_journal
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 
-MAX_DEPTH = 4
-"""Depth of the search for runs below a folder."""
+MAX_DEPTH = 4  # of the search for runs below a folder
 _TAIL_BYTES = 1 << 16
 _ENDING = ("ended", "exit_code", "reason")
 _START = ("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)

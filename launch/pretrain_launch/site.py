@@ -91,10 +91,7 @@ def slurm_folder() -> Path:
 
 
 def load_site(name: str | None) -> SiteConfig:
-    """Loads a cluster's file; without a name, Slurm's defaults.
-
-    Args:
-        name: A YAML file; or the name of one in `~/.config/pretrain/clusters/` or `slurm/clusters/`.
+    """Loads a YAML file, or one of a name in the folders of clusters; None: Slurm's defaults.
 
     Raises:
         ConfigError: There is none, or it is wrong: file, line, key and the nearest known one.

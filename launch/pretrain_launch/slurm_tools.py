@@ -49,11 +49,7 @@ class ToolResult:
 def run_tool(
     arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> ToolResult:
-    """Runs a command of Slurm; a timeout counts as a controller that is away.
-
-    Raises:
-        LaunchError: It is not installed.
-    """
+    """Runs a command; a timeout counts as a controller that is away. Raises: LaunchError: not installed."""
     try:
         done = subprocess.run(
             list(arguments), env=env, capture_output=True, text=True, errors="replace", timeout=timeout_s
@@ -77,11 +73,7 @@ def ask(arguments: Sequence[str], patience_s: float = 60.0) -> ToolResult:
 
 
 def submit_job(arguments: Sequence[str]) -> str:
-    """Runs sbatch once, as a repetition might submit twice; returns the job's number.
-
-    Raises:
-        LaunchError: Slurm refuses it, in its own words, or is not installed.
-    """
+    """Runs sbatch once, as a repetition might submit twice; returns the job's number. Raises: LaunchError."""
     # Without variables of another job, and without defaults of sbatch's options.
     drop = ("SLURM_", "SBATCH_", "SRUN_")
     names = [name for name in os.environ if not name.startswith(drop) or name == "SLURM_CONF"]
@@ -94,10 +86,7 @@ def submit_job(arguments: Sequence[str]) -> str:
 
 
 def show_job(job: str) -> dict[str, str] | None:
-    """Returns the fields of `scontrol show job`; None for an unknown job, or without a controller.
-
-    Texts with spaces lose all but the first word.
-    """
+    """Returns the fields of a job, of texts their first word; None if unknown, or without a controller."""
     command = ["scontrol", "-o", "show", "job", job]
     answer = run_tool(command)
     if answer.is_killed:  # the signal comes once; the next is SIGKILL, and ends this process too

@@ -46,11 +46,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns torchrun's variables for a task of srun; empty if they are set, or outside of srun.
-
-    Raises:
-        LaunchError: The list of nodes cannot be read.
-    """
+    """Returns torchrun's variables for a task of srun; empty if they are set, or outside of srun."""
     if "RANK" in environment or "SLURM_PROCID" not in environment:
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -66,11 +62,7 @@ def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_node(nodes: str) -> str:
-    """Returns the first name of Slurm's list: `n2` of `n[2-4,7]`, `gpu03` of `gpu[03-05],login`.
-
-    Raises:
-        LaunchError: Not a list of nodes.
-    """
+    """Returns the first name of Slurm's list: `gpu03` of `gpu[03-05],login`. Raises: LaunchError."""
     found = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
     if found is None:
         fix = "set MASTER_ADDR to the first node's name"

@@ -22,10 +22,7 @@ _MOST_HOSTS = 4
 
 
 def own_versions() -> dict[str, str]:
-    """Returns package versions, a digest of our source files and the kind of machine; about 50 ms.
-
-    Two installations of one version may differ in the digest.
-    """
+    """Returns versions of packages, a digest of our source files, the kind of machine; about 50 ms."""
     digest = hashlib.sha256()
     root = Path(pretrain.__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -52,10 +52,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def find_ranks(launcher: int, mark: str) -> dict[int, int]:
-    """Returns the process id of each rank that a launcher has started so far, by rank.
-
-    Forks of a rank carry the same RANK: the rank is the one whose parent does not.
-    """
+    """Returns the process id of each rank that a launcher has started, by rank, without their forks."""
     found: dict[int, int] = {}
     waiting = [launcher]
     while waiting:

@@ -152,12 +152,10 @@ def list_shared_memory() -> set[str]:
 
 
 def find_shared_memory(before: set[str]) -> list[str]:
-    """Returns new paths in /dev/shm, unless a live process uses them.
-
-    Names that are gone by the end of the search belong to processes that ended meanwhile.
-    """
+    """Returns new paths in /dev/shm, unless a live process uses them."""
     new = {str(SHARED_MEMORY / name) for name in list_shared_memory() - before}
     unused = new - _in_use(new) if new else set()
+    # Names that are gone by now belonged to processes that have ended meanwhile.
     return sorted(unused & {str(SHARED_MEMORY / name) for name in list_shared_memory()})
 
 

@@ -31,21 +31,17 @@ class DrillVerdict:
     restart_s: float  # median from a start to its first step
     gone_s: float  # longest from a kill to the end of all processes
 
-    @property
-    def lost_s(self) -> float:
-        """Time that the kills cost."""
-        return self.killed_s - self.golden_s
-
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
-        return {**asdict(self), "lost_s": round(self.lost_s, 3)}
+        return {**asdict(self), "lost_s": round(self.killed_s - self.golden_s, 3)}
 
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
         phases = ", ".join(f"{count} in {phase}" for phase, count in self.phases.items())
         targets = ", ".join(f"{count} of {name}" for name, count in self.targets.items())
-        share = f", {self.lost_s / self.kills:.1f} s a kill" if self.kills else ""
-        time = f"{self.killed_s:.1f} s against {self.golden_s:.1f} s: {self.lost_s:.1f} s lost{share}"
+        lost_s = self.killed_s - self.golden_s
+        share = f", {lost_s / self.kills:.1f} s a kill" if self.kills else ""
+        time = f"{self.killed_s:.1f} s against {self.golden_s:.1f} s: {lost_s:.1f} s lost{share}"
         rows = [
             f"kills         {self.kills}" + (f" ({phases}; {targets})" if self.kills else ""),
             f"steps         {self.steps}, and {self.steps_repeated} repeated",
