@@ -30,7 +30,7 @@ MAX_THREADS = 8
 MAX_NAMED = 5
 """Damaged files that an error names; of more it gives the number."""
 
-FIX = "copy this shard again or run `pretrain prepare` again"
+FIX = "copy this file again or run `pretrain prepare` again"
 
 
 def check_files(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, int]:
@@ -151,5 +151,5 @@ def _raise_all(errors: Sequence[DataError]) -> None:
         more = f", and {len(errors) - MAX_NAMED} more" if len(errors) > MAX_NAMED else ""
         raise DataError(
             f"{len(errors)} shards are damaged: {named}{more}",
-            fix="copy these shards again or run `pretrain prepare` again",
+            fix="copy these files again or run `pretrain prepare` again",
         )

@@ -98,6 +98,7 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
     if not RunDir(path).exists():
         fix = "give a run, a checkpoint or a model"
         raise ConfigError("it has no checksums to verify", where=str(path), fix=fix)
+    # Folders with a damaged manifest too, which a load would skip.
     found = list_folders(RunDir(path).checkpoints)
     if not found:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
@@ -274,6 +275,7 @@ def describe_model(config: AnyModelConfig) -> str:
             stacks.append(f"{name} of {stack.layers} {stack.cell} layers, width {stack.width}")
         else:
             heads = f"{stack.heads} heads"
+            # Grouped-query attention: several heads of queries share one of keys and values.
             if stack.num_kv_heads != stack.heads:
                 heads += f" ({stack.num_kv_heads} of keys)"
             stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}")

@@ -38,7 +38,7 @@ def list_tensors(path: Path, stats: bool) -> list[dict[str, Any]]:
         reader = WeightReader(find_checkpoint(path))
         shapes = {name: list(shape) for name, shape in reader.shapes.items()}
         read = reader.read
-        dtype = "fp32"
+        dtype = "fp32"  # of every checkpoint of ours
     return [
         {"name": name, "shape": shape, "dtype": dtype, **(_measure(read(name)) if stats else {})}
         for name, shape in shapes.items()
